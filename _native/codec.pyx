@@ -1,0 +1,924 @@
+"""Decoding of ModelInferRequest, encoding of ModelInferResponse; the contract is in codec.pxd.
+
+The Python functions at the end are for tests and tools; the server uses the nogil ones.
+"""
+
+from typing import NamedTuple
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset, strlen
+
+from _native.datatype cimport DT_BYTES, Datatype, datatype_name, datatype_parse, datatype_size
+from _native.datatype cimport DT_BOOL, DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
+from _native.datatype cimport DT_UINT8, DT_UINT16, DT_UINT32, DT_UINT64
+from _native.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
+from _native.wire cimport field_size, likely, packed_varint_count, read_fixed32, read_fixed64, read_size, read_tag
+from _native.wire cimport read_text, read_varint, skip_field, varint_size, write_prefix, write_varint
+
+# Tags are field_number << 3 | wire_type.
+cdef enum:      # ModelInferRequest
+    REQUEST_MODEL_NAME = 1 << 3 | 2
+    REQUEST_MODEL_VERSION = 2 << 3 | 2
+    REQUEST_ID = 3 << 3 | 2
+    REQUEST_PARAMETERS = 4 << 3 | 2
+    REQUEST_INPUTS = 5 << 3 | 2
+    REQUEST_OUTPUTS = 6 << 3 | 2
+    REQUEST_RAW = 7 << 3 | 2
+
+cdef enum:      # ModelInferRequest.InferInputTensor and ModelInferResponse.InferOutputTensor
+    TENSOR_NAME = 1 << 3 | 2
+    TENSOR_DATATYPE = 2 << 3 | 2
+    TENSOR_DIM = 3 << 3 | 0
+    TENSOR_SHAPE = 3 << 3 | 2
+    TENSOR_PARAMETERS = 4 << 3 | 2
+    TENSOR_CONTENTS = 5 << 3 | 2
+
+cdef enum:      # ModelInferRequest.InferRequestedOutputTensor
+    REQUESTED_NAME = 1 << 3 | 2
+    REQUESTED_PARAMETERS = 2 << 3 | 2
+
+cdef enum:      # an entry of map<string, InferParameter>
+    ENTRY_KEY = 1 << 3 | 2
+    ENTRY_VALUE = 2 << 3 | 2
+
+cdef enum:      # InferParameter
+    VALUE_BOOL = 1 << 3 | 0
+    VALUE_INT64 = 2 << 3 | 0
+    VALUE_STRING = 3 << 3 | 2
+    VALUE_DOUBLE = 4 << 3 | 1
+    VALUE_UINT64 = 5 << 3 | 0
+
+cdef enum:      # field numbers of InferTensorContents
+    CONTENTS_BOOL = 1
+    CONTENTS_INT = 2
+    CONTENTS_INT64 = 3
+    CONTENTS_UINT = 4
+    CONTENTS_UINT64 = 5
+    CONTENTS_FP32 = 6
+    CONTENTS_FP64 = 7
+    CONTENTS_BYTES = 8
+
+cdef enum:      # ModelInferResponse
+    RESPONSE_MODEL_NAME = 1 << 3 | 2
+    RESPONSE_MODEL_VERSION = 2 << 3 | 2
+    RESPONSE_ID = 3 << 3 | 2
+    RESPONSE_PARAMETERS = 4 << 3 | 2
+    RESPONSE_OUTPUTS = 5 << 3 | 2
+    RESPONSE_RAW = 6 << 3 | 2
+
+cdef enum:
+    FIRST_CAPACITY = 8
+    KEPT_CAPACITY = 256                 # infer_message_clear frees arrays larger than this
+    MESSAGE_LIMIT = 0x7FFFFFFF          # official protobuf parses no message of 2 GiB or more
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The growing arrays of an InferMessage
+
+ctypedef fused Item:
+    InputHead
+    OutputHead
+    Str
+    Parameter
+    int64_t
+
+
+cdef DecodeResult grow(Item **items, uint32_t *capacity) noexcept nogil:
+    cdef uint32_t wanted = capacity[0] * 2 if capacity[0] else FIRST_CAPACITY
+    if wanted > DECODE_LIMIT:
+        return DECODE_TOO_MANY
+    cdef Item *grown = <Item *>realloc(items[0], wanted * sizeof(Item))
+    if grown == NULL:
+        return DECODE_NO_MEMORY
+    items[0] = grown
+    capacity[0] = wanted
+    return DECODE_OK
+
+
+cdef inline DecodeResult reserve(Item **items, uint32_t *capacity, uint32_t count) noexcept nogil:
+    """Room for one item more than `count`."""
+    return DECODE_OK if likely(count < capacity[0]) else grow(items, capacity)
+
+
+cdef inline void release(Item **items, uint32_t *capacity, uint32_t kept) noexcept nogil:
+    """Free the array if it is larger than `kept`."""
+    if capacity[0] > kept:
+        free(items[0])
+        items[0] = NULL
+        capacity[0] = 0
+
+
+cdef inline void str_clear(Str *text) noexcept nogil:
+    text.data = ""      # not NULL: an empty text may be given to memcmp and the like
+    text.size = 0
+
+
+cdef inline void message_reset(InferMessage *message, uint32_t kept) noexcept nogil:
+    str_clear(&message.model_name)
+    str_clear(&message.model_version)
+    str_clear(&message.id)
+    message.input_count = 0
+    message.output_count = 0
+    message.raw_count = 0
+    message.parameter_count = 0
+    message.tensor_parameter_count = 0
+    message.dim_count = 0
+    release(&message.inputs, &message.input_capacity, kept)
+    release(&message.outputs, &message.output_capacity, kept)
+    release(&message.raw, &message.raw_capacity, kept)
+    release(&message.parameters, &message.parameter_capacity, kept)
+    release(&message.tensor_parameters, &message.tensor_parameter_capacity, kept)
+    release(&message.dims, &message.dim_capacity, kept)
+
+
+cdef void infer_message_init(InferMessage *message) noexcept nogil:
+    memset(message, 0, sizeof(InferMessage))
+    message_reset(message, 0)
+
+
+cdef void infer_message_clear(InferMessage *message) noexcept nogil:
+    message_reset(message, KEPT_CAPACITY)
+
+
+cdef void infer_message_free(InferMessage *message) noexcept nogil:
+    message_reset(message, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decoding
+#
+# Each function decodes one message type from its body p..end. `depth` is how many messages lie around the body,
+# the request excluded; it only bounds unknown groups, since the known nesting is three deep.
+
+cdef inline const uint8_t *read_str(const uint8_t *p, const uint8_t *end, Str *text) noexcept nogil:
+    return read_text(p, end, &text.data, &text.size)
+
+
+cdef DecodeResult decode_value(Parameter *parameter, const uint8_t *p, const uint8_t *end, int depth) noexcept nogil:
+    """One InferParameter, merged into what `parameter` holds: of several choices the last one stays."""
+    cdef uint32_t tag
+    cdef uint64_t bits = 0
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        if tag == VALUE_BOOL:
+            p = read_varint(p, end, &bits)
+            parameter.kind = PARAMETER_BOOL
+            parameter.integer = bits != 0
+        elif tag == VALUE_INT64 or tag == VALUE_UINT64:
+            p = read_varint(p, end, &bits)
+            parameter.kind = PARAMETER_INT64 if tag == VALUE_INT64 else PARAMETER_UINT64
+            parameter.integer = <int64_t>bits
+        elif tag == VALUE_STRING:
+            p = read_str(p, end, &parameter.text)
+            parameter.kind = PARAMETER_STRING
+        elif tag == VALUE_DOUBLE:
+            p = read_fixed64(p, end, &bits)
+            parameter.kind = PARAMETER_DOUBLE
+            memcpy(&parameter.real, &bits, 8)
+        else:
+            p = skip_field(p, end, tag, depth)
+        if p == NULL:
+            return DECODE_MALFORMED
+    return DECODE_OK
+
+
+cdef DecodeResult decode_entry(Parameter *parameter, const uint8_t *p, const uint8_t *end, int depth) noexcept nogil:
+    """One map entry. Key and value may come in any order, be missing (empty, no choice), or repeat (last, merged)."""
+    cdef uint32_t tag, size
+    cdef DecodeResult result
+    memset(parameter, 0, sizeof(Parameter))
+    str_clear(&parameter.key)
+    str_clear(&parameter.text)
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        if tag == ENTRY_KEY:
+            p = read_str(p, end, &parameter.key)
+        elif tag == ENTRY_VALUE:
+            p = read_size(p, end, &size)
+            if p == NULL:
+                return DECODE_MALFORMED
+            result = decode_value(parameter, p, p + size, depth + 1)
+            if result != DECODE_OK:
+                return result
+            p += size
+        else:
+            p = skip_field(p, end, tag, depth)
+        if p == NULL:
+            return DECODE_MALFORMED
+    return DECODE_OK
+
+
+cdef DecodeResult add_parameter(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef DecodeResult result = reserve(&message.parameters, &message.parameter_capacity, message.parameter_count)
+    if result != DECODE_OK:
+        return result
+    result = decode_entry(&message.parameters[message.parameter_count], p, end, 1)
+    message.parameter_count += 1
+    return result
+
+
+cdef DecodeResult add_tensor_parameter(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef DecodeResult result = reserve(&message.tensor_parameters, &message.tensor_parameter_capacity,
+                                       message.tensor_parameter_count)
+    if result != DECODE_OK:
+        return result
+    result = decode_entry(&message.tensor_parameters[message.tensor_parameter_count], p, end, 2)
+    message.tensor_parameter_count += 1
+    return result
+
+
+cdef inline DecodeResult add_dim(InferMessage *message, uint64_t value) noexcept nogil:
+    cdef DecodeResult result = reserve(&message.dims, &message.dim_capacity, message.dim_count)
+    if result == DECODE_OK:
+        message.dims[message.dim_count] = <int64_t>value
+        message.dim_count += 1
+    return result
+
+
+cdef DecodeResult add_packed_dims(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef uint64_t value
+    cdef DecodeResult result
+    while p < end:
+        p = read_varint(p, end, &value)
+        if p == NULL:
+            return DECODE_MALFORMED
+        result = add_dim(message, value)
+        if result != DECODE_OK:
+            return result
+    return DECODE_OK
+
+
+cdef inline uint32_t contents_wire_type(uint32_t field) noexcept nogil:
+    """The wire type of one unpacked element of a field of InferTensorContents."""
+    if field == CONTENTS_FP32:
+        return WIRE_FIXED32
+    if field == CONTENTS_FP64:
+        return WIRE_FIXED64
+    return WIRE_LEN if field == CONTENTS_BYTES else WIRE_VARINT
+
+
+cdef inline int64_t packed_count(uint32_t field, const uint8_t *p, uint32_t size) noexcept nogil:
+    """Elements in a packed body; -1 when it is malformed."""
+    if field == CONTENTS_FP32:
+        return size // 4 if size % 4 == 0 else -1
+    if field == CONTENTS_FP64:
+        return size // 8 if size % 8 == 0 else -1
+    return packed_varint_count(p, p + size)
+
+
+cdef DecodeResult decode_contents(InputHead *head, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    """One InferTensorContents, merged into what `head` has counted: check it, count its elements, keep none."""
+    cdef uint32_t tag, field, wire_type, size
+    cdef int64_t count
+    cdef bint known
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        field = tag >> 3
+        wire_type = tag & 7
+        known = CONTENTS_BOOL <= field <= CONTENTS_BYTES
+        if known and wire_type == WIRE_LEN:
+            p = read_size(p, end, &size)
+            if p == NULL:
+                return DECODE_MALFORMED
+            if field == CONTENTS_BYTES:
+                count = 1
+                head.contents_bytes += size
+            else:
+                count = packed_count(field, p, size)
+                if count < 0:
+                    return DECODE_MALFORMED
+            p += size
+        else:
+            count = known and wire_type == contents_wire_type(field)
+            p = skip_field(p, end, tag, 2)
+            if p == NULL:
+                return DECODE_MALFORMED
+        if count:
+            head.contents_mask |= <uint32_t>1 << field
+            head.contents_count += count
+    return DECODE_OK
+
+
+cdef DecodeResult decode_input(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef uint32_t tag, size
+    cdef uint64_t dim
+    cdef DecodeResult result = reserve(&message.inputs, &message.input_capacity, message.input_count)
+    if result != DECODE_OK:
+        return result
+    cdef InputHead *head = &message.inputs[message.input_count]
+    message.input_count += 1
+    memset(head, 0, sizeof(InputHead))
+    str_clear(&head.name)
+    str_clear(&head.datatype)
+    head.body.data = <const char *>p
+    head.body.size = <uint32_t>(end - p)
+    head.first_dim = message.dim_count
+    head.first_parameter = message.tensor_parameter_count
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        if tag == TENSOR_NAME:
+            p = read_str(p, end, &head.name)
+        elif tag == TENSOR_DATATYPE:
+            p = read_str(p, end, &head.datatype)
+        elif tag == TENSOR_DIM:
+            p = read_varint(p, end, &dim)
+            result = add_dim(message, dim) if p != NULL else DECODE_MALFORMED
+            if result != DECODE_OK:
+                return result
+        elif tag == TENSOR_SHAPE or tag == TENSOR_PARAMETERS or tag == TENSOR_CONTENTS:
+            p = read_size(p, end, &size)
+            if p == NULL:
+                return DECODE_MALFORMED
+            if tag == TENSOR_SHAPE:
+                result = add_packed_dims(message, p, p + size)
+            elif tag == TENSOR_PARAMETERS:
+                result = add_tensor_parameter(message, p, p + size)
+            else:
+                head.has_contents = True
+                result = decode_contents(head, p, p + size)
+            if result != DECODE_OK:
+                return result
+            p += size
+        else:
+            p = skip_field(p, end, tag, 1)
+        if p == NULL:
+            return DECODE_MALFORMED
+    head.rank = message.dim_count - head.first_dim
+    head.parameter_count = message.tensor_parameter_count - head.first_parameter
+    return DECODE_OK
+
+
+cdef DecodeResult decode_output(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef uint32_t tag, size
+    cdef DecodeResult result = reserve(&message.outputs, &message.output_capacity, message.output_count)
+    if result != DECODE_OK:
+        return result
+    cdef OutputHead *head = &message.outputs[message.output_count]
+    message.output_count += 1
+    str_clear(&head.name)
+    head.first_parameter = message.tensor_parameter_count
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        if tag == REQUESTED_NAME:
+            p = read_str(p, end, &head.name)
+        elif tag == REQUESTED_PARAMETERS:
+            p = read_size(p, end, &size)
+            if p == NULL:
+                return DECODE_MALFORMED
+            result = add_tensor_parameter(message, p, p + size)
+            if result != DECODE_OK:
+                return result
+            p += size
+        else:
+            p = skip_field(p, end, tag, 1)
+        if p == NULL:
+            return DECODE_MALFORMED
+    head.parameter_count = message.tensor_parameter_count - head.first_parameter
+    return DECODE_OK
+
+
+cdef DecodeResult add_raw(InferMessage *message, const uint8_t *data, uint32_t size) noexcept nogil:
+    cdef DecodeResult result = reserve(&message.raw, &message.raw_capacity, message.raw_count)
+    if result == DECODE_OK:
+        message.raw[message.raw_count].data = <const char *>data
+        message.raw[message.raw_count].size = size
+        message.raw_count += 1
+    return result
+
+
+cdef DecodeResult decode_request(InferMessage *message, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    cdef uint32_t tag, size
+    cdef DecodeResult result
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return DECODE_MALFORMED
+        if tag == REQUEST_MODEL_NAME:
+            p = read_str(p, end, &message.model_name)
+        elif tag == REQUEST_MODEL_VERSION:
+            p = read_str(p, end, &message.model_version)
+        elif tag == REQUEST_ID:
+            p = read_str(p, end, &message.id)
+        elif (tag == REQUEST_PARAMETERS or tag == REQUEST_INPUTS or tag == REQUEST_OUTPUTS or tag == REQUEST_RAW):
+            p = read_size(p, end, &size)
+            if p == NULL:
+                return DECODE_MALFORMED
+            if tag == REQUEST_INPUTS:
+                result = decode_input(message, p, p + size)
+            elif tag == REQUEST_RAW:
+                result = add_raw(message, p, size)
+            elif tag == REQUEST_OUTPUTS:
+                result = decode_output(message, p, p + size)
+            else:
+                result = add_parameter(message, p, p + size)
+            if result != DECODE_OK:
+                return result
+            p += size
+        else:
+            p = skip_field(p, end, tag, 0)
+        if p == NULL:
+            return DECODE_MALFORMED
+    return DECODE_OK
+
+
+cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *message) noexcept nogil:
+    cdef DecodeResult result = DECODE_MALFORMED
+    infer_message_clear(message)
+    if size <= MESSAGE_LIMIT:
+        result = decode_request(message, data, data + size)
+        if result != DECODE_OK:
+            infer_message_clear(message)
+    return result
+
+
+cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
+                                     size_t key_size) noexcept nogil:
+    cdef const Parameter *parameter = first + count
+    while parameter != first:
+        parameter -= 1
+        if parameter.key.size == key_size and memcmp(parameter.key.data, key, key_size) == 0:
+            return parameter
+    return NULL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Typed contents
+
+cdef uint32_t contents_field(Datatype datatype) noexcept nogil:
+    if datatype == DT_BOOL:
+        return CONTENTS_BOOL
+    if datatype == DT_INT8 or datatype == DT_INT16 or datatype == DT_INT32:
+        return CONTENTS_INT
+    if datatype == DT_INT64:
+        return CONTENTS_INT64
+    if datatype == DT_UINT8 or datatype == DT_UINT16 or datatype == DT_UINT32:
+        return CONTENTS_UINT
+    if datatype == DT_UINT64:
+        return CONTENTS_UINT64
+    if datatype == DT_FP32:
+        return CONTENTS_FP32
+    if datatype == DT_FP64:
+        return CONTENTS_FP64
+    return CONTENTS_BYTES if datatype == DT_BYTES else 0
+
+
+cdef uint64_t contents_size(const InputHead *head, Datatype datatype) noexcept nogil:
+    if datatype == DT_BYTES:
+        return head.contents_bytes + 4 * head.contents_count
+    return head.contents_count * datatype_size(datatype)
+
+
+cdef inline uint8_t *write_bytes_element(uint8_t *out, const uint8_t *data, uint32_t size) noexcept nogil:
+    memcpy(out, &size, 4)
+    memcpy(out + 4, data, size)
+    return out + 4 + size
+
+
+cdef inline uint8_t *write_narrowed(uint8_t *out, uint64_t value, Datatype datatype, uint32_t width) noexcept nogil:
+    """The low `width` bytes of a varint's value; for BOOL 0 or 1."""
+    if datatype == DT_BOOL:
+        out[0] = value != 0
+    elif width == 8:
+        memcpy(out, &value, 8)
+    elif width == 4:
+        memcpy(out, &value, 4)
+    elif width == 2:
+        memcpy(out, &value, 2)
+    else:
+        out[0] = <uint8_t>value
+    return out + width
+
+
+cdef uint8_t *copy_varints(const uint8_t *p, const uint8_t *end, Datatype datatype, uint8_t *out) noexcept nogil:
+    cdef uint32_t width = datatype_size(datatype)
+    cdef uint64_t value
+    while p < end:
+        p = read_varint(p, end, &value)
+        if p == NULL:
+            return out
+        out = write_narrowed(out, value, datatype, width)
+    return out
+
+
+cdef uint8_t *copy_field(const uint8_t *p, uint32_t size, Datatype datatype, uint8_t *out) noexcept nogil:
+    """Write what a length-delimited field of the datatype's number holds: packed elements, or one of BYTES."""
+    if datatype == DT_BYTES:
+        return write_bytes_element(out, p, size)
+    if datatype == DT_FP32 or datatype == DT_FP64:
+        memcpy(out, p, size)
+        return out + size
+    return copy_varints(p, p + size, datatype, out)
+
+
+cdef uint8_t *copy_contents(const uint8_t *p, const uint8_t *end, Datatype datatype, uint8_t *out) noexcept nogil:
+    """Write the elements of one InferTensorContents; the end of what was written."""
+    cdef uint32_t field = contents_field(datatype)
+    cdef uint32_t unpacked = field << 3 | contents_wire_type(field)
+    cdef uint32_t packed = field << 3 | WIRE_LEN
+    cdef const uint8_t *value
+    cdef uint32_t tag, size
+    while p < end:
+        value = read_tag(p, end, &tag)
+        if value == NULL:
+            return out
+        if tag == packed:
+            p = read_size(value, end, &size)
+            if p == NULL:
+                return out
+            out = copy_field(p, size, datatype, out)
+            p += size
+            continue
+        p = skip_field(value, end, tag, 2)
+        if p == NULL:
+            return out
+        if tag == unpacked and datatype != DT_FP32 and datatype != DT_FP64:
+            out = copy_varints(value, p, datatype, out)
+        elif tag == unpacked:
+            memcpy(out, value, p - value)
+            out += p - value
+    return out
+
+
+cdef void contents_copy(const InputHead *head, Datatype datatype, uint8_t *out) noexcept nogil:
+    # infer_decode has checked these bytes: the tests for NULL below and in copy_contents never hold, they only keep
+    # a caller that broke the contract from reading elsewhere.
+    cdef const uint8_t *p = <const uint8_t *>head.body.data
+    cdef const uint8_t *end = p + head.body.size
+    cdef uint32_t tag, size
+    while p < end:
+        p = read_tag(p, end, &tag)
+        if p == NULL:
+            return
+        if tag != TENSOR_CONTENTS:
+            p = skip_field(p, end, tag, 1)
+            if p == NULL:
+                return
+            continue
+        p = read_size(p, end, &size)
+        if p == NULL:
+            return
+        out = copy_contents(p, p + size, datatype, out)
+        p += size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Encoding
+
+cdef inline size_t text_size(Str text) noexcept nogil:
+    """A string field; as everywhere in proto3, an empty one is left out."""
+    return field_size(text.size) if text.size else 0
+
+
+cdef inline uint8_t *write_run(uint8_t *out, uint32_t tag, const char *data, uint32_t size) noexcept nogil:
+    """A length-delimited field."""
+    out = write_prefix(out, tag, size)
+    memcpy(out, data, size)
+    return out + size
+
+
+cdef inline uint8_t *write_text(uint8_t *out, uint32_t tag, Str text) noexcept nogil:
+    return write_run(out, tag, text.data, text.size) if text.size else out
+
+
+cdef size_t value_size(const Parameter *parameter) noexcept nogil:
+    """Body of an InferParameter. A oneof's member is written even when it has its default value."""
+    if parameter.kind == PARAMETER_BOOL:
+        return 2
+    if parameter.kind == PARAMETER_INT64 or parameter.kind == PARAMETER_UINT64:
+        return 1 + varint_size(<uint64_t>parameter.integer)
+    if parameter.kind == PARAMETER_STRING:
+        return field_size(parameter.text.size)
+    return 9 if parameter.kind == PARAMETER_DOUBLE else 0
+
+
+cdef uint8_t *write_value(uint8_t *out, const Parameter *parameter) noexcept nogil:
+    if parameter.kind == PARAMETER_BOOL:
+        out[0] = VALUE_BOOL
+        out[1] = parameter.integer != 0
+        return out + 2
+    if parameter.kind == PARAMETER_INT64 or parameter.kind == PARAMETER_UINT64:
+        out[0] = VALUE_INT64 if parameter.kind == PARAMETER_INT64 else VALUE_UINT64
+        return write_varint(out + 1, <uint64_t>parameter.integer)
+    if parameter.kind == PARAMETER_STRING:
+        return write_run(out, VALUE_STRING, parameter.text.data, parameter.text.size)
+    if parameter.kind == PARAMETER_DOUBLE:
+        out[0] = VALUE_DOUBLE
+        memcpy(out + 1, &parameter.real, 8)
+        return out + 9
+    return out
+
+
+cdef inline size_t entry_size(const Parameter *parameter) noexcept nogil:
+    """Body of a map entry; key and value are always written."""
+    return field_size(parameter.key.size) + field_size(value_size(parameter))
+
+
+cdef uint8_t *write_entry(uint8_t *out, const Parameter *parameter) noexcept nogil:
+    out = write_prefix(out, RESPONSE_PARAMETERS, entry_size(parameter))
+    out = write_run(out, ENTRY_KEY, parameter.key.data, parameter.key.size)
+    out = write_prefix(out, ENTRY_VALUE, value_size(parameter))
+    return write_value(out, parameter)
+
+
+cdef size_t shape_size(const ResponseOutput *output) noexcept nogil:
+    """Body of the packed shape field."""
+    cdef size_t size = 0
+    cdef uint32_t i
+    for i in range(output.rank):
+        size += varint_size(<uint64_t>output.shape[i])
+    return size
+
+
+cdef size_t output_size(const ResponseOutput *output) noexcept nogil:
+    """Body of an InferOutputTensor."""
+    cdef size_t size = text_size(output.name) + field_size(strlen(datatype_name(output.datatype)))
+    return size + field_size(shape_size(output)) if output.rank else size
+
+
+cdef uint8_t *write_output(uint8_t *out, const ResponseOutput *output) noexcept nogil:
+    cdef const char *datatype = datatype_name(output.datatype)
+    cdef uint32_t i
+    out = write_prefix(out, RESPONSE_OUTPUTS, output_size(output))
+    out = write_text(out, TENSOR_NAME, output.name)
+    out = write_run(out, TENSOR_DATATYPE, datatype, <uint32_t>strlen(datatype))
+    if output.rank:
+        out = write_prefix(out, TENSOR_SHAPE, shape_size(output))
+        for i in range(output.rank):
+            out = write_varint(out, <uint64_t>output.shape[i])
+    return out
+
+
+cdef size_t response_head_size(const ResponseHead *head) noexcept nogil:
+    cdef size_t size = text_size(head.model_name) + text_size(head.model_version) + text_size(head.id)
+    cdef uint32_t i
+    for i in range(head.parameter_count):
+        size += field_size(entry_size(&head.parameters[i]))
+    for i in range(head.output_count):
+        size += field_size(output_size(&head.outputs[i]))
+    return size
+
+
+cdef uint8_t *response_head_write(const ResponseHead *head, uint8_t *out) noexcept nogil:
+    cdef uint32_t i
+    out = write_text(out, RESPONSE_MODEL_NAME, head.model_name)
+    out = write_text(out, RESPONSE_MODEL_VERSION, head.model_version)
+    out = write_text(out, RESPONSE_ID, head.id)
+    for i in range(head.parameter_count):
+        out = write_entry(out, &head.parameters[i])
+    for i in range(head.output_count):
+        out = write_output(out, &head.outputs[i])
+    return out
+
+
+cdef size_t raw_prefix_size(uint64_t size) noexcept nogil:
+    return 1 + varint_size(size)
+
+
+cdef uint8_t *raw_prefix_write(uint64_t size, uint8_t *out) noexcept nogil:
+    return write_prefix(out, RESPONSE_RAW, size)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For tests and tools
+
+PARAMETER_KINDS = ("", "bool_param", "int64_param", "string_param", "double_param", "uint64_param")
+
+
+class DecodedInput(NamedTuple):
+    name: str
+    datatype: str
+    shape: tuple
+    parameters: dict
+    has_contents: bool
+    contents_mask: int
+    contents_count: int
+    contents_bytes: int
+
+
+class DecodedOutput(NamedTuple):
+    name: str
+    parameters: dict
+
+
+class DecodedRequest(NamedTuple):
+    model_name: str
+    model_version: str
+    id: str
+    parameters: dict
+    inputs: tuple
+    outputs: tuple
+    raw: tuple
+
+
+cdef object text_object(Str text):
+    return text.data[:text.size].decode("utf-8")
+
+
+cdef object parameter_object(const Parameter *parameter):
+    """(member of the oneof, value); ("", None) when none is set."""
+    value = None
+    if parameter.kind == PARAMETER_BOOL:
+        value = parameter.integer != 0
+    elif parameter.kind == PARAMETER_INT64:
+        value = parameter.integer
+    elif parameter.kind == PARAMETER_STRING:
+        value = text_object(parameter.text)
+    elif parameter.kind == PARAMETER_DOUBLE:
+        value = parameter.real
+    elif parameter.kind == PARAMETER_UINT64:
+        value = <uint64_t>parameter.integer
+    return PARAMETER_KINDS[parameter.kind], value
+
+
+cdef dict parameter_objects(const Parameter *first, uint32_t count):
+    return {text_object(first[i].key): parameter_object(&first[i]) for i in range(count)}
+
+
+cdef object input_object(InferMessage *message, const InputHead *head):
+    return DecodedInput(
+        text_object(head.name),
+        text_object(head.datatype),
+        tuple([message.dims[head.first_dim + i] for i in range(head.rank)]),
+        parameter_objects(message.tensor_parameters + head.first_parameter, head.parameter_count),
+        bool(head.has_contents),
+        head.contents_mask,
+        head.contents_count,
+        head.contents_bytes,
+    )
+
+
+cdef object output_object(InferMessage *message, const OutputHead *head):
+    return DecodedOutput(
+        text_object(head.name),
+        parameter_objects(message.tensor_parameters + head.first_parameter, head.parameter_count),
+    )
+
+
+cdef class Decoder:
+    """A decoder with one InferMessage that it uses again for each message, as the server does."""
+
+    cdef InferMessage message
+    cdef bytes data             # what the pointers in `message` point into
+
+    def __cinit__(self):
+        infer_message_init(&self.message)
+
+    def __dealloc__(self):
+        infer_message_free(&self.message)
+
+    def decode(self, bytes data not None):
+        """Decode a ModelInferRequest.
+
+        Raises ValueError when it is malformed or has more elements than the decoder takes; MemoryError.
+        """
+        cdef const uint8_t *p = data
+        cdef size_t size = len(data)
+        cdef DecodeResult result
+        self.data = data
+        with nogil:
+            result = infer_decode(p, size, &self.message)
+        if result == DECODE_NO_MEMORY:
+            raise MemoryError
+        if result == DECODE_TOO_MANY:
+            raise ValueError(f"ModelInferRequest has more than {DECODE_LIMIT} elements of one kind")
+        if result == DECODE_MALFORMED:
+            raise ValueError("malformed ModelInferRequest")
+        return self.content()
+
+    def content(self):
+        """What the last decode left, as a DecodedRequest; that of an empty message after one that failed."""
+        cdef InferMessage *message = &self.message
+        return DecodedRequest(
+            text_object(message.model_name),
+            text_object(message.model_version),
+            text_object(message.id),
+            parameter_objects(message.parameters, message.parameter_count),
+            tuple([input_object(message, &message.inputs[i]) for i in range(message.input_count)]),
+            tuple([output_object(message, &message.outputs[i]) for i in range(message.output_count)]),
+            tuple([message.raw[i].data[:message.raw[i].size] for i in range(message.raw_count)]),
+        )
+
+    def contents(self, uint32_t index, str datatype not None):
+        """The typed contents of input `index` as raw tensor bytes of `datatype`.
+
+        Raises IndexError, and ValueError when the input holds elements in a field for another datatype.
+        """
+        cdef bytes name = datatype.encode()
+        cdef Datatype kind = <Datatype>datatype_parse(name, len(name))
+        if index >= self.message.input_count:
+            raise IndexError(f"input {index} of {self.message.input_count}")
+        cdef const InputHead *head = &self.message.inputs[index]
+        if contents_field(kind) == 0 or head.contents_mask & ~(<uint32_t>1 << contents_field(kind)):
+            raise ValueError(f"contents of input {index} are not {datatype}: fields {head.contents_mask:#b}")
+        cdef bytearray out = bytearray(contents_size(head, kind))
+        cdef uint8_t *p = out
+        with nogil:
+            contents_copy(head, kind, p)
+        return bytes(out)
+
+
+def decode(bytes data not None):
+    """Decode a ModelInferRequest; see Decoder.decode."""
+    return Decoder().decode(data)
+
+
+cdef Str str_of(bytes data):
+    cdef Str text
+    text.data = data
+    text.size = <uint32_t>len(data)
+    return text
+
+
+cdef class ResponseBuilder:
+    """The C arrays of one ResponseHead and the bytes objects that they point into."""
+
+    cdef ResponseHead head
+    cdef ResponseOutput *outputs
+    cdef Parameter *parameters
+    cdef list kept
+
+    def __cinit__(self, model_name, model_version, id, parameters, outputs):
+        self.kept = []
+        self.outputs = <ResponseOutput *>malloc((len(outputs) + 1) * sizeof(ResponseOutput))
+        self.parameters = <Parameter *>malloc((len(parameters) + 1) * sizeof(Parameter))
+        if self.outputs == NULL or self.parameters == NULL:
+            raise MemoryError
+        self.head.model_name = self.text(model_name)
+        self.head.model_version = self.text(model_version)
+        self.head.id = self.text(id)
+        self.head.outputs = self.outputs
+        self.head.output_count = <uint32_t>len(outputs)
+        self.head.parameters = self.parameters
+        self.head.parameter_count = <uint32_t>len(parameters)
+        for i, (key, (kind, value)) in enumerate(parameters.items()):
+            self.set_parameter(&self.parameters[<uint32_t>i], key, PARAMETER_KINDS.index(kind), value)
+        for i, (name, datatype, shape) in enumerate(outputs):
+            self.set_output(&self.outputs[<uint32_t>i], name, datatype, shape)
+
+    def __dealloc__(self):
+        free(self.outputs)
+        free(self.parameters)
+
+    cdef Str text(self, str value):
+        cdef bytes data = value.encode()
+        self.kept.append(data)
+        return str_of(data)
+
+    cdef void set_parameter(self, Parameter *parameter, str key, int kind, value) except *:
+        memset(parameter, 0, sizeof(Parameter))
+        parameter.key = self.text(key)
+        parameter.kind = <ParameterKind>kind
+        if kind == PARAMETER_STRING:
+            parameter.text = self.text(value)
+        elif kind == PARAMETER_DOUBLE:
+            parameter.real = value
+        elif kind != PARAMETER_NONE:
+            parameter.integer = <int64_t><uint64_t>(int(value) & 0xFFFFFFFFFFFFFFFF)
+
+    cdef void set_output(self, ResponseOutput *output, str name, str datatype, shape) except *:
+        cdef bytes dims = b"".join([int(dim).to_bytes(8, "little", signed=True) for dim in shape])
+        cdef bytes type_name = datatype.encode()
+        self.kept.append(dims)
+        output.name = self.text(name)
+        output.datatype = <Datatype>datatype_parse(type_name, len(type_name))
+        output.shape = <const int64_t *><const char *>dims
+        output.rank = <uint32_t>len(shape)
+
+    cdef bytes encoded(self):
+        cdef size_t size = response_head_size(&self.head)
+        cdef bytearray out = bytearray(size)
+        cdef uint8_t *start = out
+        cdef uint8_t *end
+        with nogil:
+            end = response_head_write(&self.head, start)
+        if <size_t>(end - start) != size:
+            raise AssertionError(f"response head of {end - start} bytes where {size} were announced")
+        return bytes(out)
+
+
+def encode_response(str model_name, str model_version, str id, parameters, outputs, raw):
+    """Encode a ModelInferResponse.
+
+    `parameters` maps names to (member of the oneof, value) as in DecodedRequest, `outputs` are
+    (name, datatype, shape), `raw` the bytes of raw_output_contents.
+    """
+    cdef uint8_t[16] prefix
+    cdef ResponseBuilder builder = ResponseBuilder(model_name, model_version, id, parameters, outputs)
+    parts = [builder.encoded()]
+    for body in raw:
+        end = raw_prefix_write(len(body), prefix)
+        if <size_t>(end - prefix) != raw_prefix_size(len(body)):
+            raise AssertionError("raw prefix has another size than announced")
+        parts += [(<char *>prefix)[:end - prefix], body]
+    return b"".join(parts)
