@@ -1,0 +1,106 @@
+# inferd: what one does with the source tree. Every verb does what it needs first, and nothing twice.
+#
+#   make setup    system packages (as root on Debian or Ubuntu), .venv with everything for development, the extensions
+#   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
+#   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
+#   make test     all tests, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make lint     ruff, mypy, cython-lint
+#   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
+#   make bench    measures the server and its peers, writes bench/results/
+#   make soak     a long run with random clients through both doors, every answer checked
+#   make proto    server/pb/ from proto/
+#   make clean    everything made here, .venv included
+#
+# Variables: PYTHON (python3), PORT (8001), TORCH_INDEX (where the CPU build of torch is found, should the package
+# sources that pip is configured with lack it).
+
+PYTHON ?= python3
+PORT ?= 8001
+BUILD ?= release
+TIME ?= 60
+ARGS ?=
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+CYTHON := $(shell find _native backends bench -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
+
+# The files below are stamps: empty, newer than what their step was made from.
+INSTALLED := $(VENV)/.installed
+COMMAND := $(VENV)/.command
+BUILT := build/.built-$(BUILD)
+DEMO := demo/.made
+
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: setup build serve test lint fuzz bench soak proto clean
+.DELETE_ON_ERROR:
+
+setup: $(COMMAND) build
+
+$(VENV)/.created: tools/system_packages.sh
+	tools/system_packages.sh $(PYTHON)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+# torch is installed on its own, by its CPU version: a plain `torch` is gigabytes of CUDA libraries. The last line
+# makes sure that nothing replaced it.
+$(INSTALLED): $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) install pip setuptools wheel Cython -c constraints.txt
+	$(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
+	    $(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
+	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
+	    own = [r for rs in e.values() for r in rs if not r.startswith(p["name"])]; \
+	    print(*p["dependencies"], *own, sep="\n")' > $(VENV)/requirements.txt
+	$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
+	$(PY) -c 'import torch; assert torch.version.cuda is None, "this torch is not the CPU build"'
+	touch $@
+
+# The extensions are built by `make build`; the editable install only makes the command `inferd` and the import paths.
+$(COMMAND): $(INSTALLED) pyproject.toml
+	PYTHONWARNINGS=ignore INFERD_ONLY=none $(PIP) install --no-build-isolation --no-deps --editable .
+	touch $@
+
+build: $(BUILT)
+
+# Only one kind of build lies in the tree: changing the kind builds everything anew.
+$(BUILT): $(INSTALLED) setup.py $(CYTHON)
+	other=$$(ls build/.built-* 2>/dev/null | grep -v -x '$@'); \
+	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
+	touch $@
+
+$(DEMO): setup $(wildcard examples/digits/*.py)
+	$(PY) examples/digits/make_repository.py demo/models
+	touch $@
+
+serve: $(DEMO)
+	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
+
+test: setup
+	$(PY) -m pytest -q $(ARGS)
+	$(MAKE) --no-print-directory lint
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/cython-lint _native backends bench
+
+fuzz: setup
+	$(PY) -m tests.fuzz --seconds $(TIME)
+
+bench: setup
+	$(PY) -m bench
+
+soak: setup
+	$(PY) -m tests.soak
+
+proto: $(INSTALLED)
+	$(PY) tools/generate_pb.py
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus
+	find _native backends bench tests -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,88 @@
+"""Build of the Cython extensions; everything else about the package is in pyproject.toml.
+
+Switches (environment variables):
+    INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
+                   address and undefined-behaviour sanitizers)
+    INFERD_ONLY    comma-separated module names: build only these (for development); none of
+                   that name builds none
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+BUILD = os.environ.get("INFERD_BUILD", "release")
+FLAGS = {
+    "release": ["-O2", "-DNDEBUG"],
+    "debug": ["-O1", "-g"],
+    "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
+}
+NGHTTP2_USERS = {"_native.http2", "_native.infer", "bench.driver"}
+
+
+def pkg_config(flag: str) -> list[str]:
+    """The compiler or linker flags of libnghttp2, or one sentence that says how to get it."""
+    try:
+        return subprocess.run(
+            ["pkg-config", flag, "libnghttp2 >= 1.43"], check=True, capture_output=True, text=True
+        ).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        raise SystemExit(
+            "inferd needs libnghttp2 1.43 or newer with its headers, found through pkg-config: "
+            "apt-get install libnghttp2-dev pkg-config"
+        ) from None
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def extension(path: Path) -> Extension:
+    name = module_name(path)
+    http2 = name in NGHTTP2_USERS
+    return Extension(
+        name,
+        [str(path.relative_to(ROOT))],
+        include_dirs=[str(ROOT)],
+        extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
+        + (pkg_config("--cflags") if http2 else []),
+        extra_link_args=(["-fsanitize=address,undefined"] if BUILD == "asan" else [])
+        + (pkg_config("--libs") if http2 else []),
+        libraries=["pthread", "m"],
+    )
+
+
+def extensions() -> list[Extension]:
+    folders = ["_native", "backends"]
+    if "--inplace" in sys.argv:
+        folders.append("bench")  # a tool of the source tree, not a part of the package
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.pyx"))]
+    only = os.environ.get("INFERD_ONLY")
+    return [extension(path) for path in paths if not only or module_name(path) in only.split(",")]
+
+
+DEBUG = BUILD != "release"
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        nthreads=os.cpu_count() or 1,
+        build_dir=f"build/cython-{BUILD}",
+        compiler_directives={
+            "language_level": "3",
+            "freethreading_compatible": False,
+            "boundscheck": DEBUG,
+            "wraparound": False,
+            "initializedcheck": DEBUG,
+            "cdivision": True,
+            "embedsignature": True,
+            "legacy_implicit_noexcept": False,
+        },
+        annotate=DEBUG,
+    )
+)

@@ -1,0 +1,230 @@
+"""Who may import whom: the contract of the design, enforced over .py, .pyi, .pyx and .pxd, `cimport` included."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("_native", "backends", "server", "bench", "examples", "tests", "tools")
+SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
+FRAMEWORKS = ("torch", "onnxruntime", "onnx", "tensorflow", "tensorrt", "openvino", "sklearn", "rich")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What modules under `package` may import of ours, and what they may not import of others."""
+
+    package: str
+    may: tuple[str, ...] = ()  # beside themselves
+    may_not: tuple[str, ...] = ()
+
+
+TRANSPORT = ("grpc", "socket", "ssl")
+CORE = ("server.errors", "server.settings")
+
+# The first rule whose package holds a module is the module's rule.
+RULES = (
+    Rule("_native", may_not=TRANSPORT),
+    Rule("backends.api", may=("_native",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.loader", may=("_native", "backends.api"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.*", may=("_native", "backends.api"), may_not=TRANSPORT),
+    Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.settings", may=("server.errors",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.pb", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.engine",
+        may=("_native", "backends.api", "backends.loader", "server.pb", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule("server.observe", may=("_native", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.front",
+        may=("_native", "server.engine", "server.observe", "server.pb", "server.rpc", *CORE),
+        may_not=FRAMEWORKS,
+    ),
+    Rule("server.app", may=("_native", "backends.api", "backends.loader", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.cli",
+        may=("backends.api", "backends.loader", "server.app", "server.engine", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule("server.__main__", may=("server.cli",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server", may_not=(*TRANSPORT, *FRAMEWORKS)),
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` is imported, or `name` from it; `module` is absolute."""
+
+    line: int
+    module: str
+    name: str = ""
+
+    def is_within(self, package: str) -> bool:
+        return within(self.module, package) or (self.name != "" and within(f"{self.module}.{self.name}", package))
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+CYTHON_IMPORT = re.compile(
+    r"^\s*(?:from\s+(?P<module>[\w.]+)\s+c?import\s+(?P<names>\([^)]*\)|[^\n#]+)|c?import\s+(?P<modules>[\w., ]+))",
+    re.MULTILINE,
+)
+
+
+def split_names(names: str) -> list[str]:
+    """The names in `a, b as c` or `(a, b,)`."""
+    return [part.split()[0] for part in names.strip("() \n").split(",") if part.strip()]
+
+
+def cython_imports(text: str) -> Iterator[Import]:
+    for found in CYTHON_IMPORT.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        if found["modules"]:
+            yield from (Import(line, module) for module in split_names(found["modules"]))
+        else:
+            yield from (Import(line, found["module"], name) for name in split_names(found["names"]))
+
+
+def python_imports(text: str) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from (Import(node.lineno, base, alias.name) for alias in node.names)
+
+
+def absolute(found: Import, module: str, is_package: bool) -> Import:
+    """`found` with a relative module (`..x`) resolved against the importing module."""
+    dots = len(found.module) - len(found.module.lstrip("."))
+    if not dots:
+        return found
+    parts = module.split(".")
+    base = parts[: len(parts) - dots + (1 if is_package else 0)]
+    return Import(found.line, ".".join([*base, *filter(None, [found.module[dots:]])]), found.name)
+
+
+def rule_of(module: str) -> Rule | None:
+    for rule in RULES:
+        if rule.package.endswith(".*"):
+            if module.startswith(rule.package[:-1]):
+                return rule
+        elif within(module, rule.package):
+            return rule
+    return None
+
+
+def own_package(module: str, rule: Rule) -> str:
+    """What a module may always import: all under its rule, or its own backend under `backends.*`."""
+    return ".".join(module.split(".")[:2]) if rule.package.endswith(".*") else rule.package
+
+
+def violations(path: Path, module: str) -> Iterator[str]:
+    """One sentence for each import of the file that its rule forbids."""
+    rule = rule_of(module)
+    if rule is None:
+        return
+    text = path.read_text()
+    imports = cython_imports(text) if path.suffix in {".pyx", ".pxd"} else python_imports(text)
+    allowed = (*rule.may, own_package(module, rule))
+    for relative in imports:
+        found = absolute(relative, module, is_package=path.stem == "__init__")
+        what = f"{found.module}{'.' if found.name else ''}{found.name}"
+        if any(found.is_within(package) for package in rule.may_not):
+            yield f"{path}:{found.line}: {module} may not import {what}"
+        elif found.module.split(".")[0] in OURS and not any(found.is_within(package) for package in allowed):
+            yield f"{path}:{found.line}: {module} may import of ours only {', '.join(allowed)}, not {what}"
+
+
+def sources(root: Path) -> Iterator[tuple[Path, str]]:
+    """The source files under the packages with rules, with their module names."""
+    for package in ("_native", "backends", "server"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in SUFFIXES:
+                parts = path.relative_to(root).with_suffix("").parts
+                yield path, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_imports_follow_the_design() -> None:
+    found = [text for path, module in sources(ROOT) for text in violations(path, module)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("_native/a.pyx", "cimport server.engine"),
+        ("_native/a.pyx", "from server.engine.lane cimport Lane"),
+        ("_native/a.pxd", "from backends cimport api"),
+        ("_native/a.pyx", "def f():\n    from server import errors\n"),
+        ("_native/a.pyx", "from server.errors import (\n    NotFound,\n)"),
+        ("backends/api.py", "import torch"),
+        ("backends/x.py", "from server.errors import NotFound"),
+        ("backends/x.py", "from backends.y import other"),
+        ("backends/x/native.pyx", "from backends.y cimport other"),
+        ("server/engine/e.py", "import grpc"),
+        ("server/engine/e.py", "def f():\n    from grpc import aio\n"),
+        ("server/engine/e.py", "from backends import pytorch"),
+        ("server/engine/e.py", "from ..front import native"),
+        ("server/engine/__init__.py", "from .. import app"),
+        ("server/rpc/r.py", "import grpc.aio"),
+        ("server/rpc/r.py", "from server.front import native"),
+        ("server/front/f.py", "from server.app import run"),
+        ("server/app.py", "import socket"),
+        ("server/settings.py", "from server.engine import config"),
+    ],
+)
+def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# a comment\n{text}\n")
+    assert [found for source, module in sources(tmp_path) for found in violations(source, module)], text
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("_native/a.pyx", "from libc.stdint cimport int64_t\nfrom _native.codec cimport Request\nimport asyncio"),
+        ("_native/a.pyx", "from . cimport codec"),
+        ("backends/x.py", "def f():\n    import torch\n\nfrom backends.api import Backend"),
+        ("backends/x/native.pyx", "from backends.x cimport y\nfrom _native cimport batch"),
+        (
+            "server/engine/config/spec.py",
+            "from backends.api import ModelSpec\nfrom . import parse\nfrom server import errors",
+        ),
+        ("server/front/grpcio.py", "import grpc\nfrom server.rpc import infer"),
+        ("server/pb/a_pb2.py", "from server.pb import pool as _pool"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path: Path, file: str, text: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert [found for source, module in sources(tmp_path) for found in violations(source, module)] == []
+
+
+def test_every_module_has_a_rule() -> None:
+    assert [module for _, module in sources(ROOT) if rule_of(module) is None] == []
+
+
+@pytest.mark.parametrize("module", ["server.cli", "server.app", "backends.loader"])
+def test_starting_imports_no_framework(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} does not exist")
+    code = f"import sys, {module}; print(*sorted({set(FRAMEWORKS)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
