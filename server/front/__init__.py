@@ -1,0 +1,1 @@
+"""The front doors: transports that host the handlers of `server.rpc`."""

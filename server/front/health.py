@@ -1,0 +1,93 @@
+"""grpc.health.v1 for the server, each model and each version.
+
+Names: "" and the service's full name are the readiness of the server, `<model>` is SERVING while any version of the
+model is ready, `<model>/<version>` while that version is. Check answers NOT_FOUND for a name that was never known,
+Watch answers SERVICE_UNKNOWN and goes on, as the protocol says.
+
+The messages and the registration are grpcio-health-checking's, the servicer is not: its Watch holds a lock while it
+writes, so that one client that does not read stops the updates of all, and it forgets the other watchers of a name
+when one of them leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from server.errors import ServerError
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base has no types
+    """The health servicer. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, int] = {}
+        self._changed = asyncio.Event()  # set at the next change, and then replaced
+        self._draining = False
+
+    def set(self, name: str, serving: bool) -> None:
+        """Publish the status of `name` to Check and to everyone who watches it; without effect after `drain`."""
+        if not self._draining:
+            self._publish(name, serving)
+
+    def drain(self) -> None:
+        """Publish NOT_SERVING for all names, for good: the server is about to stop."""
+        self._draining = True
+        for name in self._statuses:
+            self._publish(name, False)
+
+    def _publish(self, name: str, serving: bool) -> None:
+        self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
+        return _Response(status=status)
+
+    async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
+        sent = None
+        while True:
+            changed = self._changed
+            status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
+            if status != sent:
+                await context.write(_Response(status=status))
+                sent = status
+            else:
+                await changed.wait()
+
+
+def follow(engine: Engine, service: str) -> Health:
+    """A health servicer that tells what `engine` tells; `service` is the name of the inference service."""
+    health = Health()
+
+    def publish(model: str, version: int | None, ready: bool) -> None:
+        if model and version is not None:
+            health.set(f"{model}/{version}", ready)
+        if model:
+            health.set(model, _any_ready(engine, model))
+        for name in ("", service):
+            health.set(name, engine.ready)
+
+    publish("", None, engine.ready)
+    for entry in engine.index():
+        publish(entry.name, int(entry.version) if entry.version else None, entry.state == "READY")
+    engine.subscribe(publish)
+    return health
+
+
+def _any_ready(engine: Engine, model: str) -> bool:
+    try:
+        return bool(engine.versions(model))
+    except ServerError:
+        return False

@@ -1,0 +1,158 @@
+"""Puts the services on a front door: the inference service, grpc.health.v1 and server reflection.
+
+What is registered are plain gRPC method handlers over bytes, so both doors host the same objects. Messages are decoded
+here and not by the transport, because grpc.aio answers UNKNOWN when a deserializer raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+
+from server.errors import Internal, ServerError, answer
+from server.front.door import Door
+from server.front.health import Health, follow
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.call import Metadata
+from server.rpc.service import SERVICE, Method
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+_log = logging.getLogger(__name__)
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+MAX_DETAILS = 1024
+"""Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
+
+
+def install(door: Door, table: Sequence[Method], engine: Engine) -> Health:
+    """Register everything on `door`; the health servicer is returned so that a drain can be announced."""
+    handlers = {method.name: _handler(method) for method in table}
+    door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    door.add_registered_method_handlers(SERVICE, handlers)
+
+    health = follow(engine, SERVICE)
+    health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, door))
+
+    names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
+    servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(Any, door))
+    return health
+
+
+def _handler(method: Method) -> Handler:
+    if method.client_streaming and method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(_streaming(method))
+    return grpc.unary_unary_rpc_method_handler(_unary(method))
+
+
+def _unary(method: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    handler = cast(Callable[[Any, "ContextCall"], Awaitable[Any]], method.handler)
+
+    async def unary(message: bytes, context: Context) -> bytes:
+        try:
+            response = await handler(_decoded(message, method.request), ContextCall(context))
+            encoded: bytes = response if method.response is None else response.SerializeToString()
+            return encoded
+        except Exception as error:
+            return cast(bytes, await _abort(context, method, error))
+
+    return unary
+
+
+def _streaming(method: Method) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+    handler = cast(Callable[[Any, "ContextCall"], Any], method.handler)
+
+    async def streaming(messages: AsyncIterator[bytes], context: Context) -> None:
+        # Writes itself instead of yielding: a cancelled call then closes the handler's generator at once.
+        try:
+            async with aclosing(handler(messages, ContextCall(context))) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except Exception as error:
+            await _abort(context, method, error)
+
+    return streaming
+
+
+def _decoded(message: bytes, kind: type[Any] | None) -> Any:
+    if kind is None:
+        return message
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.full_name
+        raise Internal(f"cannot parse the request: {len(message)} bytes are not a valid {name}") from error
+
+
+async def _abort(context: Context, method: Method, error: Exception) -> Any:
+    """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
+    if not isinstance(error, ServerError):
+        _log.exception("%s failed", method.name, exc_info=error)
+    status, details = answer(error)
+    await context.abort(_CODES[status], _shortened(details))
+
+
+def _shortened(details: str) -> str:
+    return details if len(details) <= MAX_DETAILS else f"{details[: MAX_DETAILS - 3]}..."
+
+
+class ContextCall:
+    """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def metadata(self) -> Metadata:
+        return tuple((key, value) for key, value in self._context.invocation_metadata() or ())
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer()
+
+    def time_remaining(self) -> float | None:
+        return self._context.time_remaining()
+
+
+def _only_service(file: FileDescriptor) -> str:
+    (service,) = file.services_by_name.values()
+    return str(service.full_name)
+
+
+def _described() -> DescriptorPool:
+    """A pool with every hosted service: ours live in a private pool, those of the libraries in the default one."""
+    pool = DescriptorPool()
+    added: set[str] = set()
+    for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        _add(pool, file, added)
+    return pool
+
+
+def _add(pool: DescriptorPool, file: FileDescriptor, added: set[str]) -> None:
+    if file.name in added:
+        return
+    added.add(file.name)
+    for dependency in file.dependencies:
+        _add(pool, dependency, added)
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    pool.Add(proto)

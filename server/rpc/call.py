@@ -1,0 +1,35 @@
+"""What a handler may know of the call it answers; a front door provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class Call(Protocol):
+    """One RPC in progress."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The client's metadata in order; keys are lower case, the values of `-bin` keys are bytes."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address as gRPC writes it: `ipv4:127.0.0.1:4711`, `unix:/run/inferd.sock`."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline, never negative; None when it set none."""
+
+
+def timeout_ns(call: Call) -> int:
+    """The time left to a call in nanoseconds as the engine takes it: -1 when there is no deadline."""
+    remaining = call.time_remaining()
+    return -1 if remaining is None else int(remaining * 1e9)
+
+
+def flag(call: Call, key: str) -> bool:
+    """Whether the client's metadata switch `key` on: its last value is "true" (in any case) or "1"."""
+    values = [value for name, value in call.metadata if name == key]
+    return bool(values) and str(values[-1]).lower() in ("true", "1")

@@ -1,0 +1,101 @@
+"""Health, metadata, configuration and statistics."""
+
+# ruff: noqa: ARG002 - handlers share one signature, whatever they need of it
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backends.api import TensorSpec
+from server.errors import InvalidArgument, NotFound, Unavailable
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.call import Call
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine, LoadedVersion
+
+EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+"""The extensions of the v2 protocol that are served, in Triton's order: a client may rely on each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the server says it is."""
+
+    name: str = "triton"  # what clients of the dialect expect when nobody chose a name
+    version: str = ""
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+class Information:
+    """Answers that change nothing."""
+
+    def __init__(self, engine: Engine, identity: Identity) -> None:
+        self._engine = engine
+        self._identity = identity
+
+    async def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._engine.live)
+
+    async def server_ready(self, request: pb.ServerReadyRequest, call: Call) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._engine.ready)
+
+    async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+        self._engine.model(request.name, request.version)  # raises for whatever is not ready
+        return pb.ModelReadyResponse(ready=True)
+
+    async def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
+        identity = self._identity
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=identity.extensions)
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+        loaded = self._engine.model(request.name, request.version)
+        shown = (loaded,) if request.version else self._engine.versions(request.name)
+        spec = loaded.spec
+        batches = spec.max_batch_size > 0
+        return pb.ModelMetadataResponse(
+            name=loaded.name,
+            versions=[str(each.version) for each in shown],
+            platform=spec.platform or spec.backend,
+            inputs=_tensors(spec.inputs, batches),
+            outputs=_tensors(spec.outputs, batches),
+        )
+
+    async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+        return pb.ModelConfigResponse(config=self._engine.model(request.name, request.version).config)
+
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
+        chosen = self._all_ready() if not request.name else self._chosen(request.name, request.version)
+        return pb.ModelStatisticsResponse(model_stats=[loaded.statistics() for loaded in chosen])
+
+    def _all_ready(self) -> Iterator[LoadedVersion]:
+        for name in sorted({entry.name for entry in self._engine.index()}):
+            yield from self._ready_versions(name)
+
+    def _chosen(self, name: str, version: str) -> Iterable[LoadedVersion]:
+        ready = self._ready_versions(name)
+        if not ready:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        if not version:
+            return ready
+        try:
+            return (self._engine.model(name, version),)
+        except (NotFound, Unavailable) as error:
+            raise InvalidArgument(
+                f"requested model version is not available for model '{name}': expected one of "
+                f"{', '.join(str(loaded.version) for loaded in ready)}, got {version}"
+            ) from error
+
+    def _ready_versions(self, name: str) -> tuple[LoadedVersion, ...]:
+        try:
+            return self._engine.versions(name)
+        except (NotFound, Unavailable):
+            return ()
+
+
+def _tensors(specs: Iterable[TensorSpec], batches: bool) -> Iterator[pb.ModelMetadataResponse.TensorMetadata]:
+    for spec in specs:
+        shape = (-1, *spec.dims) if batches else spec.dims
+        yield pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=shape)

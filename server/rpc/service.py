@@ -1,0 +1,94 @@
+"""The one table of `inference.GRPCInferenceService`: every front door registers what it lists."""
+
+# ruff: noqa: ARG001 - handlers share one signature, whatever they need of it
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from server.errors import Unimplemented
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.call import Call
+from server.rpc.infer import STREAM_WINDOW, Inference
+from server.rpc.metadata import Identity, Information
+from server.rpc.repository import Repository
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+_DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+SERVICE: str = _DESCRIPTOR.full_name
+
+RAW = frozenset({"ModelInfer", "ModelStreamInfer"})
+"""Methods whose messages stay bytes: the engine decodes them itself."""
+
+UnaryHandler = Callable[[Any, Call], Awaitable[Any]]
+StreamHandler = Callable[[AsyncIterator[Any], Call], AsyncIterator[Any]]
+Handler = UnaryHandler | StreamHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC. It raises `server.errors.ServerError` for an answer that is not OK.
+
+    A unary handler is `async (request, call) -> response`, a streaming one an async generator
+    `(requests, call) -> responses`. A message class of None means that the handler takes or gives encoded bytes.
+    """
+
+    name: str
+    request: type[Any] | None
+    response: type[Any] | None
+    client_streaming: bool
+    server_streaming: bool
+    handler: Handler
+
+
+def table(engine: Engine, identity: Identity, *, stream_window: int = STREAM_WINDOW) -> tuple[Method, ...]:
+    """All methods of the service over `engine`, in the order of the .proto file.
+
+    `stream_window` bounds the requests of one stream that are read but not yet answered to the client.
+    """
+    served = _handlers(engine, identity, stream_window)
+    return tuple(_method(method, served) for method in _DESCRIPTOR.methods)
+
+
+def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping[str, Handler]:
+    information = Information(engine, identity)
+    inference = Inference(engine, stream_window)
+    repository = Repository(engine)
+    return {
+        "ServerLive": information.server_live,
+        "ServerReady": information.server_ready,
+        "ModelReady": information.model_ready,
+        "ServerMetadata": information.server_metadata,
+        "ModelMetadata": information.model_metadata,
+        "ModelConfig": information.model_config,
+        "ModelStatistics": information.model_statistics,
+        "ModelInfer": inference.infer,
+        "ModelStreamInfer": inference.stream,
+        "RepositoryIndex": repository.index,
+    }
+
+
+def _method(method: MethodDescriptor, served: Mapping[str, Handler]) -> Method:
+    raw = method.name in RAW
+    return Method(
+        name=method.name,
+        request=None if raw else getattr(pb, method.input_type.name),
+        response=None if raw else getattr(pb, method.output_type.name),
+        client_streaming=method.client_streaming,
+        server_streaming=method.server_streaming,
+        handler=served.get(method.name) or _refusal(method.name),
+    )
+
+
+def _refusal(name: str) -> UnaryHandler:
+    async def refuse(request: Any, call: Call) -> Any:
+        raise Unimplemented(f"{name} is part of the protocol, but this server does not serve it")
+
+    return refuse
