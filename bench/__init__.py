@@ -1,0 +1,1 @@
+"""Load driver, peers, soak test and recorded results; see README.md. Not part of the installed package."""

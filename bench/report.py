@@ -1,0 +1,66 @@
+"""What a run of the load driver found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def frame(message: bytes) -> bytes:
+    """A gRPC message as it travels in DATA frames: not compressed, length, bytes."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Round-trip times in microseconds; each bucket is within 3.2 % of the true value."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every request of a run ends in exactly one of `answered`, `cancelled`, `reset` and `lost`.
+
+    answered    the server closed the call with a status (`statuses` counts them) or, without gRPC, an HTTP status
+    cancelled   the driver reset the stream before the answer was complete
+    reset       the server reset the stream
+    lost        no end was seen: the connection died, or nothing moved any more for `stall_seconds`
+
+    Of those answered, `correct` agreed with what the workload expects and `wrong` counts the others by reason. An
+    answer OK that arrived for a call with a deadline is checked like any other.
+    """
+
+    requests: int
+    answered: int
+    cancelled: int
+    reset: int
+    lost: int
+    correct: int
+    deadlines: int  # calls that carried a grpc-timeout
+    statuses: dict[int, int]  # grpc-status -> calls; -1 where the answer had none
+    wrong: dict[str, int]
+    samples: list[str]  # the first few wrong answers in words
+    seconds: float
+    rate: float  # answers per second
+    bytes_sent: int  # message bytes, without HTTP/2 framing
+    bytes_received: int
+    driver_cpu_seconds: float
+    latency: Latency
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counters of a run that is going on, readable from another thread."""
+
+    issued: int
+    finished: int
+    wrong: int = field(default=0)
