@@ -180,7 +180,7 @@ cdef uint64_t percentile(const uint64_t *histogram, uint64_t count, double share
     """The smallest bucket bound that `share` of `count` values do not exceed."""
     cdef uint64_t seen = 0, wanted = <uint64_t> (share * count + 0.5)
     cdef uint32_t i
-    for i in range(BUCKETS):
+    for i in range(<uint32_t> BUCKETS):
         seen += histogram[i]
         if seen >= wanted and seen > 0:
             return bucket_top(i)
@@ -927,7 +927,8 @@ cdef class Driver:
     cdef _report(self, double elapsed, double cpu):
         cdef Loop *loop = &self.loop
         count = loop.answered
-        quantile = {share: percentile(loop.histogram, count, share) / 1e3 for share in (0.5, 0.9, 0.99, 0.999)}
+        quantile = {share: min(percentile(loop.histogram, count, share), loop.latency_max_ns) / 1e3
+                    for share in (0.5, 0.9, 0.99, 0.999)}
         mean = loop.latency_sum_ns / 1e3 / count if count else 0.0
         return Report(
             requests=loop.issued, answered=count, cancelled=loop.cancelled, reset=loop.reset, lost=loop.lost,

@@ -1,0 +1,18 @@
+from collections.abc import Iterable
+
+from bench.driver import Workload
+from bench.repository import Identity
+
+DATATYPES: tuple[tuple[str, int, int, bool], ...]
+
+class NonceWorkload(Workload):
+    def __init__(
+        self,
+        models: Iterable[Identity],
+        *,
+        fault_fraction: float = 0.05,
+        large_fraction: float = 0.01,
+        large_elements: int = 4096,
+    ) -> None: ...
+    def request(self, nonce: int) -> bytes: ...
+    def verdict(self, nonce: int, response: bytes, grpc_status: int = 0) -> int: ...

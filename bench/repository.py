@@ -1,0 +1,68 @@
+"""Model repositories for the benchmarks and the soak test, written as plain folders and config.pbtxt texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A model of the identity backend: INPUTn comes back as OUTPUTn, every dimension variable."""
+
+    name: str
+    tensors: tuple[tuple[str, int], ...]  # datatype and rank (without the batch dimension) of each
+    max_batch_size: int = 64  # 0: no batch dimension, no batching
+    batching: str = "dynamic_batching { }"
+    instances: int = 1
+    parameters: dict[str, str] = field(default_factory=dict)
+
+    def config(self) -> str:
+        """The text of config.pbtxt."""
+        lines = [f'name: "{self.name}"', 'backend: "identity"', f"max_batch_size: {self.max_batch_size}"]
+        for i, (datatype, rank) in enumerate(self.tensors):
+            data_type = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+            dims = ", ".join(["-1"] * rank)
+            lines.append(f'input {{ name: "INPUT{i}" data_type: {data_type} dims: [ {dims} ] }}')
+            lines.append(f'output {{ name: "OUTPUT{i}" data_type: {data_type} dims: [ {dims} ] }}')
+        if self.max_batch_size and self.batching:
+            lines.append(self.batching)
+        lines.append(f"instance_group {{ count: {self.instances} kind: KIND_CPU }}")
+        for key, value in self.parameters.items():
+            lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
+        return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, models: Iterable[Identity]) -> Path:
+    """Write a repository of these models, each with an empty version 1; returns the folder."""
+    for model in models:
+        (folder / model.name / "1").mkdir(parents=True, exist_ok=True)
+        (folder / model.name / "config.pbtxt").write_text(model.config())
+    return folder
+
+
+# How the identity backend is told to take its time before it answers a batch.
+DELAY_PARAMETER = "execute_delay_us"
+
+SOAK = (
+    Identity("soak_fp32", (("FP32", 1),), instances=2),
+    Identity("soak_int64", (("INT64", 2),)),
+    Identity("soak_uint8", (("UINT8", 1),), batching="dynamic_batching { max_queue_delay_microseconds: 200 }"),
+    Identity("soak_int16", (("INT16", 3),), batching="dynamic_batching { preferred_batch_size: [ 4, 8 ] }"),
+    Identity("soak_fp16", (("FP16", 1),)),
+    Identity("soak_bool", (("BOOL", 2),)),
+    Identity("soak_bytes", (("BYTES", 1),), instances=2),
+    Identity("soak_pair", (("FP64", 1), ("BYTES", 1))),
+    Identity("soak_four", (("BF16", 1), ("UINT32", 2), ("INT8", 1), ("INT32", 1)), max_batch_size=8),
+    Identity("soak_single", (("UINT64", 2), ("UINT16", 1)), max_batch_size=0),
+    Identity("soak_alone", (("FP32", 2),), batching=""),
+    Identity("soak_slow", (("FP32", 1),), parameters={DELAY_PARAMETER: "2000"}, instances=2),
+)
+
+# The models of the benchmark table. `identity` answers what it gets; `big_in` gets a large and a small tensor and is
+# asked for the small one only, so the large one ends at the door of the backend.
+BENCH = (
+    Identity("identity", (("FP32", 1),)),
+    Identity("big_in", (("FP32", 1), ("FP32", 1))),
+)
