@@ -1,13 +1,13 @@
 """The classification extension; the contract is in classify.pxd."""
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.codec cimport Str
 from _native.datatype cimport DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
-from _native.datatype cimport DT_UINT8, DT_UINT16, DT_UINT32, DT_UINT64, Datatype, datatype_parse, datatype_size
+from _native.datatype cimport DT_UINT8, DT_UINT64, Datatype, datatype_parse, datatype_size
 from _native.memory cimport Block, block_give, block_take
 
 cdef extern from *:

@@ -13,7 +13,7 @@ from _native.datatype cimport DT_BYTES, Datatype, datatype_name, datatype_parse,
 from _native.datatype cimport DT_BOOL, DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
 from _native.datatype cimport DT_UINT8, DT_UINT16, DT_UINT32, DT_UINT64
 from _native.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
-from _native.wire cimport field_size, likely, packed_varint_count, read_fixed32, read_fixed64, read_size, read_tag
+from _native.wire cimport field_size, likely, packed_varint_count, read_fixed64, read_size, read_tag
 from _native.wire cimport read_text, read_varint, skip_field, varint_size, write_prefix, write_varint
 
 # Tags are field_number << 3 | wire_type.

@@ -109,13 +109,6 @@ cdef inline const uint8_t *read_text(const uint8_t *p, const uint8_t *end, const
     return p + size[0]
 
 
-cdef inline const uint8_t *read_fixed32(const uint8_t *p, const uint8_t *end, uint32_t *value) noexcept nogil:
-    if end - p < 4:
-        return NULL
-    memcpy(value, p, 4)
-    return p + 4
-
-
 cdef inline const uint8_t *read_fixed64(const uint8_t *p, const uint8_t *end, uint64_t *value) noexcept nogil:
     if end - p < 8:
         return NULL

@@ -1,0 +1,111 @@
+"""The classification extension against a model in numpy."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _native.classify import classify_tensor
+
+DTYPES = {
+    "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
+    "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
+    "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+
+
+def order(row: np.ndarray) -> list[int]:
+    """Indices by falling value, NaN last, equal ones by index."""
+
+    def key(index: int):
+        value = row[index].item()
+        return (1, 0, index) if value != value else (0, -value, index)
+
+    return sorted(range(len(row)), key=key)
+
+
+def texts(array: np.ndarray, k: int, labels=()) -> list[str]:
+    found = []
+    for row in array:
+        for index in order(row)[:k]:
+            value = "nan" if row[index] != row[index] else f"{row[index]:f}" if array.dtype.kind == "f" else row[index]
+            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+            found.append(f"{value}:{index}{label}")
+    return found
+
+
+def ours(array: np.ndarray, k: int, labels=()) -> list[str]:
+    name = next(n for n, d in DTYPES.items() if np.dtype(d) == array.dtype)
+    content = classify_tensor(array.tobytes(), name, *array.shape, k, labels)
+    found = []
+    while content:
+        (size,) = struct.unpack_from("<I", content)
+        found.append(content[4 : 4 + size].decode())
+        content = content[4 + size :]
+    return found
+
+
+def test_text_of_each_element():
+    row = np.array([[0.5, -1.25, 3e9]], "<f4")
+    assert ours(row, 3, ["cat", "", "dog"]) == ["3000000000.000000:2:dog", "0.500000:0:cat", "-1.250000:1"]
+    assert ours(np.array([[7, -3]], "<i8"), 1, ["größe"]) == ["7:0:größe"]
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES.values() if "f" not in d])
+def test_extreme_integers(dtype):
+    limits = np.iinfo(dtype)
+    row = np.array([[limits.min, 0, limits.max, limits.max - 1, limits.min + 1]], dtype)
+    assert ours(row, 5) == texts(row, 5)
+    assert ours(row, 1) == [f"{limits.max}:2"]
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_extreme_floats(dtype):
+    limits = np.finfo(dtype)
+    values = [np.nan, -np.nan, np.inf, -np.inf, limits.max, limits.min, limits.tiny, -limits.tiny, -0.0, 0.0]
+    row = np.array([values, values[::-1]], dtype)
+    assert ours(row, 10) == texts(row, 10)
+
+
+def test_equal_values_come_by_index():
+    row = np.zeros((1, 50), "<f4")
+    row[0, 30:] = 1
+    assert ours(row, 7) == [f"1.000000:{i}" for i in range(30, 37)]
+    row[0, ::2] = -0.0
+    assert [int(t.split(":")[1]) for t in ours(row, 50)] == order(row[0])
+
+
+def test_no_class_is_asked_for_or_there():
+    assert classify_tensor(bytes(8), "FP32", 1, 2, 0) == b""
+    assert classify_tensor(b"", "FP32", 0, 2, 3) == b""
+    assert classify_tensor(b"", "FP32", 4, 0, 3) == b""
+    assert len(ours(np.zeros((2, 3), "<f4"), 100)) == 6
+
+
+@pytest.mark.parametrize(("datatype", "size"), [("FP16", 2), ("BF16", 2), ("BOOL", 1), ("BYTES", 0)])
+def test_datatypes_without_classes(datatype, size):
+    with pytest.raises(TypeError, match=datatype):
+        classify_tensor(bytes(4 * size), datatype, 1, 4, 1)
+
+
+def test_a_row_has_a_million_elements_at_most():
+    row = np.arange(1_000_000, dtype="<i4").reshape(1, -1)
+    assert ours(row, 2) == ["999999:999999", "999998:999998"]
+    assert ours(np.repeat(row, 2, axis=0), 1) == ["999999:999999"] * 2
+    with pytest.raises(OverflowError):
+        classify_tensor(bytes(1_000_001), "UINT8", 1, 1_000_001, 1)
+
+
+@given(st.data(), st.sampled_from(list(DTYPES.values())))
+@settings(max_examples=300, derandomize=True, deadline=None)
+def test_random_tensors(data, dtype):
+    rows, elements = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 40))
+    content = data.draw(st.binary(min_size=rows * elements * 8, max_size=rows * elements * 8))
+    array = np.frombuffer(content, dtype)[: rows * elements].reshape(rows, elements)
+    if data.draw(st.booleans()):  # many equal values
+        array = array[:, :1].repeat(elements, axis=1) if elements else array
+    k = data.draw(st.integers(0, elements + 2))
+    labels = data.draw(st.lists(st.text(max_size=5), max_size=elements + 1))
+    assert ours(array, k, labels) == texts(array, k, labels)
