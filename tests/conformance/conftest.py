@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from tests.conformance import doors
+from tests.conformance.client import Control, Stub
 
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -50,3 +51,13 @@ def hosted(door, server):
 def channel(server):
     with grpc.insecure_channel(server, options=_UNLIMITED) as channel:
         yield channel
+
+
+@pytest.fixture
+def stub(channel):
+    return Stub(channel)
+
+
+@pytest.fixture
+def control(hosted, channel):
+    return Control(channel)

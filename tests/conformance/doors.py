@@ -1,8 +1,7 @@
 """The front doors under test, and a process that serves one of them.
 
 `python -m tests.conformance.doors DOOR` hosts everything of the conformance suite on one door: the inference service
-over the fake engine, health, reflection, the library's own health servicer under another name, and the generic
-servicer. It prints the port when it listens and stops on SIGTERM. A process of its own, because grpc.aio must be used
+over the fake engine, health, reflection and the generic servicer. It prints the port when it listens and stops on SIGTERM. A process of its own, because grpc.aio must be used
 by one event loop only, and the tests use it as a client.
 """
 
@@ -73,29 +72,42 @@ def _arguments():
     parser.add_argument("door", choices=NAMES)
     parser.add_argument("--max-message-bytes", type=int, default=-1)
     parser.add_argument("--stream-window", type=int, default=128)
+    parser.add_argument("--library-health", action="store_true", help="only the library's health servicer")
     return parser.parse_args()
 
 
 async def _serve(arguments):
+    door = make(arguments.door, max_message_bytes=arguments.max_message_bytes)
+    if arguments.library_health:
+        await _install_library_health(door)
+    else:
+        _install_all(door, arguments.stream_window)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    print(f"port {await door.start('127.0.0.1:0')}", flush=True)
+    await stopping.wait()
+    await door.stop(grace=1.0)
+
+
+def _install_all(door, stream_window):
     from server.front import services
     from server.rpc.metadata import Identity
     from server.rpc.service import table
     from tests.conformance import generic
     from tests.conformance.fake_engine import FakeEngine
 
-    door = make(arguments.door, max_message_bytes=arguments.max_message_bytes)
     engine = FakeEngine()
-    identity = Identity(version="0.1.0")
-    health = services.install(door, table(engine, identity, stream_window=arguments.stream_window), engine)
+    health = services.install(door, table(engine, Identity(version="0.1.0"), stream_window=stream_window), engine)
     generic.install(door)
     door.add_generic_rpc_handlers((engine.control_handler(health),))
 
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    print(f"port {await door.start('127.0.0.1:0')}", flush=True)
-    await stopping.wait()
-    health.drain()
-    await door.stop(grace=1.0)
+
+async def _install_library_health(door):
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    servicer = health.aio.HealthServicer()
+    await servicer.set("on", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, door)
 
 
 def main():

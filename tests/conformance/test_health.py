@@ -1,0 +1,138 @@
+"""grpc.health.v1 with the library's own messages and stub; the library's servicer hosted unchanged."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.conformance import doors, models
+from tests.conformance.client import Control
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+SERVER_NAMES = ("", "inference.GRPCInferenceService")
+
+
+@pytest.fixture
+def health(channel):
+    return health_pb2_grpc.HealthStub(channel)
+
+
+class Watch:
+    """A running Watch; its answers are taken one by one."""
+
+    def __init__(self, health, name):
+        self._call = health.Watch(health_pb2.HealthCheckRequest(service=name))
+        self._statuses = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        try:
+            for response in self._call:
+                self._statuses.put(response.status)
+        except grpc.RpcError:
+            pass  # cancelled
+
+    def next(self):
+        return self._statuses.get(timeout=5)
+
+    def cancel(self):
+        self._call.cancel()
+
+
+@pytest.fixture
+def watch(health):
+    watches = []
+
+    def start(name):
+        watches.append(Watch(health, name))
+        return watches[-1]
+
+    yield start
+    for each in watches:
+        each.cancel()
+
+
+def check(health, name):
+    return health.Check(health_pb2.HealthCheckRequest(service=name)).status
+
+
+@pytest.mark.parametrize("name", [*SERVER_NAMES, "simple", "simple/1", "versions", "versions/1", "versions/3"])
+def test_check(health, name):
+    assert check(health, name) == SERVING
+
+
+@pytest.mark.parametrize("name", [models.BROKEN, f"{models.BROKEN}/1"])
+def test_check_of_a_model_that_did_not_load(health, name):
+    assert check(health, name) == NOT_SERVING
+
+
+@pytest.mark.parametrize("name", ["nothing", "simple/9", "simple/", "/1"])
+def test_check_of_an_unknown_name(health, name):
+    with pytest.raises(grpc.RpcError) as caught:
+        check(health, name)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_status_follows_the_models(health, control, watch):
+    names = (*SERVER_NAMES, "versions", "versions/3")
+    watches = {name: watch(name) for name in names}
+    assert {each.next() for each in watches.values()} == {SERVING}
+    control.set_ready("versions", 3, False)
+    try:
+        assert [watches[name].next() for name in (*SERVER_NAMES, "versions/3")] == [NOT_SERVING] * 3
+        assert check(health, "versions/1") == check(health, "versions") == SERVING
+        assert check(health, "versions/3") == check(health, "") == NOT_SERVING
+        control.set_ready("versions", 1, False)
+        assert watches["versions"].next() == NOT_SERVING
+    finally:
+        control.set_ready("versions", 1, True)
+        control.set_ready("versions", 3, True)
+    assert {each.next() for each in watches.values()} == {SERVING}
+
+
+def test_watch_of_an_unknown_name(watch):
+    assert watch("nothing").next() == UNKNOWN
+
+
+def test_a_watcher_that_leaves_does_not_take_others_along(control, watch):
+    first, second = watch("versions/3"), watch("versions/3")
+    assert first.next() == second.next() == SERVING
+    first.cancel()
+    for ready, status in ((False, NOT_SERVING), (True, SERVING)):
+        control.set_ready("versions", 3, ready)
+        assert second.next() == status
+
+
+def test_drain(door):
+    if door == "target":
+        pytest.skip("stops the server")
+    with doors.serving_door(door) as address, grpc.insecure_channel(address) as channel:
+        health, watch = health_pb2_grpc.HealthStub(channel), Watch(health_pb2_grpc.HealthStub(channel), "simple")
+        assert watch.next() == SERVING
+        control = Control(channel)
+        control.drain()
+        assert watch.next() == NOT_SERVING
+        control.set_ready("simple", 1, True)  # too late
+        assert {check(health, name) for name in (*SERVER_NAMES, "simple", "simple/1")} == {NOT_SERVING}
+        watch.cancel()
+
+
+def test_the_servicer_of_the_library_is_hosted_unchanged(door):
+    if door == "target":
+        pytest.skip("needs a server of ours")
+    with doors.serving_door(door, "--library-health") as address, grpc.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert check(health, "on") == check(health, "") == SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            check(health, "nothing")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = Watch(health, "on")
+        assert watch.next() == SERVING
+        watch.cancel()
