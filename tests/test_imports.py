@@ -34,7 +34,8 @@ RULES = (
     Rule("_native", may_not=TRANSPORT),
     Rule("backends.api", may=("_native",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.loader", may=("_native", "backends.api"), may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("backends.*", may=("_native", "backends.api"), may_not=TRANSPORT),
+    Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.*", may=("_native", "backends.api", "backends.parameters"), may_not=TRANSPORT),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.settings", may=("server.errors",), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -54,7 +55,7 @@ RULES = (
     Rule("server.app", may=("_native", "backends.api", "backends.loader", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.cli",
-        may=("backends.api", "backends.loader", "server.app", "server.engine", *CORE),
+        may=("backends.api", "backends.loader", "server.app", "server.engine", "server.foreign", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.__main__", may=("server.cli",), may_not=(*TRANSPORT, *FRAMEWORKS)),

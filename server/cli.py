@@ -1,0 +1,185 @@
+"""The command `inferd`: flags, environment and file → `Settings` → the server.
+
+A value comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config names,
+else it is the default. Flags are tritonserver's where it has the option: `--x=true` and `--x true` both work, and its
+options that mean nothing here are accepted or refused as `server.foreign` says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Env, Toml
+
+from server.errors import ConfigError
+from server.foreign import FOREIGN, Ignored, Refused
+from server.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from server.engine.config import Options
+
+TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
+ALIASES = {"model-store": "model-repository"}
+FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
+
+USAGE_ERROR = 2
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be done; the text says what and why."""
+
+
+# ---- tritonserver's spelling ----------------------------------------------------------------------------------------
+
+
+def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
+    """The tokens in our own spelling: aliases replaced, `--x true` joined, tritonserver's other options taken out.
+
+    Lines about options that were ignored are appended to `warn`.
+
+    Raises:
+        UsageError: an option of tritonserver that is refused.
+    """
+    kept: list[str] = []
+    rest = iter(range(len(tokens)))
+    for i in rest:
+        option, equals, value = tokens[i].partition("=")
+        if not option.startswith("--"):
+            kept.append(tokens[i])
+            continue
+        name = ALIASES.get(option[2:], option[2:])
+        foreign = FOREIGN.get(name)
+        if not equals and _takes_next(name, foreign, tokens[i + 1 : i + 2]):
+            value, equals = tokens[next(rest)], "="
+        if foreign is None:
+            kept.append(f"--{name}{equals}{value}")
+        else:
+            _judge(name, foreign, value, warn)
+    return kept
+
+
+def _takes_next(name: str, foreign: Refused | Ignored | None, following: Sequence[str]) -> bool:
+    """Whether the token after the option is its value; flags take only what reads as a truth value."""
+    if not following:
+        return False
+    if foreign is None:
+        return name in FLAGS and following[0].lower() in TRUTH
+    return following[0].lower() in TRUTH if foreign.is_flag else not following[0].startswith("--")
+
+
+def _judge(name: str, foreign: Refused | Ignored, value: str, warn: list[str]) -> None:
+    said = TRUTH.get(value.lower(), value.lower()) if foreign.is_flag else value.lower()
+    if foreign.is_flag and not said:
+        said = "true"
+    if isinstance(foreign, Ignored):
+        if said not in foreign.silent:
+            warn.append(f"--{name} is ignored: {foreign.reason}")
+    elif said not in foreign.harmless:
+        hint = f" (only {' or '.join(foreign.harmless)} is accepted)" if foreign.harmless else ""
+        raise UsageError(f"--{name}: {foreign.reason}{hint}")
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+
+def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill what neither flags nor environment gave from the TOML file that --config names."""
+    tokens = [token for argument in arguments if argument.name == "--config" for token in argument.tokens]
+    if not tokens:
+        return
+    path = Path(tokens[0].value)
+    if not path.is_file():
+        raise UsageError(f"--config: there is no file {path}")
+    Toml(path, use_commands_as_keys=False)(app, commands, arguments)
+
+
+app = App(
+    name="inferd",
+    help="A gRPC inference server for Triton model repositories.",
+    version=lambda: f"inferd {metadata.version('inferd')}",
+    default_parameter=Parameter(negative=()),
+    config=[Env("INFERD_", command=False), from_file],
+)
+
+
+@app.command
+def serve(
+    *,
+    settings: Annotated[Settings, Parameter(name="*")],
+    config: Annotated[Path | None, Parameter(help="TOML file with options, for example grpc-port = 8001.")] = None,  # noqa: ARG001
+) -> int:
+    """Serve the models of a repository until told to stop."""
+    from server import app as server_app  # the server is imported only where it is run
+
+    server_app.run(settings)
+    return 0
+
+
+@app.command
+def check(
+    *repository: Annotated[Path, Parameter(help="Folders of model folders.")],
+    model_config_name: str = "",
+    disable_auto_complete_config: bool = False,
+) -> int:
+    """Check the configuration of every model of a repository without serving it.
+
+    Frameworks are loaded only for models whose configuration must be completed from their files.
+
+    Args:
+        model_config_name: Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt.
+        disable_auto_complete_config: Take config.pbtxt as it is.
+    """
+    from backends.loader import BackendLoader
+    from server.engine.config import Options
+
+    if not repository:
+        raise UsageError("check: give the folder of a model repository")
+    options = Options(auto_complete=not disable_auto_complete_config, config_name=model_config_name)
+    failures = 0
+    for name, problem in _problems(repository, options, BackendLoader()):
+        print(f"{name}: ok" if problem is None else problem)
+        failures += problem is not None
+    return 1 if failures else 0
+
+
+def _problems(repository: Sequence[Path], options: Options, loader: Any) -> Iterator[tuple[str, str | None]]:
+    """For each model its name and what is wrong with it, if anything."""
+    from backends.api import BackendError
+    from server.engine import config
+    from server.engine.repository import scan
+
+    for folder in scan(repository):
+        if folder.problem:
+            yield folder.name, f"{folder.path}: {folder.problem}"
+            continue
+        try:
+            config.prepare(folder, options, loader)
+        except ConfigError as error:
+            yield folder.name, str(error)
+        except BackendError as error:
+            yield folder.name, f"{folder.path}: {error}"
+        else:
+            yield folder.name, None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of the command: 0, 1 when it failed, 2 when it was asked wrongly."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    warnings: list[str] = []
+    try:
+        if tokens[:1] == ["serve"]:
+            tokens = translated(tokens, warnings)
+        for line in warnings:
+            print(f"inferd: warning: {line}", file=sys.stderr)
+        result = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except (UsageError, CycloptsError, SettingsError) as error:
+        print(f"inferd: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    return result if isinstance(result, int) else 0

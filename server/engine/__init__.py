@@ -1,0 +1,1 @@
+"""Everything between a decoded request and its response: models, configuration, lanes, instances."""

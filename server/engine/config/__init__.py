@@ -1,0 +1,110 @@
+"""config.pbtxt → a complete, valid configuration and the frozen specification made of it.
+
+`prepare` takes a model's folder through all steps, each of which is a module of this package:
+
+    parse (file → message, with the line of each field) → defaults (what was not written) → refused (what is not served)
+    → completion (from the model file) → rules (what must hold) → specification
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.api import Backend, BackendError, ModelSource, ModelSpec
+from backends.loader import BackendLoader
+from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, needs_signature
+from server.engine.config.defaults import fill_defaults, identify
+from server.engine.config.findings import raise_any
+from server.engine.config.parse import parse_file
+from server.engine.config.refused import refusals, warn_carried
+from server.engine.config.rules import validate
+from server.engine.config.source import Source
+from server.engine.config.specification import to_spec
+from server.engine.repository import ModelFolder, select_versions, versions_of
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+__all__ = ["Options", "Prepared", "complete", "load_config", "prepare", "read", "to_spec", "validate"]
+
+FILE = "config.pbtxt"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How configurations are read."""
+
+    auto_complete: bool = True
+    config_name: str = ""  # prefer configs/<config_name>.pbtxt
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is ready to be loaded."""
+
+    config: pb.ModelConfig  # what ModelConfig answers
+    spec: ModelSpec
+    versions: tuple[int, ...]  # to be served, ascending
+
+
+def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Prepared:
+    """Read, complete and check the configuration of a model. Blocks: it may load the model's file to look into it.
+
+    Raises:
+        ConfigError: the configuration cannot be served; one line for each thing that is wrong.
+        BackendError: the backend cannot be had or cannot read the model's file.
+    """
+    if folder.problem:
+        raise ConfigError(folder.problem)
+    config, source = read(folder.path, options)
+    versions = select_versions(config, folder)
+    scalars: Collection[str] = ()
+    if options.auto_complete and needs_signature(config, source):
+        raise_any(refusals(config), config.name, source)  # before the model's file is looked into
+        partial = ModelSource(to_spec(config, folder.path, source), versions[-1], folder.version_path(versions[-1]))
+        signature = _backend(config, source, loader).inspect(partial)
+        if signature is not None:
+            scalars = complete(config, signature, source, options.default_max_batch_size)
+    validate(config, source, scalars)
+    warn_carried(config, source)
+    _backend(config, source, loader)  # there is one
+    return Prepared(config, to_spec(config, folder.path, source), tuple(versions))
+
+
+def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:
+    """`read` without the positions."""
+    return read(model_dir, options)[0]
+
+
+def read(model_dir: Path, options: Options) -> tuple[pb.ModelConfig, Source]:
+    """The configuration with defaults filled in, and where its fields were written. A missing file is an empty one.
+
+    Raises:
+        ConfigError: the file cannot be read, contradicts the folder's name, or does not tell the backend.
+    """
+    path = config_path(model_dir, options)
+    if path.exists():
+        config, source = parse_file(path, model_dir)
+    elif options.auto_complete:
+        config, source = pb.ModelConfig(), Source(path)
+    else:
+        raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
+    version_dirs = [model_dir / str(version) for version in reversed(versions_of(model_dir))]
+    identify(config, model_dir, version_dirs, source)
+    fill_defaults(config)
+    return config, source
+
+
+def config_path(model_dir: Path, options: Options) -> Path:
+    """configs/<name>.pbtxt if a name was asked for and it exists, else config.pbtxt."""
+    named = model_dir / "configs" / f"{options.config_name}.pbtxt"
+    return named if options.config_name and named.exists() else model_dir / FILE
+
+
+def _backend(config: pb.ModelConfig, source: Source, loader: BackendLoader) -> Backend:
+    try:
+        return loader.backend(config.backend)
+    except BackendError as error:
+        raise ConfigError(f"{source.at('backend')}: {error} for model '{config.name}'") from error

@@ -1,0 +1,99 @@
+"""Auto-complete: what the model file says and the configuration leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from backends.api import Signature, TensorSpec
+from server.engine.config.datatypes import TYPE_OF
+from server.engine.config.defaults import fill_defaults
+from server.engine.config.findings import Finding, error_of
+from server.engine.config.source import NOWHERE, Source
+from server.pb import model_config_pb2 as pb
+
+ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
+
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+class Tensors(Protocol):
+    """The inputs or the outputs of a configuration."""
+
+    def add(self, *, name: str) -> ModelTensor: ...
+    def __iter__(self) -> Iterator[ModelTensor]: ...
+    def __len__(self) -> int: ...
+
+
+def needs_signature(config: pb.ModelConfig, source: Source) -> bool:
+    """Whether there is anything that the model file could complete."""
+    tensors: list[ModelTensor] = [*config.input, *config.output]
+    return (
+        not config.input
+        or not config.output
+        or any(not tensor.data_type or not tensor.dims for tensor in tensors)
+        or not source.has("max_batch_size")
+    )
+
+
+def complete(
+    config: pb.ModelConfig,
+    signature: Signature,
+    source: Source = NOWHERE,
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> frozenset[str]:
+    """Fill in, in place and as Triton does: tensors, the largest batch of a model that can batch, dynamic batching.
+
+    A maximum batch size is added neither when the file says 0 nor when the tensors it gives have the batch dimension
+    among their dims: both mean that the model is to be served without batching.
+
+    Returns:
+        The names of tensors that have no dimension but the batch dimension.
+
+    Raises:
+        ConfigError: max_batch_size is set for a model that cannot batch.
+    """
+    if config.max_batch_size > 0 and not signature.batches:
+        text = "autofill failed: model does not support batching while non-zero max_batch_size is specified"
+        instead = "write max_batch_size: 0, and dims with all dimensions of the model"
+        raise error_of([Finding(("max_batch_size",), text, instead)], config.name, source)
+    if signature.batches and not config.max_batch_size and _may_batch(config, signature, source):
+        config.max_batch_size = default_max_batch_size
+        if default_max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+            config.dynamic_batching.SetInParent()
+    whole = signature.batches and not config.max_batch_size
+    scalars = _fill(config.input, signature.inputs, whole) | _fill(config.output, signature.outputs, whole)
+    fill_defaults(config)
+    return scalars
+
+
+def _may_batch(config: pb.ModelConfig, signature: Signature, source: Source) -> bool:
+    if source.has("max_batch_size"):
+        return False
+    return _ranks_fit(config.input, signature.inputs) and _ranks_fit(config.output, signature.outputs)
+
+
+def _ranks_fit(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
+    """Whether no configured tensor has more dimensions than the model's has without its batch dimension."""
+    ranks = {spec.name: len(spec.dims) for spec in specs}
+    return all(len(tensor.dims) <= max(1, ranks.get(tensor.name, 0)) for tensor in tensors if tensor.name in ranks)
+
+
+def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool) -> frozenset[str]:
+    """Add all tensors where none is given, else what those that are given leave out."""
+    if not tensors:
+        for spec in specs:
+            tensors.add(name=spec.name)
+    known = {spec.name: spec for spec in specs}
+    scalars = set()
+    for tensor in tensors:
+        if tensor.name not in known:
+            continue  # the backend says so when it loads the model
+        spec = known[tensor.name]
+        if not tensor.data_type:
+            tensor.data_type = TYPE_OF[spec.datatype]
+        if not tensor.dims:
+            tensor.dims.extend((-1, *spec.dims) if whole else spec.dims)
+        if not tensor.dims:
+            scalars.add(tensor.name)
+    return frozenset(scalars)

@@ -1,0 +1,111 @@
+"""The defaults of a configuration, filled in as Triton does, so that ModelConfig shows what is in force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backends.loader import BUILTIN, PLATFORMS, backend_of_platform
+from server.engine.config.findings import Finding, error_of
+from server.engine.config.source import Source
+from server.pb import model_config_pb2 as pb
+
+# Backends of Triton by the file they look for, to name what a folder holds even where it is not served.
+OTHER_FILES = {
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.plan": "tensorrt",
+    "model.xml": "openvino",
+    "model.pt2": "pytorch's torch_aoti platform",
+    "model.py": "python",
+}
+OTHER_PLATFORMS = ("tensorrt_plan", "torch_aoti", "tensorflow_savedmodel", "tensorflow_graphdef", "ensemble")
+
+# Triton runs two instances of these on the CPU where no count is given.
+TWO_CPU_INSTANCES = {"onnxruntime", "tensorflow"}
+
+
+def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> None:
+    """Fill in name, platform, backend and model file.
+
+    Raises:
+        ConfigError: the name is another than the folder's, or the backend is unknown or cannot be told.
+    """
+    if not config.name:
+        config.name = model_dir.name
+    if config.name != model_dir.name:
+        text = f"unexpected directory name '{model_dir.name}', directory name must equal model name,"
+        instead = f'write name: "{model_dir.name}" or rename the folder'
+        raise error_of([Finding(("name",), text, instead)], config.name, source)
+    if not config.backend:
+        config.backend = _backend(config, model_dir, version_dirs, source)
+    if not config.platform:
+        config.platform = next((platform for platform, name in PLATFORMS.items() if name == config.backend), "")
+    expected = backend_of_platform(config.platform) if config.platform else config.backend
+    if expected != config.backend:
+        text = f"unexpected 'platform' and 'backend' pair, got: {config.platform}, {config.backend},"
+        raise error_of([Finding(("platform",), text, "remove platform")], config.name, source)
+    if not config.default_model_filename and config.backend in BUILTIN:
+        config.default_model_filename = BUILTIN[config.backend].model_filename
+
+
+def fill_defaults(config: pb.ModelConfig) -> None:
+    """Fill in the defaults of everything else; doing it again changes nothing."""
+    policy = config.version_policy
+    if policy.WhichOneof("policy_choice") in (None, "latest") and not policy.latest.num_versions:
+        policy.latest.num_versions = 1
+    if not config.optimization.HasField("input_pinned_memory"):
+        config.optimization.input_pinned_memory.enable = True
+    if not config.optimization.HasField("output_pinned_memory"):
+        config.optimization.output_pinned_memory.enable = True
+    batching = config.dynamic_batching
+    if config.HasField("dynamic_batching") and not batching.preferred_batch_size and config.max_batch_size > 0:
+        batching.preferred_batch_size.append(config.max_batch_size)
+    _normalise_instances(config)
+
+
+def _normalise_instances(config: pb.ModelConfig) -> None:
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        if not group.name:
+            group.name = f"{config.name}_{index}"
+        if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
+            group.kind = pb.ModelInstanceGroup.KIND_CPU  # no GPU can be used yet
+        if not group.count:
+            on_cpu = group.kind == pb.ModelInstanceGroup.KIND_CPU
+            group.count = 2 if on_cpu and config.backend in TWO_CPU_INSTANCES else 1
+
+
+def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> str:
+    """The backend from the platform, else from the model's file, else from the folder's name `<model>.<backend>`."""
+    if config.platform:
+        return _platform_backend(config, source)
+    for name, entry in BUILTIN.items():
+        if entry.model_filename and _has_model(version_dirs, config.default_model_filename, entry.model_filename):
+            return name
+    if "." in model_dir.name:
+        return model_dir.name.rpartition(".")[2]
+    text = "must specify 'platform' or 'backend': could not determine backend"
+    others = [name for name in OTHER_FILES if any((version_dir / name).exists() for version_dir in version_dirs)]
+    if others:
+        text += f" (there is {', '.join(f'{name} of {OTHER_FILES[name]}' for name in others)}, which is not served)"
+    known = ", ".join(f"{entry.model_filename} ({name})" for name, entry in BUILTIN.items() if entry.model_filename)
+    instead = f'write backend: "...", or put one of {known} into the version folder'
+    raise error_of([Finding(("backend",), text, instead)], config.name, source)
+
+
+def _has_model(version_dirs: list[Path], given: str, usual: str) -> bool:
+    """Whether a version holds the model's file, under its given name or the backend's usual one."""
+    if given and Path(given).suffix != Path(usual).suffix:
+        return False
+    return any((version_dir / (given or usual)).exists() for version_dir in version_dirs)
+
+
+def _platform_backend(config: pb.ModelConfig, source: Source) -> str:
+    found = backend_of_platform(config.platform)
+    if found:
+        return found
+    text = f"unexpected platform type '{config.platform}'"
+    if config.platform in OTHER_PLATFORMS:
+        text = f"platform '{config.platform}' is not served"
+    raise error_of([Finding(("platform",), text, f"it is one of {', '.join(PLATFORMS)}")], config.name, source)

@@ -1,0 +1,72 @@
+"""config.pbtxt → ModelConfig message, with errors that give file, line, column and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from server.engine.config.files import read_text
+from server.engine.config.source import Source, locate
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+from server.pb import pool
+
+MAX_FILE_SIZE = 1 << 20
+
+POSITION = re.compile(r"^\d+:\d+ : ")
+UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" .*no field named "([^"]+)"')
+UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ([^\s.]+)')
+
+
+def parse_file(path: Path, model_dir: Path) -> tuple[pb.ModelConfig, Source]:
+    """Read one file.
+
+    Raises:
+        ConfigError: the file cannot be read or is no configuration.
+    """
+    text = read_text(path, model_dir, MAX_FILE_SIZE)
+    config = pb.ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        raise ConfigError(_explained(path, error)) from None
+    source = locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
+    if source.duplicates:
+        raise ConfigError(
+            "\n".join(
+                f"{path}:{found.line}: {found.field} '{found.key}' is given twice, first in line {found.first_line}: "
+                "remove one of them"
+                for found in source.duplicates
+            )
+        )
+    return config, source
+
+
+def _explained(path: Path, error: text_format.ParseError) -> str:
+    """The parser's error as `file:line:column: text`, with the nearest known name."""
+    text = POSITION.sub("", str(error)).strip()
+    if found := UNKNOWN_FIELD.search(text):
+        text = _unknown_field(*found.groups())
+    elif found := UNKNOWN_VALUE.search(text):
+        text = _unknown_value(*found.groups())
+    position = [str(part) for part in (error.GetLine(), error.GetColumn()) if part]
+    return f"{':'.join([str(path), *position])}: {text}"
+
+
+def _unknown_field(message: str, name: str) -> str:
+    fields = list(pool.FindMessageTypeByName(message).fields_by_name)
+    return f"{message.removeprefix('inference.')} has no field named '{name}'{_nearest(name, fields)}"
+
+
+def _unknown_value(enum: str, name: str) -> str:
+    values = list(pool.FindEnumTypeByName(enum).values_by_name)
+    return f"{enum.removeprefix('inference.')} has no value named '{name}'{_nearest(name.upper(), values)}"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    # "FP32" for TYPE_FP32 and "cpu" for KIND_CPU are closer than edit distance says.
+    found = [other for other in known if other.endswith(f"_{name}")] or difflib.get_close_matches(name, known, n=1)
+    return f": did you mean '{found[0]}'?" if found else f": it is one of {', '.join(known)}"

@@ -1,0 +1,123 @@
+"""The fields of config.pbtxt that no code serves yet: each is refused by name, never ignored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from server.engine.config.findings import Finding
+from server.engine.config.source import FieldPath, Source
+from server.pb import model_config_pb2 as pb
+
+log = logging.getLogger("inferd.config")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field as a path of names, and why it does not do what it does in Triton.
+
+    A scalar counts when it has another value than its default, a list or map when it is not empty, a message when it
+    is present.
+    """
+
+    path: str
+    why: str
+    instead: str = "remove it"
+
+
+_NO_SEQUENCES = "sequences are not served yet"
+_NO_GPU = "GPUs are not served yet"
+_NO_TENSORRT = "only TensorRT has it, which is not served"
+_NO_RAGGED = "ragged batching is not served yet"
+_NO_PRIORITIES = "priorities are not served yet"
+_NO_QUEUE_POLICY = "queue policies are not served yet"
+_NO_RATE_LIMIT = "the rate limiter is not served yet"
+_NO_ACCELERATOR = "execution accelerators are not served yet"
+
+REFUSED = (
+    # schedulers
+    Field("sequence_batching", _NO_SEQUENCES),
+    Field("ensemble_scheduling", "ensembles are not served yet"),
+    Field("dynamic_batching.preserve_ordering", "answers leave as they are ready", "write preserve_ordering: false"),
+    Field("dynamic_batching.priority_levels", _NO_PRIORITIES),
+    Field("dynamic_batching.default_priority_level", _NO_PRIORITIES),
+    Field("dynamic_batching.default_queue_policy.timeout_action", _NO_QUEUE_POLICY),
+    Field("dynamic_batching.default_queue_policy.default_timeout_microseconds", _NO_QUEUE_POLICY),
+    Field("dynamic_batching.default_queue_policy.allow_timeout_override", _NO_QUEUE_POLICY),
+    Field("dynamic_batching.default_queue_policy.max_queue_size", _NO_QUEUE_POLICY),
+    Field("dynamic_batching.priority_queue_policy", _NO_QUEUE_POLICY),
+    # tensors
+    Field("input.reshape", "reshaping is not served yet", "write the shape that the model takes as dims"),
+    Field("output.reshape", "reshaping is not served yet", "write the shape that the model gives as dims"),
+    Field("input.is_shape_tensor", _NO_TENSORRT),
+    Field("output.is_shape_tensor", _NO_TENSORRT),
+    Field("input.is_non_linear_format_io", _NO_TENSORRT),
+    Field("output.is_non_linear_format_io", _NO_TENSORRT),
+    Field("input.allow_ragged_batch", _NO_RAGGED),
+    Field("batch_input", _NO_RAGGED),
+    Field("batch_output", _NO_RAGGED),
+    # instances
+    Field("instance_group.rate_limiter.resources", _NO_RATE_LIMIT),
+    Field("instance_group.rate_limiter.priority", _NO_RATE_LIMIT),
+    Field("instance_group.profile", _NO_TENSORRT),
+    Field("instance_group.passive", "passive instances are not served yet"),
+    Field("instance_group.secondary_devices", "secondary devices are not served"),
+    Field("instance_group.host_policy", "host policies are not served yet"),
+    # optimization
+    Field("optimization.priority", "priorities of streams and threads are not served yet"),
+    Field("optimization.cuda.graphs", _NO_GPU),
+    Field("optimization.cuda.busy_wait_events", _NO_GPU),
+    Field("optimization.cuda.graph_spec", _NO_GPU),
+    Field("optimization.cuda.output_copy_stream", _NO_GPU),
+    Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
+    Field("optimization.execution_accelerators.cpu_execution_accelerator", _NO_ACCELERATOR),
+    Field("optimization.gather_kernel_buffer_threshold", _NO_GPU),
+    Field("optimization.eager_batching", "preparing the next batch ahead is not served yet"),
+    # the model as a whole
+    Field("runtime", "choosing the runtime of a backend is not served yet"),
+    Field("cc_model_filenames", _NO_GPU, "name the one file as default_model_filename"),
+    Field("model_warmup", "warm-up is not served yet"),
+    Field("model_operations.op_library_filename", "custom operations are not served yet"),
+    Field("model_transaction_policy.decoupled", "decoupled models are not served yet"),
+    Field("model_repository_agents.agents", "repository agents are not served yet"),
+    Field("response_cache.enable", "the response cache is not served yet", "write enable: false"),
+)
+
+CARRIED = (
+    Field("metric_tags", "there are no metrics yet that could carry them"),
+    Field("model_metrics", "there are no metrics yet that it could shape"),
+)
+"""Fields that change no answer: kept, returned by ModelConfig, and mentioned in the log."""
+
+
+def refusals(config: pb.ModelConfig) -> Iterator[Finding]:
+    """One finding for each place where a refused field is used."""
+    for field in REFUSED:
+        for path in uses(config, tuple(field.path.split("."))):
+            yield Finding(path, f"{field.path} is not supported, {field.why},", field.instead)
+
+
+def warn_carried(config: pb.ModelConfig, source: Source) -> None:
+    """Log one line for each carried field that the configuration has."""
+    for field in CARRIED:
+        for path in uses(config, (field.path,)):
+            log.warning("%s: %s of model '%s' has no effect: %s", source.at(*path), field.path, config.name, field.why)
+
+
+def uses(message: Message, names: tuple[str, ...], before: FieldPath = ()) -> Iterator[FieldPath]:
+    """The places where the field is used, as paths with indices."""
+    name, *rest = names
+    descriptor = message.DESCRIPTOR.fields_by_name[name]
+    path = (*before, name)
+    value = getattr(message, name)
+    if not rest:
+        if message.HasField(name) if descriptor.has_presence else bool(value):
+            yield path
+    elif descriptor.is_repeated:
+        for index, element in enumerate(value):
+            yield from uses(element, tuple(rest), (*path, index))
+    elif message.HasField(name):
+        yield from uses(value, tuple(rest), path)

@@ -1,0 +1,163 @@
+"""The rules for the fields that are served. Those that are not: server.engine.config.refuse."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import TypeAlias
+
+from server.engine.config.datatypes import NAME_OF
+from server.engine.config.findings import Finding, raise_any
+from server.engine.config.refused import refusals
+from server.engine.config.source import NOWHERE, FieldPath, Source
+from server.pb import model_config_pb2 as pb
+
+ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
+
+# Nothing real comes near these; a file that exceeds them would take memory or threads before anyone noticed.
+MAX_BATCH_SIZE = 1 << 20
+MAX_INSTANCES = 1024
+MAX_TENSORS = 4096
+MAX_RANK = 16  # batch dimension included
+MAX_ELEMENTS = 1 << 40  # of one tensor, all its fixed dimensions and the largest batch
+MAX_NAME_BYTES = 1024
+
+KIND = pb.ModelInstanceGroup.Kind
+
+
+def validate(config: pb.ModelConfig, source: Source = NOWHERE, scalars: Collection[str] = ()) -> None:
+    """Check a complete configuration.
+
+    Args:
+        scalars: tensors that may have no dims, because the model file says so.
+
+    Raises:
+        ConfigError: it has a field that is not served or breaks a rule; one line for each.
+    """
+    raise_any([*refusals(config), *broken_rules(config, scalars)], config.name, source)
+
+
+def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[Finding]:
+    yield from _max_batch_size(config)
+    yield from _version_policy(config)
+    yield from _tensors(config, "input", config.input, scalars)
+    yield from _tensors(config, "output", config.output, scalars)
+    for index, tensor in enumerate(config.input):
+        yield from _format(tensor, ("input", index))
+    yield from _dynamic_batching(config)
+    yield from _instance_groups(config)
+
+
+def _max_batch_size(config: pb.ModelConfig) -> Iterator[Finding]:
+    size = config.max_batch_size
+    if size < 0:
+        yield Finding(("max_batch_size",), "'max_batch_size' must be non-negative value", f"got {size}")
+    elif size > MAX_BATCH_SIZE:
+        yield Finding(("max_batch_size",), f"'max_batch_size' must be <= {MAX_BATCH_SIZE}", f"got {size}")
+
+
+def _version_policy(config: pb.ModelConfig) -> Iterator[Finding]:
+    for index, version in enumerate(config.version_policy.specific.versions):
+        if version < 0:
+            path = ("version_policy", "specific", "versions", index)
+            yield Finding(path, "a version must be non-negative", f"got {version}")
+
+
+# ---- tensors --------------------------------------------------------------------------------------------------------
+
+
+def _tensors(
+    config: pb.ModelConfig,
+    kind: str,
+    tensors: Collection[ModelTensor],
+    scalars: Collection[str],
+) -> Iterator[Finding]:
+    if not tensors:
+        instead = f'write {kind} [ {{ name: "..." data_type: TYPE_FP32 dims: [ -1 ] }} ]'
+        yield Finding((kind,), f"model configuration must contain at least one {kind}", instead)
+    if len(tensors) > MAX_TENSORS:
+        yield Finding((kind,), f"at most {MAX_TENSORS} {kind}s are served, got {len(tensors)},")
+        return
+    counts = Counter(tensor.name for tensor in tensors)
+    for index, tensor in enumerate(tensors):
+        path = (kind, index)
+        yield from _tensor(config, kind, tensor, path, scalars)
+        if tensor.name and counts[tensor.name] > 1:
+            yield Finding((*path, "name"), f"{kind} '{tensor.name}' is given {counts[tensor.name]} times")
+
+
+def _tensor(
+    config: pb.ModelConfig, kind: str, tensor: ModelTensor, path: FieldPath, scalars: Collection[str]
+) -> Iterator[Finding]:
+    which = f"model {kind} '{tensor.name}'"
+    if not tensor.name:
+        yield Finding(path, f"model {kind} must specify 'name'")
+    elif len(tensor.name.encode()) > MAX_NAME_BYTES or not tensor.name.isprintable():
+        text = f"the name of model {kind} {path[1]} must be printable and at most {MAX_NAME_BYTES} bytes long"
+        yield Finding((*path, "name"), text)
+    if tensor.data_type not in NAME_OF:
+        yield Finding(path, f"{which} must specify 'data_type'", "write data_type: TYPE_FP32 or another of the types")
+    if not tensor.dims and tensor.name not in scalars:
+        yield Finding(path, f"{which} must specify 'dims'", "write dims: [ ... ], -1 for each variable dimension")
+    for dim in tensor.dims:
+        if dim < 1 and dim != -1:
+            text = f"{which} dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
+            yield Finding((*path, "dims"), text, f"got {dim}")
+    rank = len(tensor.dims) + (config.max_batch_size > 0)
+    if rank > MAX_RANK:
+        yield Finding((*path, "dims"), f"{which} has {rank} dimensions, at most {MAX_RANK} are served")
+    elements = math.prod(dim for dim in tensor.dims if dim > 0) * max(1, config.max_batch_size)
+    if elements > MAX_ELEMENTS:
+        text = f"{which} has {elements} elements in the largest batch, at most {MAX_ELEMENTS} are served"
+        yield Finding((*path, "dims"), text, "write smaller dims or max_batch_size")
+
+
+def _format(tensor: pb.ModelInput, path: FieldPath) -> Iterator[Finding]:
+    if tensor.format != pb.ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+        name = pb.ModelInput.Format.Name(tensor.format).removeprefix("FORMAT_")
+        text = f"model input {name} require 3 dims"
+        yield Finding((*path, "format"), text, f"'{tensor.name}' has {len(tensor.dims)}")
+
+
+# ---- scheduling -----------------------------------------------------------------------------------------------------
+
+
+def _dynamic_batching(config: pb.ModelConfig) -> Iterator[Finding]:
+    if not config.HasField("dynamic_batching"):
+        return
+    for index, size in enumerate(config.dynamic_batching.preferred_batch_size):
+        path: FieldPath = ("dynamic_batching", "preferred_batch_size", index)
+        if size <= 0:
+            yield Finding(path, "dynamic batching preferred size must be positive", f"got {size}")
+        elif size > config.max_batch_size:
+            text = f"dynamic batching preferred size must be <= max batch size {config.max_batch_size}"
+            yield Finding(path, text, f"got {size}")
+    if config.dynamic_batching.max_queue_delay_microseconds > 1 << 62:
+        path = ("dynamic_batching", "max_queue_delay_microseconds")
+        yield Finding(path, f"dynamic batching delay must be <= {1 << 62}")
+
+
+def _instance_groups(config: pb.ModelConfig) -> Iterator[Finding]:
+    names: set[str] = set()
+    total = 0
+    for index, group in enumerate(config.instance_group):
+        path = ("instance_group", index)
+        which = f"instance group {group.name} of model {config.name}"
+        total += max(0, group.count)
+        if group.count < 0:
+            yield Finding((*path, "count"), f"{which} must have a positive count", f"got {group.count}")
+        if group.kind == KIND.KIND_GPU:
+            text = f"{which} has kind KIND_GPU but server does not support GPUs"
+            yield Finding((*path, "kind"), text, "write kind: KIND_CPU")
+        elif group.gpus:
+            text = f"{which} has kind {KIND.Name(group.kind)} but specifies one or more GPUs"
+            yield Finding((*path, "gpus"), text, "remove gpus")
+        if not group.name.isprintable() or len(group.name.encode()) > MAX_NAME_BYTES:
+            yield Finding((*path, "name"), f"the name of instance group {index} must be printable")
+        if group.name in names:
+            text = f"there are two instance groups named '{group.name}'"
+            yield Finding((*path, "name"), text, "name them differently")
+        names.add(group.name)
+    if total > MAX_INSTANCES:
+        yield Finding(("instance_group",), f"at most {MAX_INSTANCES} instances are served", f"got {total}")

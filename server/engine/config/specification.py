@@ -1,0 +1,92 @@
+"""ModelConfig → the frozen ModelSpec that backends and engine work with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+
+from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
+from server.engine.config.datatypes import NAME_OF
+from server.engine.config.files import inside, read_text
+from server.engine.config.source import NOWHERE, Source
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+MAX_LABEL_FILE_SIZE = 16 << 20
+
+
+def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -> ModelSpec:
+    """The specification of a normalised configuration; of an incomplete one too, with what it has.
+
+    Raises:
+        ConfigError: a file that it names lies outside the model's folder, or its labels cannot be read.
+    """
+    graph = config.optimization.graph if config.optimization.HasField("graph") else None
+    return ModelSpec(
+        name=config.name,
+        backend=config.backend,
+        platform=config.platform,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_input(tensor) for tensor in config.input),
+        outputs=tuple(
+            _output(tensor, _labels(tensor, model_dir, source.at("output", index, "label_filename")))
+            for index, tensor in enumerate(config.output)
+        ),
+        batching=_batching(config),
+        instances=tuple(_instances(config)),
+        parameters=MappingProxyType({key: value.string_value for key, value in config.parameters.items()}),
+        default_model_filename=_model_filename(config, model_dir, source),
+        graph_level=graph.level if graph else None,
+    )
+
+
+def _input(tensor: pb.ModelInput) -> TensorSpec:
+    return TensorSpec(tensor.name, NAME_OF.get(tensor.data_type, ""), tuple(tensor.dims), optional=tensor.optional)
+
+
+def _output(tensor: pb.ModelOutput, labels: tuple[str, ...]) -> TensorSpec:
+    return TensorSpec(tensor.name, NAME_OF.get(tensor.data_type, ""), tuple(tensor.dims), labels=labels)
+
+
+def _labels(tensor: pb.ModelOutput, model_dir: Path, where: str) -> tuple[str, ...]:
+    """One label a line; the line's number is the class."""
+    if not tensor.label_filename:
+        return ()
+    try:
+        text = read_text(inside(model_dir, tensor.label_filename, model_dir), model_dir, MAX_LABEL_FILE_SIZE)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: label file of output '{tensor.name}': {error}") from None
+    return tuple(text.splitlines())
+
+
+def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
+    if not config.HasField("dynamic_batching") or config.max_batch_size < 1:
+        return None
+    batching = config.dynamic_batching
+    # The largest batch is what is waited for anyway: as a preferred size, Triton's default, it adds nothing.
+    sizes = sorted(set(batching.preferred_batch_size) - {config.max_batch_size})
+    if sizes and config.max_batch_size in batching.preferred_batch_size:
+        sizes.append(config.max_batch_size)
+    return BatchingSpec(tuple(sizes), batching.max_queue_delay_microseconds)
+
+
+def _instances(config: pb.ModelConfig) -> list[InstanceSpec]:
+    """`<group>_<i>` for each instance of each group."""
+    kinds = pb.ModelInstanceGroup.Kind
+    return [
+        InstanceSpec(f"{group.name}_{i}", kinds.Name(group.kind).removeprefix("KIND_"))
+        for group in config.instance_group
+        for i in range(group.count)
+    ]
+
+
+def _model_filename(config: pb.ModelConfig, model_dir: Path, source: Source) -> str:
+    name = config.default_model_filename
+    if name and source.has("default_model_filename"):
+        where = source.at("default_model_filename")
+        try:
+            for version_dir in [model_dir / "1", *(path for path in model_dir.iterdir() if path.name.isdecimal())]:
+                inside(version_dir, name, model_dir)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: default_model_filename {error}") from None
+    return name

@@ -1,0 +1,138 @@
+"""Options of tritonserver that this server does not have: which values change nothing, and why the others are refused.
+
+Scripts written for tritonserver should start here unchanged where that is honest. An option that asks for something
+that is not there must say so rather than be swallowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Accepted silently with a harmless value, refused with the reason otherwise."""
+
+    reason: str
+    harmless: tuple[str, ...] = ()
+    is_flag: bool = False  # may stand without a value, meaning true
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Accepted whatever its value; one line says why it does nothing."""
+
+    reason: str
+    silent: tuple[str, ...] = ()  # values about which nothing is said
+    is_flag: bool = False
+
+
+def _ignored(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
+    return {name: Ignored(reason) for name in names}
+
+
+def _refused(reason: str, names: Iterable[str], *harmless: str) -> dict[str, Refused | Ignored]:
+    return {name: Refused(reason, harmless) for name in names}
+
+
+def _off(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
+    """Flags that may only be false."""
+    return {name: Refused(reason, ("false",), is_flag=True) for name in names}
+
+
+_GRPC_ONLY = "inferd serves gRPC only"
+_OWN_THREADS = "inferd has no such threads or pools to size"
+_NO_GPU = "GPUs are not served yet"
+_NO_CONTROL = "models are loaded at start; model control is not served yet"
+_NO_TLS = "TLS is not served yet"
+_NO_METRICS = "metrics are not served yet"
+_NO_TRACE = "tracing is not served yet"
+_NO_CACHE = "the response cache is not served yet"
+_NO_RATE_LIMIT = "the rate limiter is not served yet"
+_NO_AGE = "limits on the age of connections are not served yet"
+_NO_KEEPALIVE = "keepalive settings other than the defaults are not served yet"
+
+FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
+    {
+        # -- other front ends --
+        "allow-http": Ignored(_GRPC_ONLY, silent=("false",), is_flag=True),
+        "allow-sagemaker": Ignored(_GRPC_ONLY, silent=("false",), is_flag=True),
+        "allow-vertex-ai": Ignored(_GRPC_ONLY, silent=("false",), is_flag=True),
+        "reuse-http-port": Ignored(_GRPC_ONLY, silent=("false",), is_flag=True),
+        **_ignored(
+            _GRPC_ONLY,
+            (
+                "http-address",
+                "http-port",
+                "http-header-forward-pattern",
+                "http-max-input-size",
+                "http-restricted-api",
+                "http-thread-count",
+                "sagemaker-port",
+                "sagemaker-safe-port-range",
+                "sagemaker-thread-count",
+                "vertex-ai-port",
+                "vertex-ai-thread-count",
+                "vertex-ai-default-model",
+            ),
+        ),
+        # -- gRPC --
+        "allow-grpc": Refused("gRPC is all that inferd serves", ("true",), is_flag=True),
+        **_off("several servers on one port are not served yet", ["reuse-grpc-port"]),
+        **_ignored(
+            _OWN_THREADS,
+            (
+                "grpc-infer-thread-count",
+                "grpc-infer-allocation-pool-size",
+                "grpc-max-response-pool-size",
+                "buffer-manager-thread-count",
+            ),
+        ),
+        **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
+        **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
+        **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
+        **_off(_NO_TLS, ("grpc-use-ssl", "grpc-use-ssl-mutual")),
+        **_refused(_NO_TLS, ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")),
+        **_refused(_NO_AGE, ("grpc-max-connection-age", "grpc-max-connection-age-grace")),
+        **_refused(_NO_KEEPALIVE, ["grpc-keepalive-time"], "7200000"),
+        **_refused(_NO_KEEPALIVE, ["grpc-keepalive-timeout"], "20000"),
+        **_off(_NO_KEEPALIVE, ["grpc-keepalive-permit-without-calls"]),
+        **_refused(_NO_KEEPALIVE, ["grpc-http2-max-pings-without-data"], "2"),
+        **_refused(_NO_KEEPALIVE, ["grpc-http2-min-recv-ping-interval-without-data"], "300000"),
+        **_refused(_NO_KEEPALIVE, ["grpc-http2-max-ping-strikes"], "2"),
+        # -- models --
+        "strict-model-config": Refused(
+            "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True
+        ),
+        **_refused(_NO_CONTROL, ["model-control-mode"], "none"),
+        **_refused(_NO_CONTROL, ("repository-poll-secs", "load-model")),
+        **_refused("loading again after a failure is not served yet", ["model-load-retry-count"], "0"),
+        **_off("namespaces of models are not served yet", ["model-namespacing"]),
+        **_refused("repository agents are not served yet", ["repoagent-directory"]),
+        **_refused(_NO_CACHE, ("cache-config", "cache-directory", "response-cache-byte-size")),
+        **_refused(_NO_RATE_LIMIT, ["rate-limit"], "off"),
+        **_refused(_NO_RATE_LIMIT, ["rate-limit-resource"]),
+        **_refused("host policies are not served yet", ["host-policy"]),
+        **_off("shared memory of clients is not served yet", ["allow-client-shm"]),
+        # -- GPUs --
+        **_refused(_NO_GPU, ["model-load-gpu-limit"]),
+        "enable-peer-access": Ignored(_NO_GPU, silent=("false",), is_flag=True),
+        **_ignored(
+            _NO_GPU,
+            (
+                "pinned-memory-pool-byte-size",
+                "cuda-memory-pool-byte-size",
+                "cuda-virtual-address-size",
+                "min-supported-compute-capability",
+            ),
+        ),
+        # -- metrics, tracing, logging --
+        **_off(_NO_METRICS, ("allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics")),
+        **_refused(_NO_METRICS, ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config")),
+        **_refused(_NO_TRACE, ["trace-config"], "level=off"),
+        **_refused(_NO_TRACE, ("trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency")),
+        **_refused("logging to a file is not served yet: redirect standard error", ["log-file"]),
+    }
+)

@@ -1,0 +1,135 @@
+"""Every option of the server once: its name, type, default and meaning.
+
+The names are tritonserver's where it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
+variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `server.cli` derives all three from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
+
+
+class SettingsError(ValueError):
+    """The value of an option is out of its range; the text names the option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one server runs.
+
+    Raises:
+        SettingsError: the value of an option is out of its range.
+    """
+
+    # -- what is served --
+
+    model_repository: tuple[Path, ...]
+    """Folder of model folders; may be given several times (also --model-store)."""
+
+    id: str = "inferd"
+    """Name of the server in its metadata."""
+
+    exit_on_error: bool = True
+    """Exit when a model fails to load at start; otherwise serve the others."""
+
+    strict_readiness: bool = True
+    """Be ready only while every model is; otherwise as soon as the server runs."""
+
+    disable_auto_complete_config: bool = False
+    """Take config.pbtxt as it is: nothing is read from the model file to complete it."""
+
+    model_config_name: str = ""
+    """Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt."""
+
+    model_load_thread_count: int = 4
+    """How many models are loaded at a time."""
+
+    backend_directory: Path | None = None
+    """Folder with further backends: one Python module or package each."""
+
+    backend_config: tuple[str, ...] = ()
+    """BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times."""
+
+    # -- where --
+
+    transport: Literal["native", "grpcio"] = "native"
+    """The gRPC implementation: the native one, or grpcio."""
+
+    grpc_address: str = "127.0.0.1"
+    """Address that the gRPC service listens on; 0.0.0.0 for all."""
+
+    grpc_port: int = 8001
+    """Port of the gRPC service; 0 for any free one."""
+
+    grpc_max_message_size: int = 0
+    """Largest message in bytes that is received; 0 for no limit."""
+
+    exit_timeout_secs: int = 30
+    """How long running requests may take to finish when the server is told to stop."""
+
+    # -- what it says --
+
+    log_verbose: int = 0
+    """Level of detailed messages; 0 for none."""
+
+    log_info: bool = True
+    """Log information."""
+
+    log_warning: bool = True
+    """Log warnings."""
+
+    log_error: bool = True
+    """Log errors."""
+
+    log_format: Literal["default", "ISO8601"] = "default"
+    """Form of the time stamp in log lines."""
+
+    def __post_init__(self) -> None:
+        if not self.model_repository:
+            raise SettingsError("model-repository: give at least one folder")
+        for path in self.model_repository:
+            if str(path).startswith(REMOTE_SCHEMES):
+                raise SettingsError(f"model-repository: {path} is not local; remote repositories are not served")
+        if not 0 <= self.grpc_port <= 65535:
+            raise SettingsError(f"grpc-port: expected 0 to 65535, got {self.grpc_port}")
+        if self.model_load_thread_count < 1:
+            raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
+        for name in ("grpc_max_message_size", "exit_timeout_secs", "log_verbose"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
+        if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
+            raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
+        parse_backend_config(self.backend_config)
+
+    @property
+    def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
+        """`backend_config` by backend; the key "" holds what is for all backends."""
+        return parse_backend_config(self.backend_config)
+
+    @property
+    def default_max_batch_size(self) -> int:
+        """What auto-complete gives a model that can batch: `--backend-config=default-max-batch-size=N`."""
+        return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
+
+
+def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """`("onnxruntime,threads=2", "default-max-batch-size=8")` by backend.
+
+    Raises:
+        SettingsError: an entry has no `=`, no key, or a default-max-batch-size that is not a number.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        backend, comma, assignment = entry.rpartition(",") if "," in entry.split("=")[0] else ("", "", entry)
+        key, equals, value = assignment.partition("=")
+        if not equals or not key or (comma and not backend):
+            raise SettingsError(f"backend-config: expected BACKEND,KEY=VALUE or KEY=VALUE, got {entry!r}")
+        if not backend and key == "default-max-batch-size" and not value.isdecimal():
+            raise SettingsError(f"backend-config: default-max-batch-size must be a number, got {value!r}")
+        found.setdefault(backend, {})[key] = value
+    return found
