@@ -1,0 +1,1 @@
+"""Backends: each turns model files of one format into instances that execute batches."""

@@ -1,0 +1,161 @@
+"""The contract between the engine and a backend.
+
+The engine finds a backend by name (`backends.loader`), asks it what a model file says (`Backend.inspect`), loads a
+version once (`Backend.load`) and creates the configured number of instances from it. Each instance is called by one
+thread of its own, one batch at a time.
+
+Specs are frozen: what `config.pbtxt` says after it was completed and validated.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from _native.batch import Batch
+
+
+class BackendError(Exception):
+    """A model cannot be loaded or executed as asked; the text names the file, field or tensor, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a model as the configuration describes it."""
+
+    name: str
+    datatype: str  # v2 protocol name: "FP32", "BYTES", ...
+    dims: tuple[int, ...]  # without the batch dimension; -1 is variable
+    optional: bool = False
+    labels: tuple[str, ...] = ()  # class names of an output with a label file
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingSpec:
+    """dynamic_batching of a model."""
+
+    preferred_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance: a thread and a device."""
+
+    name: str
+    kind: str = "CPU"
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model's configuration, complete and valid."""
+
+    name: str
+    backend: str
+    platform: str = ""
+    max_batch_size: int = 0  # 0: the model has no batch dimension
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    batching: BatchingSpec | None = None
+    instances: tuple[InstanceSpec, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    default_model_filename: str = ""
+    graph_level: int | None = None  # optimization.graph.level, where the configuration has one
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where one version of a model lies."""
+
+    spec: ModelSpec
+    version: int
+    path: Path  # the version directory
+
+    def model_file(self, default: str) -> Path:
+        """The model's file or folder: `default_model_filename` of the configuration, else `default`."""
+        return self.path / (self.spec.default_model_filename or default)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model file says about itself, used to complete and to check the configuration."""
+
+    inputs: tuple[TensorSpec, ...]  # dims without the batch dimension if `batches`, whole otherwise
+    outputs: tuple[TensorSpec, ...]
+    batches: bool  # every input and output has a variable first dimension
+
+
+class Backend(abc.ABC):
+    """One per format; made by `backends.loader` and shared by all models of that format.
+
+    Making one costs nothing: it imports no framework, so that `model_filename` can be asked of every backend.
+    """
+
+    name: ClassVar[str]
+    model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
+
+    def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`config` is what `--backend-config` says: the options for every backend, then those for this one."""
+        self.config = config
+
+    def inspect(self, source: ModelSource) -> Signature | None:
+        """Read names, datatypes and shapes from the model file; None when the format does not record them.
+
+        Raises:
+            BackendError: the file cannot be read as a model of this format.
+        """
+        return None
+
+    @abc.abstractmethod
+    def load(self, source: ModelSource) -> Model:
+        """Load one version. Called outside the event loop; may take long.
+
+        Raises:
+            BackendError: the model does not load or contradicts its configuration.
+        """
+
+
+class Model(abc.ABC):
+    """One loaded version."""
+
+    @abc.abstractmethod
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        """Make an instance; called once for each configured instance."""
+
+    def close(self) -> None:
+        """Free what the version holds; called after all its instances are closed."""
+        return None
+
+
+class Instance(abc.ABC):
+    """What runs batches: one thread calls it, one batch at a time."""
+
+    @abc.abstractmethod
+    def execute(self, batch: Batch) -> None:
+        """Run the batch and set every wanted output on it.
+
+        An exception fails every request of this batch with INTERNAL and its text, and nothing else.
+        """
+
+    def close(self) -> None:
+        """Free what the instance holds; called on its thread after its last batch."""
+        return None
+
+
+class NativeInstance(Instance):
+    """An instance whose work is a C function: `execute` is never called, `executor` runs without the GIL.
+
+    `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see `_native/batch.pxd`);
+    its context is passed to each call.
+    """
+
+    executor: object
+
+    def execute(self, batch: Batch) -> None:
+        raise TypeError("a native instance is executed through its executor")

@@ -1,0 +1,159 @@
+"""Finds backends by name and imports each when the first model asks for it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from backends.api import Backend, BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A backend that comes with the server."""
+
+    target: str  # "module:class"
+    model_filename: str = ""
+    requires: str = ""  # the framework's import name; empty when it needs none
+    extra: str = ""  # the extra of this package that installs the framework
+
+
+BUILTIN: Mapping[str, Entry] = MappingProxyType(
+    {
+        "identity": Entry("backends.identity:IdentityBackend"),
+        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch"),
+        "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime", "onnx"),
+    }
+)
+
+PLATFORMS: Mapping[str, str] = MappingProxyType(
+    {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+)
+"""The backend that a `platform` of `config.pbtxt` means."""
+
+GLOBAL = ""
+"""The name under which `--backend-config` options for every backend are kept."""
+
+# A backend's name becomes part of a path and of a module name.
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def backend_of_platform(platform: str) -> str | None:
+    """The backend's name; None for a platform that nothing here serves."""
+    return PLATFORMS.get(platform)
+
+
+class BackendLoader:
+    """Makes each backend once. Safe to use from several threads.
+
+    Args:
+        configs: `--backend-config` by backend name; options for every backend under `GLOBAL`.
+        directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>. It comes
+            before the backends of the server, as a way to replace one.
+    """
+
+    def __init__(
+        self, configs: Mapping[str, Mapping[str, str]] = MappingProxyType({}), directory: Path | None = None
+    ) -> None:
+        self._configs = configs
+        self._directory = directory
+        self._made: dict[str, Backend] = {}
+        self._lock = threading.RLock()
+
+    def backend(self, name: str) -> Backend:
+        """The backend of this name or platform.
+
+        Raises:
+            BackendError: there is none, or what it needs is not installed; the text says how to get it.
+        """
+        name = PLATFORMS.get(name, name)
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = self._class(name)(self._config(name))
+            return self._made[name]
+
+    def detect(self, version_directory: Path) -> str | None:
+        """The backend whose model file lies in this version directory; None if there is none."""
+        for name, entry in BUILTIN.items():
+            if entry.model_filename and (version_directory / entry.model_filename).exists():
+                return name
+        return None
+
+    def _config(self, name: str) -> Mapping[str, str]:
+        return MappingProxyType({**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})})
+
+    def _class(self, name: str) -> type[Backend]:
+        file = self._user_file(name)
+        if file is not None:
+            return _only_backend(_import_file(name, file), name)
+        if name not in BUILTIN:
+            raise BackendError(f"unable to find backend '{name}'{self._looked_in()}")
+        return _builtin_class(name, BUILTIN[name])
+
+    def _user_file(self, name: str) -> Path | None:
+        if self._directory is None or not NAME.fullmatch(name):
+            return None
+        candidates = (self._directory / f"{name}.py", self._directory / name / "__init__.py")
+        return next((file for file in candidates if file.is_file()), None)
+
+    def _looked_in(self) -> str:
+        place = f", nor is it in the backend directory '{self._directory}'" if self._directory else ""
+        return f": it is none of {', '.join(BUILTIN)}{place}"
+
+
+def _builtin_class(name: str, entry: Entry) -> type[Backend]:
+    # Asked of the finders, not imported: the framework itself waits until a model is loaded.
+    if entry.requires and not _is_installed(entry.requires):
+        raise BackendError(
+            f"backend '{name}' needs {entry.requires}, which is not installed: pip install \"inferd[{entry.extra}]\""
+        )
+    module, _, attribute = entry.target.partition(":")
+    found: type[Backend] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """Run a user's module under a name that cannot hide an installed package.
+
+    Raises:
+        BackendError: it does not run.
+    """
+    spec = importlib.util.spec_from_file_location(f"inferd_backend_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise BackendError(f"backend '{name}' does not import from '{file}': {type(error).__name__}: {error}") from error
+    return module
+
+
+def _only_backend(module: ModuleType, name: str) -> type[Backend]:
+    """The one class of the module that is a Backend and was written there."""
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Backend) and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        names = ", ".join(value.__name__ for value in found) or "none"
+        raise BackendError(f"backend '{name}': '{module.__file__}' must define one subclass of Backend, it has {names}")
+    return found[0]

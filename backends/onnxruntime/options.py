@@ -1,0 +1,138 @@
+"""ONNX Runtime's session and run options from a model's configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from backends.api import BackendError, ModelSpec
+from backends.parameters import Parameters, default_intra_op_threads
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+INTRA_OP_THREADS = "intra_op_thread_count"
+INTER_OP_THREADS = "inter_op_thread_count"
+EXECUTION_MODE = "execution_mode"
+MEM_ARENA = "enable_mem_arena"
+MEM_PATTERN = "enable_mem_pattern"
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+GLOBAL_THREADS = "enable-global-threadpool"
+
+CUDA_ONLY = frozenset(
+    {"cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"}
+)
+KNOWN = CUDA_ONLY | {
+    INTRA_OP_THREADS,
+    INTER_OP_THREADS,
+    EXECUTION_MODE,
+    MEM_ARENA,
+    MEM_PATTERN,
+    ARENA_SHRINKAGE,
+}
+
+# The severity of the runtime's own log. Its errors come as exceptions too, so it need not print them as well.
+LOG_NOTHING_BUT_FATAL = 4
+
+# Entered once: the runtime sizes the pool when the process first uses it.
+_global_threads = threading.Lock()
+_global_threads_set = threading.Event()
+
+
+def for_inspection(config: Parameters) -> onnxruntime.SessionOptions:
+    """As cheap as a session can be: one thread, the graph as it stands."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = LOG_NOTHING_BUT_FATAL
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not _use_global_threads(settings, config):
+        settings.intra_op_num_threads = 1
+    return settings
+
+
+def for_model(spec: ModelSpec, parameters: Parameters, config: Parameters) -> onnxruntime.SessionOptions:
+    """The session options of one model.
+
+    Args:
+        spec: the model's configuration.
+        parameters: its parameters.
+        config: the backend's configuration.
+
+    Raises:
+        BackendError: a value is out of range.
+    """
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = LOG_NOTHING_BUT_FATAL
+    settings.graph_optimization_level = _graph_level(spec)
+    settings.execution_mode = _execution_mode(parameters)
+    settings.enable_cpu_mem_arena = parameters.flag(MEM_ARENA, True)
+    settings.enable_mem_pattern = parameters.flag(MEM_PATTERN, True)
+    for key, value in spec.parameters.items():
+        if key.startswith("session."):
+            settings.add_session_config_entry(key, value)
+    if not _use_global_threads(settings, config):
+        settings.intra_op_num_threads = parameters.integer(INTRA_OP_THREADS) or default_intra_op_threads()
+        settings.inter_op_num_threads = parameters.integer(INTER_OP_THREADS) or 0
+    return settings
+
+
+def _graph_level(spec: ModelSpec) -> onnxruntime.GraphOptimizationLevel:
+    """optimization.graph.level: 0 or none is everything, 1 extended, -1 basic, 2 off."""
+    from onnxruntime import GraphOptimizationLevel
+
+    levels = {
+        0: GraphOptimizationLevel.ORT_ENABLE_ALL,
+        1: GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        -1: GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        2: GraphOptimizationLevel.ORT_DISABLE_ALL,
+    }
+    level = spec.graph_level or 0
+    if level not in levels:
+        raise BackendError(f"model '{spec.name}': optimization.graph.level is {level}, expected -1, 0, 1 or 2")
+    return levels[level]
+
+
+def _execution_mode(parameters: Parameters) -> onnxruntime.ExecutionMode:
+    from onnxruntime import ExecutionMode
+
+    mode = parameters.text(EXECUTION_MODE, "0")
+    if mode not in ("0", "1"):
+        raise parameters.error(EXECUTION_MODE, "Expected values for execution_mode are 0 or 1")
+    return ExecutionMode.ORT_PARALLEL if mode == "1" else ExecutionMode.ORT_SEQUENTIAL
+
+
+def _use_global_threads(settings: onnxruntime.SessionOptions, config: Parameters) -> bool:
+    """Whether the backend is configured to have one pool for all models; from then on every session must use it."""
+    if not config.flag(GLOBAL_THREADS, False):
+        return False
+    import onnxruntime
+
+    with _global_threads:
+        if not _global_threads_set.is_set():
+            intra = config.integer(INTRA_OP_THREADS) or default_intra_op_threads()
+            onnxruntime.set_global_thread_pool_sizes(intra, config.integer(INTER_OP_THREADS) or 0)
+            _global_threads_set.set()
+    settings.use_per_session_threads = False
+    return True
+
+
+def run_config(parameters: Parameters) -> Mapping[str, str]:
+    """Entries for the options of each run."""
+    shrinkage = parameters.text(ARENA_SHRINKAGE)
+    return MappingProxyType({ARENA_SHRINKAGE: shrinkage} if shrinkage else {})
+
+
+def run_options(config: Mapping[str, str]) -> onnxruntime.RunOptions:
+    """The options of each run, made once an instance."""
+    import onnxruntime
+
+    made = onnxruntime.RunOptions()
+    made.log_severity_level = LOG_NOTHING_BUT_FATAL
+    for key, value in config.items():
+        made.add_run_config_entry(key, value)
+    return made

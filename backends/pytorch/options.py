@@ -1,0 +1,90 @@
+"""The model parameters of the PyTorch backend, and the switches of the process that some of them set."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from backends.parameters import Parameters, default_intra_op_threads
+
+log = logging.getLogger("inferd.backends")
+
+CUDA_ONLY = frozenset({"DISABLE_CUDNN", "ENABLE_CACHE_CLEANING"})
+JIT_SWITCHES = {
+    "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
+    "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
+    "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
+}
+"""Parameters that set a switch of the process, and the function of torch._C that does it."""
+KNOWN = (
+    CUDA_ONLY
+    | JIT_SWITCHES.keys()
+    | {
+        "DISABLE_OPTIMIZED_EXECUTION",
+        "INFERENCE_MODE",
+        "ENABLE_WEIGHT_SHARING",
+        "INTRA_OP_THREAD_COUNT",
+        "INTER_OP_THREAD_COUNT",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the parameters of one model ask of its own instances."""
+
+    inference_mode: bool
+    optimized_execution: bool
+    share_weights: bool
+
+
+def read_options(parameters: Parameters) -> Options:
+    """Read and check a model's parameters; apply those that concern the whole process.
+
+    Raises:
+        BackendError: a value is not what its parameter takes.
+    """
+    parameters.warn_unknown(KNOWN)
+    for key in CUDA_ONLY:
+        parameters.flag(key, False)
+    _set_jit_switches(parameters)
+    _set_threads(parameters)
+    return Options(
+        inference_mode=parameters.flag("INFERENCE_MODE", True),
+        optimized_execution=not parameters.flag("DISABLE_OPTIMIZED_EXECUTION", False),
+        share_weights=parameters.flag("ENABLE_WEIGHT_SHARING", False),
+    )
+
+
+def _set_jit_switches(parameters: Parameters) -> None:
+    """As in Triton, the model loaded last decides for the process; a model that says nothing changes nothing."""
+    import torch
+
+    for key, function in JIT_SWITCHES.items():
+        if parameters.text(key):
+            getattr(torch._C, function)(parameters.flag(key, True))
+
+
+_threads_lock = threading.Lock()
+_threads_set: dict[str, int] = {}
+
+
+def _set_threads(parameters: Parameters) -> None:
+    """Size the process's thread pools: the first model that is loaded decides, as the pools cannot be resized safely."""
+    import torch
+
+    wanted = {
+        "INTRA_OP_THREAD_COUNT": parameters.integer("INTRA_OP_THREAD_COUNT", minimum=1),
+        "INTER_OP_THREAD_COUNT": parameters.integer("INTER_OP_THREAD_COUNT", minimum=1),
+    }
+    with _threads_lock:
+        if not _threads_set:
+            _threads_set["INTRA_OP_THREAD_COUNT"] = wanted["INTRA_OP_THREAD_COUNT"] or default_intra_op_threads()
+            torch.set_num_threads(_threads_set["INTRA_OP_THREAD_COUNT"])
+            if wanted["INTER_OP_THREAD_COUNT"]:
+                torch.set_num_interop_threads(wanted["INTER_OP_THREAD_COUNT"])
+            _threads_set["INTER_OP_THREAD_COUNT"] = torch.get_num_interop_threads()
+        for key, count in wanted.items():
+            if count is not None and count != _threads_set[key]:
+                log.warning("parameter '%s' is %d, but the first PyTorch model set %d", key, count, _threads_set[key])
