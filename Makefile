@@ -92,10 +92,10 @@ fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
 bench: setup
-	$(PY) -m bench
+	$(PY) -m bench.run
 
 soak: setup
-	$(PY) -m tests.soak
+	$(PY) -m bench.soak
 
 proto: $(INSTALLED)
 	$(PY) tools/generate_pb.py

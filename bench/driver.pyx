@@ -16,7 +16,7 @@ import socket
 import time
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -25,7 +25,8 @@ from posix.unistd cimport close, read
 
 from bench.nghttp2 cimport *
 
-from bench.report import Latency, Progress, Report, frame
+from bench.report import Latency, Progress, Report
+from bench.report import frame as frame_message
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -704,8 +705,8 @@ cdef class Fixed(Workload):
     cdef Bodies bodies
 
     def __cinit__(self, messages=(), expect=None):
-        framed = [frame(message) for message in messages] or [b""]
-        answers = [frame(message) for message in expect] if expect is not None else []
+        framed = [frame_message(message) for message in messages] or [b""]
+        answers = [frame_message(message) for message in expect] if expect is not None else []
         if answers and len(answers) != len(framed):
             raise ValueError(f"expected {len(framed)} answers for as many messages, got {len(answers)}")
         self.kept = framed + answers
@@ -796,7 +797,9 @@ cdef class Driver:
         settings[2] = nghttp2_settings_entry(NGHTTP2_SETTINGS_MAX_FRAME_SIZE, max_frame_size)
         connection.loop = &self.loop
         connection.arena = <uint8_t *> calloc(1, ARENA)
-        if connection.arena == NULL or nghttp2_session_client_new(&connection.session, self.callbacks, connection) != 0:
+        if connection.arena == NULL:
+            raise MemoryError
+        if nghttp2_session_client_new(&connection.session, self.callbacks, connection) != 0:
             raise MemoryError
         nghttp2_submit_settings(connection.session, NGHTTP2_FLAG_NONE, settings, 3)
         nghttp2_session_set_local_window_size(connection.session, NGHTTP2_FLAG_NONE, 0, window)
@@ -834,7 +837,7 @@ cdef class Driver:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
             rate: requests per second over all connections; 0 is the closed loop.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
-                after up to 2 * in_flight other calls of their connection have ended; those answered sooner are answered.
+                after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
             deadline_fraction: this share of the calls carries a grpc-timeout, drawn log-uniformly from `deadline_us`.
             seed: of everything random.
             stall_seconds: when no call ends for so long, those in flight are lost and the run ends.
@@ -993,7 +996,8 @@ cdef class Driver:
 cdef describe(Sample *sample):
     deadline = f", grpc-timeout {sample.timeout_us} µs" if sample.timeout_us else ""
     text = sample.message.decode("utf-8", "replace")
-    return f"request {sample.index}{deadline}: wrong {VERDICTS[sample.verdict]}, grpc-status {sample.grpc_status} {text!r}"
+    what = f"wrong {VERDICTS[sample.verdict]}, grpc-status {sample.grpc_status}"
+    return f"request {sample.index}{deadline}: {what} {text!r}"
 
 
 cdef int dial(str address) except -1:

@@ -170,9 +170,9 @@ cdef uint64_t payload_bound(const Tensor *tensor, const Part *part) noexcept nog
 cdef size_t fill_strings(uint64_t elements, uint64_t seed, uint8_t *out) noexcept nogil:
     """Elements of 0 to 31 random bytes, each with its length in front; returns the bytes written."""
     cdef uint8_t *start = out
-    cdef uint64_t value, i
+    cdef uint64_t value, _i
     cdef uint32_t size
-    for i in range(elements):
+    for _i in range(elements):
         value = draw(&seed)
         size = value & 31
         memcpy(out, &size, 4)
@@ -239,10 +239,10 @@ cdef uint8_t *put_typed(uint8_t *out, const Tensor *tensor, const Part *part) no
     """The elements as the one field of InferTensorContents that is meant for them."""
     cdef uint8_t *start = out
     cdef const uint8_t *raw = part.raw
-    cdef uint64_t i, value
+    cdef uint64_t i, _i, value
     cdef uint32_t size = tensor.element_size
     if size == 0:
-        for i in range(part.elements):
+        for _i in range(part.elements):
             memcpy(&size, raw, 4)
             out = put_bytes(out, tensor.contents_field, raw + 4, size)
             raw += 4 + size
@@ -518,7 +518,8 @@ cdef class NonceWorkload(Workload):
     """
     cdef Catalogue catalogue
 
-    def __cinit__(self, models, *, double fault_fraction=0.05, double large_fraction=0.01, uint32_t large_elements=4096):
+    def __cinit__(self, models, *, double fault_fraction=0.05, double large_fraction=0.01,
+                  uint32_t large_elements=4096):
         models = list(models)
         if not models:
             raise ValueError("expected at least one model")

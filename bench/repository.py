@@ -60,9 +60,9 @@ SOAK = (
     Identity("soak_slow", (("FP32", 1),), parameters={DELAY_PARAMETER: "2000"}, instances=2),
 )
 
-# The models of the benchmark table. `identity` answers what it gets; `big_in` gets a large and a small tensor and is
+# The models of the benchmark table. `identity` answers what it gets; `large_in` gets a large and a small tensor and is
 # asked for the small one only, so the large one ends at the door of the backend.
 BENCH = (
     Identity("identity", (("FP32", 1),)),
-    Identity("big_in", (("FP32", 1), ("FP32", 1))),
+    Identity("large_in", (("FP32", 1), ("FP32", 1))),
 )

@@ -1,0 +1,47 @@
+"""The server under test, started as a user starts it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.driver import Driver, Fixed
+from bench.processes import ServerProcess, free_port
+from server.pb import grpc_service_pb2 as pb
+
+DOORS = ("native", "grpcio")
+READY_PATH = "/inference.GRPCInferenceService/ServerReady"
+
+
+def start(
+    repository: Path, log: Path, *, door: str = "native", options: Sequence[str] = (), patience: float = 60.0
+) -> ServerProcess:
+    """Start `inferd serve` on a repository and wait until ServerReady says so.
+
+    Raises:
+        RuntimeError: it ends or does not become ready; with the end of its log.
+    """
+    port = free_port()
+    command: list[str | Path] = [Path(sys.executable).parent / "inferd", "serve"]
+    command += ["--model-repository", repository, "--grpc-port", str(port), "--transport", door, *options]
+    server = ServerProcess(command, port, log=log, env={"INFERD_DEBUG_COUNTERS": "1"}, patience=patience)
+    try:
+        wait_ready(server, patience)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def wait_ready(server: ServerProcess, patience: float) -> None:
+    """Ask ServerReady until it is true."""
+    ready = pb.ServerReadyResponse(ready=True).SerializeToString()
+    give_up = time.monotonic() + patience
+    while time.monotonic() < give_up:
+        with Driver(server.address) as driver:
+            if driver.run(Fixed([b""], [ready]), requests=1, path=READY_PATH).correct:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the server does not become ready:\n{server.log_end()}")

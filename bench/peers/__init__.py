@@ -1,0 +1,12 @@
+"""Other servers measured in the same run, each behind the same small face.
+
+A peer is started with the exchange it has to serve; where it is absent from the machine, `AbsentError` says what would
+bring it.
+"""
+
+from bench.peers.base import AbsentError, Peer
+from bench.peers.grpc_aio import GrpcAioEcho
+from bench.peers.nghttpd import Nghttpd
+from bench.peers.triton import Triton
+
+__all__ = ["AbsentError", "GrpcAioEcho", "Nghttpd", "Peer", "Triton"]

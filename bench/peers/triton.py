@@ -1,0 +1,105 @@
+"""Triton Inference Server 24.10 from the wheel of PyTriton, with an identity model of its Python backend.
+
+The wheel carries the server's binary, its core and the Python backend, and no other backend.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import numpy
+
+from bench.driver import Driver, Fixed
+from bench.peers.base import AbsentError, Peer
+from bench.peers.download import unpacked_wheel
+from bench.processes import ServerProcess, free_port
+
+WHEEL = "nvidia-pytriton==0.7.0"
+STUB = "triton_python_backend_stub"
+STUB_PYTHON = "3.11"  # the stub is linked to the libpython of this version
+START_SECONDS = 60
+
+MODEL = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy())])
+"""
+
+CONFIG = """name: "identity"
+backend: "python"
+max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching { }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+
+
+class Triton(Peer):
+    """The wheel is downloaded into the cache on first use."""
+
+    name: ClassVar[str] = "triton"
+
+    def version(self) -> str:
+        return "Triton 2.51 (24.10), Python-backend identity"
+
+    @staticmethod
+    def home() -> Path:
+        """The unpacked wheel, made ready to run."""
+        if not list(Path("/usr/lib").rglob(f"libpython{STUB_PYTHON}.so.1.0")):
+            raise AbsentError(f"Triton's Python backend: apt-get install libpython{STUB_PYTHON}")
+        wheel = unpacked_wheel(WHEEL)
+        home = wheel / "pytriton" / "tritonserver"
+        stub = home / "backends" / "python" / STUB
+        if not stub.exists():
+            shutil.copy(home / "python_backend_stubs" / STUB_PYTHON / STUB, stub)
+        for program in (stub, home / "bin" / "tritonserver"):
+            program.chmod(0o755)
+        return home
+
+    def launch(self) -> ServerProcess:
+        home = self.home()
+        model = self.folder / "models" / "identity"
+        (model / "1").mkdir(parents=True, exist_ok=True)
+        (model / "config.pbtxt").write_text(CONFIG)
+        (model / "1" / "model.py").write_text(MODEL)
+        port = free_port()
+        command: list[str | Path] = [
+            home / "bin" / "tritonserver",
+            f"--model-repository={model.parent}",
+            f"--backend-directory={home / 'backends'}",
+            "--allow-http=false",
+            "--allow-metrics=false",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={port}",
+        ]
+        env = {
+            "LD_LIBRARY_PATH": str(home.parent.parent / "nvidia_pytriton.libs"),
+            # the stub's interpreter is the system's; it needs a numpy
+            "PYTHONPATH": str(Path(numpy.__file__).parent.parent),
+        }
+        server = ServerProcess(command, port, log=self.folder / "log", env=env, patience=START_SECONDS)
+        try:
+            self._wait_ready(server)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def _wait_ready(self, server: ServerProcess) -> None:
+        give_up = time.monotonic() + START_SECONDS
+        while time.monotonic() < give_up:
+            with Driver(server.address) as driver:
+                if driver.run(Fixed([self.exchange.request]), requests=1).statuses.get(0):
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"Triton does not answer:\n{server.log_end()}")

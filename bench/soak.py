@@ -1,0 +1,213 @@
+"""The soak test: random requests through a running server, every answer checked to be its own.
+
+    python -m bench.soak                               1,000,000 requests, half through each door
+    python -m bench.soak --door native --requests 1e7
+    python -m bench.soak --address 127.0.0.1:8001      a server that runs already, on --write-models DIR's repository
+
+Requests differ in model, datatype, rows, shape, size, id and in whether tensors are raw or typed; 10 % are reset by
+the client, 10 % carry a deadline, 5 % are wrong on purpose. What must hold, for each door:
+
+    lost      0   every call ends
+    wrong     0   every status is the right one; every answer has the id, the shapes and every byte of its request
+    reset     0   the server resets no stream, except one whose deadline has passed
+    growth        resident memory does not grow: Theil-Sen slope over the last two thirds of the run, times its length
+    live          every native object is gone when the server has stopped
+
+The summary is printed as JSON; the exit status is 0 when all of it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench import inferd
+from bench.driver import Driver
+from bench.nonce import NonceWorkload
+from bench.processes import ServerProcess
+from bench.report import Report
+from bench.repository import SOAK, write
+
+MIB = 1 << 20
+# With fewer samples a slope says nothing.
+ENOUGH_SAMPLES = 20
+LIVE_LINE = re.compile(r"^live: (\{.*\})", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send, and how much growth of the server to bear."""
+
+    requests: int = 1_000_000
+    connections: int = 8
+    in_flight: int = 16
+    cancel_fraction: float = 0.15  # about a third of those are answered before they are cancelled
+    deadline_fraction: float = 0.10
+    deadline_us: tuple[int, int] = (100, 20_000)
+    fault_fraction: float = 0.05
+    seed: int = 1
+    growth_limit: int = 8 * MIB
+    sample_seconds: float = 1.0
+
+
+class MemoryWatch:
+    """Samples the resident memory of a server from a thread, inside a `with` block."""
+
+    def __init__(self, server: ServerProcess, interval: float) -> None:
+        self.samples: list[tuple[float, int]] = []
+        self._server = server
+        self._interval = interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory watch")
+
+    def _watch(self) -> None:
+        start = time.monotonic()
+        while not self._stop.wait(self._interval):
+            self.samples.append((time.monotonic() - start, self._server.rss()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def theil_sen(samples: list[tuple[float, int]]) -> float:
+    """The median slope over all pairs of samples; long series are thinned to 400 samples first."""
+    thinned = samples[:: max(1, len(samples) // 400)]
+    return statistics.median((y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in combinations(thinned, 2))
+
+
+def growth(samples: list[tuple[float, int]]) -> int | None:
+    """Bytes by which memory grew over the last two thirds of the run, by its slope; None for too short a run."""
+    settled = samples[len(samples) // 3 :]
+    if len(settled) < ENOUGH_SAMPLES:
+        return None
+    return round(theil_sen(settled) * (settled[-1][0] - settled[0][0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One door's run."""
+
+    door: str
+    report: Report
+    rss: list[int] = field(default_factory=list)  # bytes, one a sample
+    growth: int | None = None
+    live: dict[str, int] | None = None  # native objects left after the server stopped
+    exit_status: int | None = None
+
+    def faults(self, plan: Plan) -> list[str]:
+        """What does not hold, in words."""
+        report, found = self.report, []
+        if report.requests != plan.requests:
+            found.append(f"{report.requests} requests were sent, expected {plan.requests}")
+        found += [f"{count} {what}" for what, count in (("lost", report.lost), ("reset", report.reset)) if count]
+        found += [f"{count} wrong: {reason}" for reason, count in report.wrong.items()]
+        if self.growth is not None and self.growth > plan.growth_limit:
+            found.append(f"memory grew by {self.growth / MIB:.1f} MiB, expected at most {plan.growth_limit / MIB:.1f}")
+        if self.exit_status is not None:
+            if self.exit_status != 0:
+                found.append(f"the server ended with {self.exit_status}")
+            if self.live is None:
+                found.append("the server did not print its live counters")
+            found += [f"{count} live {name}" for name, count in (self.live or {}).items() if count]
+        return found
+
+    def as_dict(self, plan: Plan) -> dict[str, Any]:
+        return {**asdict(self), "faults": self.faults(plan)}
+
+
+def drive(address: str, plan: Plan) -> Report:
+    """Send the plan's requests to a server that has the soak models."""
+    workload = NonceWorkload(SOAK, fault_fraction=plan.fault_fraction)
+    with Driver(address, connections=plan.connections) as driver:
+        return driver.run(
+            workload,
+            in_flight=plan.in_flight,
+            requests=plan.requests,
+            cancel_fraction=plan.cancel_fraction,
+            deadline_fraction=plan.deadline_fraction,
+            deadline_us=plan.deadline_us,
+            seed=plan.seed,
+        )
+
+
+def soak(door: str, plan: Plan, folder: Path) -> Outcome:
+    """Start a server with this door, drive it, stop it, and judge."""
+    log = folder / f"{door}.log"
+    server = inferd.start(write(folder / "models", SOAK), log, door=door)
+    try:
+        with MemoryWatch(server, plan.sample_seconds) as memory:
+            report = drive(server.address, plan)
+    finally:
+        status = server.stop()
+    live = LIVE_LINE.search(log.read_text(errors="replace"))
+    return Outcome(
+        door,
+        report,
+        rss=[rss for _, rss in memory.samples],
+        growth=growth(memory.samples),
+        live=json.loads(live[1]) if live else None,
+        exit_status=status,
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=lambda text: int(float(text)), default=1_000_000, help="over all doors")
+    parser.add_argument("--door", choices=inferd.DOORS, action="append", help="both when not given")
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--in-flight", type=int, default=16, help="on each connection")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample-seconds", type=float, default=1.0)
+    parser.add_argument("--address", help="of a server that runs already and has the soak models")
+    parser.add_argument("--write-models", type=Path, help="only write the repository with the soak models there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.write_models:
+        write(arguments.write_models, SOAK)
+        return 0
+    doors = arguments.door or list(inferd.DOORS)
+    plan = Plan(
+        requests=arguments.requests if arguments.address else arguments.requests // len(doors),
+        connections=arguments.connections,
+        in_flight=arguments.in_flight,
+        seed=arguments.seed,
+        sample_seconds=arguments.sample_seconds,
+    )
+    with tempfile.TemporaryDirectory(prefix="inferd-soak-") as folder:
+        if arguments.address:
+            outcomes = [Outcome(arguments.address, drive(arguments.address, plan))]
+        else:
+            outcomes = [soak(door, plan, Path(folder)) for door in doors]
+    results = [outcome.as_dict(plan) for outcome in outcomes]
+    print(json.dumps({"plan": asdict(plan), "doors": results}, indent=2))
+    for outcome in outcomes:
+        print(f"{outcome.door}: {'; '.join(outcome.faults(plan)) or 'holds'}", file=sys.stderr)
+    return 1 if any(result["faults"] for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
