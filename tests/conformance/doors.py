@@ -1,8 +1,8 @@
 """The front doors under test, and a process that serves one of them.
 
 `python -m tests.conformance.doors DOOR` hosts everything of the conformance suite on one door: the inference service
-over the fake engine, health, reflection and the generic servicer. It prints the port when it listens and stops on SIGTERM. A process of its own, because grpc.aio must be used
-by one event loop only, and the tests use it as a client.
+over the fake engine, health, reflection and the generic servicer. It prints the port when it listens and stops on
+SIGTERM. A process of its own, because grpc.aio must be used by one event loop only, and the tests use it as a client.
 """
 
 from __future__ import annotations
