@@ -1,6 +1,6 @@
 """How long the codec takes for one message, without the GIL and without Python objects.
 
-    python -m bench.codec_speed_report      prints the table of bench/results/codec.md
+    python -m bench.codec      prints the table of bench/results/codec.md
 """
 
 from libc.stdint cimport int64_t, uint8_t
