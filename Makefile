@@ -8,7 +8,7 @@
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make bench    measures the server and its peers, writes bench/results/
 #   make soak     a long run with random clients through both doors, every answer checked
-#   make proto    server/pb/ from proto/
+#   make proto    server/pb/ from proto/, and the tables of docs/ that the code knows
 #   make clean    everything made here, .venv included
 #
 # Variables: PYTHON (python3), PORT (8001), TORCH_INDEX (where the CPU build of torch is found, should the package
@@ -99,6 +99,7 @@ soak: setup
 
 proto: $(INSTALLED)
 	$(PY) tools/generate_pb.py
+	$(PY) tools/generate_docs.py
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
-from server.errors import ConfigError
+from server.errors import ConfigError, ServerError
 from server.foreign import FOREIGN, Ignored, Refused
 from server.settings import Settings, SettingsError
 
@@ -182,4 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, CycloptsError, SettingsError) as error:
         print(f"inferd: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except ServerError as error:
+        print(f"inferd: {error}", file=sys.stderr)
+        return 1
     return result if isinstance(result, int) else 0

@@ -125,8 +125,8 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     for entry in entries:
-        backend, comma, assignment = entry.rpartition(",") if "," in entry.split("=")[0] else ("", "", entry)
-        key, equals, value = assignment.partition("=")
+        head, equals, value = entry.partition("=")
+        backend, comma, key = head.rpartition(",")
         if not equals or not key or (comma and not backend):
             raise SettingsError(f"backend-config: expected BACKEND,KEY=VALUE or KEY=VALUE, got {entry!r}")
         if not backend and key == "default-max-batch-size" and not value.isdecimal():

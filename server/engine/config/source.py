@@ -164,10 +164,8 @@ class _Walker:
                 return
 
     def _scalar(self) -> str:
-        """A scalar without its quotes; neighbouring strings are one, and a minus may stand apart from its number."""
+        """A scalar without its quotes; neighbouring strings are one."""
         parts = [self._pop().text]
-        if parts == ["-"]:
-            parts.append(self._pop().text)
         while parts[0][0] in "\"'" and self._peek().text[:1] in ("'", '"'):
             parts.append(self._pop().text)
         return "".join(part[1:-1] if part[0] in "\"'" else part for part in parts)

@@ -1,0 +1,82 @@
+"""What must hold of the served fields, with the place and a way out in every error."""
+
+import time
+
+import pytest
+
+from server.errors import ConfigError
+
+HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
+
+
+def error_of(prepared, text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        prepared(text)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fragment"),
+    [
+        ("max_batch_size: -1", 2, "'max_batch_size' must be non-negative value for model 'm': got -1"),
+        ("max_batch_size: 2147483647", 2, "'max_batch_size' must be <= 1048576"),
+        ("max_batch_size: 8\ninput { data_type: TYPE_FP32 dims: 1 }", 3, "model input must specify 'name'"),
+        ('max_batch_size: 8\ninput { name: "a" dims: 1 }', 3, "model input 'a' must specify 'data_type'"),
+        ('max_batch_size: 8\ninput { name: "a" data_type: TYPE_FP32 }', 3, "must specify 'dims'"),
+        ('max_batch_size: 8\noutput { name: "a" data_type: TYPE_FP32\ndims: 0 }', 4, "must be integer >= 1, or -1"),
+        ('max_batch_size: 8\noutput { name: "a" data_type: TYPE_FP32 dims: -2 }', 3, "got -2"),
+        ('max_batch_size: 8\ninput { name: "x" data_type: TYPE_FP32 dims: 1 }', 3, "'x' is given 2 times"),
+        ('max_batch_size: 8\ninput { name: "a\\n" data_type: TYPE_FP32 dims: 1 }', 3, "must be printable"),
+        (
+            'max_batch_size: 8\ninput { name: "a" data_type: TYPE_FP32\nformat: FORMAT_NCHW dims: [ 1, 2 ] }',
+            4,
+            "model input NCHW require 3 dims",
+        ),
+        ("max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4,\n 0 ] }", 4, "size must be positive"),
+        ("max_batch_size: 8\ndynamic_batching { preferred_batch_size: 9 }", 3, "must be <= max batch size 8"),
+        ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but server does not support GPUs"),
+        ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
+        ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),
+        ("max_batch_size: 8\ninstance_group { count: 1000000 }", 3, "at most 1024 instances"),
+        ('max_batch_size: 8\ninstance_group [ { name: "a" },\n{ name: "a" } ]', 4, "two instance groups named 'a'"),
+        ("max_batch_size: 8\nversion_policy { specific { versions: [ 1, -3 ] } }", 3, "must be non-negative"),
+    ],
+)
+def test_a_broken_rule_is_told_with_its_line(prepared, io: str, text: str, line: int, fragment: str) -> None:
+    error = error_of(prepared, f'backend: "fake"\n{text}\n{io}')
+    assert f"config.pbtxt:{line}: " in error
+    assert fragment in error
+    assert "for model 'm'" in error
+
+
+def test_all_broken_rules_are_told_at_once(prepared, io: str) -> None:
+    error = error_of(
+        prepared,
+        HEAD
+        + io
+        + 'input { name: "a" data_type: TYPE_FP32 dims: 0 }\nmodel_warmup { }\ninstance_group { kind: KIND_GPU }',
+    )
+    assert len(error.splitlines()) == 3
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, 2**40])
+def test_a_shape_that_no_memory_holds_is_refused(prepared, io: str, size: int) -> None:
+    assert "elements in the largest batch" in error_of(
+        prepared, f'{HEAD}{io}input {{ name: "a" data_type: TYPE_FP32 dims: [ {size}, -1, 7 ] }}'
+    )
+
+
+def test_too_many_dimensions_are_refused(prepared, io: str) -> None:
+    sixteen = ", ".join(["1"] * 16)
+    tensor = f'input {{ name: "a" data_type: TYPE_FP32 dims: [ {sixteen} ] }}'
+    assert "has 17 dimensions, at most 16 are served" in error_of(prepared, HEAD + io + tensor)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("count", [5_000, 100_000])
+def test_many_inputs_are_refused_soon(prepared, io: str, count: int) -> None:
+    many = "".join(f'input{{name:"i{i}" data_type:TYPE_FP32 dims:1}}\n' for i in range(count))
+    start = time.monotonic()
+    error = error_of(prepared, HEAD + io + many)
+    assert "at most 4096 inputs" in error or "more than 1048576 bytes" in error
+    assert time.monotonic() - start < 10  # a second on an idle machine

@@ -1,0 +1,109 @@
+"""The frozen specification, and the files that a configuration names."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from backends.api import BatchingSpec, InstanceSpec, TensorSpec
+from server.errors import ConfigError
+
+HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
+X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }\n'
+
+
+def test_everything_arrives(prepared, model_dir: Path) -> None:
+    (model_dir / "labels.txt").write_text("cat\ndog\r\n\nfour\n")
+    found = prepared(
+        HEAD
+        + """
+        input [ { name: "a" data_type: TYPE_STRING dims: [ -1, 2 ] optional: true } ]
+        output [ { name: "y" data_type: TYPE_BF16 dims: [ 4 ] label_filename: "labels.txt" } ]
+        dynamic_batching { preferred_batch_size: [ 4, 2 ] max_queue_delay_microseconds: 250 }
+        instance_group [ { count: 2 }, { name: "own" kind: KIND_MODEL } ]
+        parameters { key: "INFERENCE_MODE" value { string_value: "false" } }
+        optimization { graph { level: -1 } }
+        """
+    ).spec
+    assert found.name == "m"
+    assert found.backend == "fake"
+    assert found.max_batch_size == 8
+    assert found.inputs == (TensorSpec("a", "BYTES", (-1, 2), optional=True),)
+    assert found.outputs == (TensorSpec("y", "BF16", (4,), labels=("cat", "dog", "", "four")),)
+    assert found.batching == BatchingSpec((2, 4), 250)
+    assert found.instances == (
+        InstanceSpec("m_0_0", "CPU"),
+        InstanceSpec("m_0_1", "CPU"),
+        InstanceSpec("own_0", "MODEL"),
+    )
+    assert found.parameters == {"INFERENCE_MODE": "false"}
+    assert found.graph_level == -1
+
+
+def test_instances_without_a_group(prepared, io: str) -> None:
+    found = prepared(HEAD + io).spec
+    assert found.instances == (InstanceSpec("m_0", "CPU"),)
+    assert found.graph_level is None
+
+
+@pytest.mark.parametrize(("written", "sizes"), [("", ()), ("8", ()), ("2", (2,)), ("8, 2", (2, 8))])
+def test_the_largest_batch_alone_is_no_preference(prepared, io: str, written: str, sizes: tuple[int, ...]) -> None:
+    text = f"dynamic_batching {{ preferred_batch_size: [ {written} ] }}"
+    assert prepared(HEAD + text + io).spec.batching == BatchingSpec(sizes)
+
+
+def test_batching_of_a_model_without_batch_dimension_is_off(prepared, io: str) -> None:
+    assert prepared('backend: "fake" max_batch_size: 0 dynamic_batching { }' + io).spec.batching is None
+
+
+def outside(model_dir: Path, name: str) -> None:
+    (model_dir.parent / "secret").write_text("secret")
+    match name:
+        case "link":
+            (model_dir / "link").symlink_to(model_dir.parent / "secret")
+        case "link_dir/secret":
+            (model_dir / "link_dir").symlink_to(model_dir.parent)
+        case "fifo":
+            os.mkfifo(model_dir / "fifo")
+        case "zero":
+            (model_dir / "zero").symlink_to("/dev/zero")
+        case "folder":
+            (model_dir / "folder").mkdir()
+        case "latin1":
+            (model_dir / "latin1").write_bytes(b"\xe4")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "/etc/passwd",
+        "1/../../secret",
+        "link",
+        "link_dir/secret",
+        "fifo",
+        "zero",
+        "folder",
+        "absent",
+        "latin1",
+    ],
+)
+def test_a_label_file_is_a_regular_file_of_the_model(prepared, model_dir: Path, name: str) -> None:
+    outside(model_dir, name)
+    with pytest.raises(ConfigError) as raised:
+        prepared(f'{HEAD}{X}output {{ name: "y" data_type: TYPE_FP32 dims: 1\nlabel_filename: "{name}" }}')
+    assert "config.pbtxt:5: label file of output 'y'" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "../2/model.pt"])
+def test_a_model_file_stays_in_its_version(prepared, io: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"pbtxt:3: default_model_filename .*must stay within the model directory"):
+        prepared(f'{HEAD}default_model_filename: "{name}"{io}')
+
+
+def test_a_model_file_may_not_be_a_link_out(prepared, model_dir: Path, io: str) -> None:
+    outside(model_dir, "link")
+    (model_dir / "1" / "model.bin").symlink_to(model_dir.parent / "secret")
+    with pytest.raises(ConfigError, match="but it is a link to"):
+        prepared(f'{HEAD}default_model_filename: "model.bin"{io}')

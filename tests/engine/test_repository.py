@@ -1,0 +1,135 @@
+"""Finding models and versions; nothing is loaded."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from server.engine.repository import AMBIGUOUS, ModelFolder, check_name, scan, select_versions, versions_of
+from server.errors import ConfigError, InvalidArgument
+from server.pb import model_config_pb2 as pb
+
+
+def make(repository: Path, name: str, *versions: str) -> Path:
+    for version in versions:
+        (repository / name / version).mkdir(parents=True)
+    (repository / name).mkdir(parents=True, exist_ok=True)
+    return repository / name
+
+
+def test_models_of_several_repositories_by_name(tmp_path: Path) -> None:
+    make(tmp_path / "a", "zebra", "1")
+    make(tmp_path / "a", "ant", "3", "10", "2")
+    make(tmp_path / "b", "cat")
+    (tmp_path / "b" / "README.md").touch()
+    (tmp_path / "b" / ".git").mkdir()
+    found = scan([tmp_path / "a", tmp_path / "b"])
+    assert [(folder.name, folder.versions, folder.problem) for folder in found] == [
+        ("ant", (2, 3, 10), ""),
+        ("cat", (), ""),
+        ("zebra", (1,), ""),
+    ]
+    assert found[0].version_path(10) == tmp_path / "a" / "ant" / "10"
+
+
+def test_a_name_in_two_repositories_is_ambiguous(tmp_path: Path) -> None:
+    make(tmp_path / "a", "m", "1")
+    make(tmp_path / "b", "m", "1")
+    (found,) = scan([tmp_path / "a", tmp_path / "b"])
+    assert found.problem == AMBIGUOUS == "model appears in two or more repositories"
+
+
+def test_one_repository_given_twice_is_one(tmp_path: Path) -> None:
+    make(tmp_path / "a", "m", "1")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (found,) = scan([tmp_path / "a", tmp_path / "a" / ".", tmp_path / "link"])
+    assert found.problem == ""
+
+
+def test_a_repository_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file or directory"):
+        scan([tmp_path / "absent"])
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not a directory"):
+        scan([tmp_path / "file"])
+
+
+def test_what_is_no_version_is_ignored_aloud(tmp_path: Path, caplog) -> None:
+    path = make(tmp_path, "m", "1", "007", "v2", "-1", "٣", "9" * 30, "0", "warmup", "configs", "initial_state", ".x")
+    (path / "5").touch()
+    with caplog.at_level(logging.WARNING):
+        assert versions_of(path) == (0, 1)
+    assert sorted(Path(record.args[0]).name for record in caplog.records) == sorted(["007", "v2", "-1", "٣", "9" * 30])
+    assert "leading zeros" in caplog.text
+
+
+NAMES = [
+    "a;id",
+    "$(id)",
+    "`id`",
+    "a\nb",
+    "-c",
+    ".",
+    "..",
+    " ..",
+    "a/b",
+    "%2e%2e",
+    "x" * 300,
+    "a\0b",
+    "a\\b",
+    "a b",
+    "é" * 200,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_means_something_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="invalid model name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t"])
+def test_an_empty_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="Model name cannot be empty"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["m", "bert-base_v1.2", "1", "模型", "a.onnx", "llm@2025"])
+def test_ordinary_names_pass(name: str) -> None:
+    check_name(name)
+
+
+def test_a_folder_with_a_refused_name_is_listed_with_its_problem(tmp_path: Path) -> None:
+    make(tmp_path, "a;id", "1")
+    (tmp_path / os.fsdecode(b"\xff\xfe")).mkdir()
+    make(tmp_path, "good", "1")
+    found = {folder.name: folder.problem for folder in scan([tmp_path])}
+    assert found.pop("good") == ""
+    assert len(found) == 2
+    assert all(problem.startswith("invalid model name") for problem in found.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [
+        ({}, [9]),
+        ({"latest": {"num_versions": 2}}, [4, 9]),
+        ({"latest": {"num_versions": 99}}, [1, 4, 9]),
+        ({"all": {}}, [1, 4, 9]),
+        ({"specific": {"versions": [9, 1, 1]}}, [1, 9]),
+        ({"specific": {"versions": [1, 7]}}, [1]),
+    ],
+)
+def test_the_version_policy_selects(policy: dict, chosen: list[int]) -> None:
+    folder = ModelFolder("m", Path("m"), Path(), (1, 4, 9))
+    assert select_versions(pb.ModelConfig(version_policy=policy), folder) == chosen
+
+
+@pytest.mark.parametrize(("policy", "versions"), [({"all": {}}, ()), ({"specific": {"versions": [7]}}, (1, 4))])
+def test_no_version_is_an_error(policy: dict, versions: tuple[int, ...]) -> None:
+    folder = ModelFolder("m", Path("m"), Path(), versions)
+    with pytest.raises(
+        ConfigError, match="at least one version must be available under the version policy of model 'm'"
+    ):
+        select_versions(pb.ModelConfig(version_policy=policy), folder)

@@ -1,0 +1,240 @@
+"""The command line: tritonserver's spelling, where values come from, what is refused, and the command `check`."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from server import cli
+from server.foreign import FOREIGN, Ignored, Refused
+from server.settings import Settings, SettingsError, parse_backend_config
+
+ROOT = Path(__file__).resolve().parents[1]
+BASE = ["serve", "--model-repository", "/models"]
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Run `inferd serve` with these arguments and return the settings that the server would get."""
+    got: list[Settings] = []
+    app = types.ModuleType("server.app")
+    app.run = got.append
+    monkeypatch.setitem(sys.modules, "server.app", app)
+    monkeypatch.setattr("server.app", app, raising=False)
+
+    def run(*arguments: str) -> Settings:
+        assert cli.main([*BASE, *arguments]) == 0
+        return got.pop()
+
+    return run
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main([*BASE, *arguments]) == cli.USAGE_ERROR
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ([], "grpc_port", 8001),
+        ([], "grpc_address", "127.0.0.1"),
+        (["--grpc-port=9000"], "grpc_port", 9000),
+        (["--grpc-port", "9000"], "grpc_port", 9000),
+        (["--exit-on-error=false"], "exit_on_error", False),
+        (["--exit-on-error", "false", "--id", "x"], "exit_on_error", False),
+        (["--strict-readiness=0"], "strict_readiness", False),
+        (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
+        (["--disable-auto-complete-config", "--id", "true"], "id", "true"),
+        (["--disable-auto-complete-config", "TRUE"], "disable_auto_complete_config", True),
+        (["--model-store=/more"], "model_repository", (Path("/models"), Path("/more"))),
+        (["--model-store", "/more"], "model_repository", (Path("/models"), Path("/more"))),
+        (["--transport", "grpcio"], "transport", "grpcio"),
+        (["--log-format=ISO8601"], "log_format", "ISO8601"),
+        (["--backend-config=onnxruntime,a=1", "--backend-config", "b=2"], "backend_config", ("onnxruntime,a=1", "b=2")),
+    ],
+)
+def test_flags(serve, arguments: list[str], name: str, value: object) -> None:
+    assert getattr(serve(*arguments), name) == value
+
+
+def test_flag_before_environment_before_file_before_default(serve, monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "inferd.toml"
+    file.write_text(
+        'grpc-port = 3\nid = "file"\nlog-verbose = 3\nexit-on-error = false\nbackend-config = ["a,b=c", "d=e"]\n'
+    )
+    monkeypatch.setenv("INFERD_GRPC_PORT", "2")
+    monkeypatch.setenv("INFERD_ID", "environment")
+    found = serve("--config", str(file), "--grpc-port", "1")
+    assert (found.grpc_port, found.id, found.log_verbose, found.exit_timeout_secs) == (1, "environment", 3, 30)
+    assert found.exit_on_error is False
+    assert found.backend_config == ("a,b=c", "d=e")
+
+
+def test_the_file_may_be_named_by_the_environment(serve, monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "inferd.toml"
+    file.write_text("grpc-port = 3\n")
+    monkeypatch.setenv("INFERD_CONFIG", str(file))
+    assert serve().grpc_port == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [("grp-port = 1", "grp-port"), ("grpc-port = 'x'", "grpc-port"), ("grpc-port = [", "toml"), (None, "no file")],
+)
+def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, fragment: str) -> None:
+    file = tmp_path / "inferd.toml"
+    if text is not None:
+        file.write_text(text)
+    assert fragment in refused(capsys, "--config", str(file)).lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["--grp-port", "1"], "Did you mean --grpc-port?"),
+        (["--grpc-port", "http"], "--grpc-port"),
+        (["--grpc-port", "70000"], "grpc-port: expected 0 to 65535, got 70000"),
+        (["--exit-timeout-secs", "-1"], "exit-timeout-secs: expected 0 or more"),
+        (["--model-load-thread-count", "0"], "expected 1 or more"),
+        (["--model-config-name", "a/b"], "without folder"),
+        (["--model-repository", "s3://bucket/models"], "remote repositories are not served"),
+        (["--transport", "http"], '"native", "grpcio"'),
+        (["--backend-config", "onnxruntime"], "expected BACKEND,KEY=VALUE"),
+        (["--exit-on-error=maybe"], "--exit-on-error"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_wrong_option_is_an_error(capsys, arguments: list[str], fragment: str) -> None:
+    error = refused(capsys, *arguments)
+    assert error.startswith("inferd: ")
+    assert fragment in error
+
+
+# ---- options of tritonserver that are not served --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, foreign in FOREIGN.items() if isinstance(foreign, Refused)])
+def test_a_refused_option_says_why(capsys, name: str) -> None:
+    foreign = FOREIGN[name]
+    value = "false" if "true" in foreign.harmless else "true"
+    for arguments in ([f"--{name}={value}"], [f"--{name}", value]):
+        assert f"--{name}: {foreign.reason}" in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [f"--{name}={value}" for name, foreign in FOREIGN.items() for value in getattr(foreign, "harmless", ())],
+)
+def test_a_harmless_value_is_accepted_silently(serve, capsys, argument: str) -> None:
+    serve(argument)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", [name for name, foreign in FOREIGN.items() if isinstance(foreign, Ignored)])
+def test_an_ignored_option_gives_one_line(serve, capsys, name: str) -> None:
+    value = "true" if FOREIGN[name].is_flag else "8000"
+    assert serve(f"--{name}", value, "--grpc-port", "9000").grpc_port == 9000
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"inferd: warning: --{name} is ignored: {FOREIGN[name].reason}"
+
+
+def test_the_arguments_of_kserve_start_the_server(serve) -> None:
+    found = serve(
+        "--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--allow-grpc=true", "--allow-http=true"
+    )
+    assert found.grpc_port == 9000
+
+
+def test_no_option_is_both_ours_and_foreign() -> None:
+    ours = {field.name.replace("_", "-") for field in dataclasses.fields(Settings)}
+    assert not ours & set(FOREIGN)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings(model_repository=(Path("/m"),))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.grpc_port = 1
+
+
+def test_backend_settings_by_backend() -> None:
+    settings = Settings(
+        model_repository=(Path("/m"),), backend_config=("onnxruntime,a=1,2", "default-max-batch-size=16")
+    )
+    assert settings.backend_settings == {"onnxruntime": {"a": "1,2"}, "": {"default-max-batch-size": "16"}}
+    assert settings.default_max_batch_size == 16
+
+
+@pytest.mark.parametrize("entry", ["", "a", "a,b", ",b=1", "=1", "default-max-batch-size=x"])
+def test_a_wrong_backend_config_is_refused(entry: str) -> None:
+    with pytest.raises(SettingsError, match="backend-config"):
+        parse_backend_config((entry,))
+
+
+def test_every_setting_has_a_help_text() -> None:
+    source = (ROOT / "server" / "settings.py").read_text()
+    for field in dataclasses.fields(Settings):
+        assert re.search(rf'^    {field.name}: [^\n]*\n    """\w', source, re.MULTILINE), field.name
+
+
+# ---- check and version ----------------------------------------------------------------------------------------------
+
+
+def write_model(repository: Path, name: str, text: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(text)
+
+
+GOOD = """backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+
+
+def test_check_tells_what_is_wrong_where(tmp_path: Path, capsys) -> None:
+    write_model(tmp_path, "good", GOOD)
+    assert cli.main(["check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "good: ok\n"
+    write_model(tmp_path, "bad", GOOD + "max_batch: 3")
+    write_model(tmp_path, "worse", GOOD + "response_cache { enable: true }")
+    assert cli.main(["check", str(tmp_path)]) == 1
+    bad, good, worse = capsys.readouterr().out.splitlines()
+    assert bad.startswith(f"{tmp_path / 'bad' / 'config.pbtxt'}:4:1: ")
+    assert "did you mean 'max_batch_size'?" in bad
+    assert good == "good: ok"
+    assert worse.startswith(f"{tmp_path / 'worse' / 'config.pbtxt'}:4: response_cache.enable is not supported")
+
+
+def test_check_without_a_repository_is_an_error(tmp_path: Path, capsys) -> None:
+    assert cli.main(["check"]) == cli.USAGE_ERROR
+    assert cli.main(["check", str(tmp_path / "absent")]) == 1
+    assert "no such file or directory" in capsys.readouterr().err
+
+
+def test_the_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"inferd \d+\.\d+\.\d+", done.stdout.strip())
+
+
+def test_the_server_process_does_not_load_rich() -> None:
+    code = """
+import sys, types
+app = types.ModuleType("server.app")
+app.run = lambda settings: print("rich" in sys.modules, "torch" in sys.modules)
+sys.modules["server.app"] = app
+import server
+server.app = app
+from server.cli import main
+main(["serve", "--model-repository", "/m", "--grpc-port=1"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

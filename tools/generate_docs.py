@@ -1,0 +1,60 @@
+"""Write the tables of docs/configuration.md that the code knows better, between their begin and end marks.
+
+python tools/generate_docs.py [--check]        --check: write nothing, fail if a table is out of date
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from server.engine.config.refused import CARRIED, REFUSED, Field  # noqa: E402
+
+PAGE = ROOT / "docs" / "configuration.md"
+MARKED = re.compile(r"(<!-- begin (\w+):[^\n]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def refused() -> str:
+    return table(("field", "why", "instead"), [(f"`{f.path}`", f.why, f.instead) for f in REFUSED])
+
+
+def carried(fields: Iterable[Field] = CARRIED) -> str:
+    return table(("field", "why it has no effect"), [(f"`{field.path}`", field.why) for field in fields])
+
+
+def options() -> str:
+    """The fields of Settings with their types, defaults and the texts below them, as the source has them."""
+    tree = ast.parse((ROOT / "server" / "settings.py").read_text())
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    rows = []
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            default = "" if field.value is None else f"`{ast.unparse(field.value)}`"
+            rows.append((f"`--{ast.unparse(field.target).replace('_', '-')}`", default, str(text.value.value)))
+    return table(("option", "default", "meaning"), rows)
+
+
+TABLES = {"refused": refused, "carried": carried, "options": options}
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    written = MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], page)
+    if "--check" not in sys.argv:
+        PAGE.write_text(written)
+    elif written != page:
+        raise SystemExit(f"{PAGE} is out of date: run python tools/generate_docs.py")
+
+
+if __name__ == "__main__":
+    main()
