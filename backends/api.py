@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class BackendError(Exception):
-    """A model cannot be loaded or executed as asked; the text names the file, field or tensor, and what was expected."""
+    """A model cannot be loaded or executed as asked.
+
+    The text names the file, field or tensor, and what was expected.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Backend(abc.ABC):
         """`config` is what `--backend-config` says: the options for every backend, then those for this one."""
         self.config = config
 
-    def inspect(self, source: ModelSource) -> Signature | None:
+    def inspect(self, source: ModelSource) -> Signature | None:  # noqa: ARG002 (for those who override it)
         """Read names, datatypes and shapes from the model file; None when the format does not record them.
 
         Raises:
@@ -130,7 +133,7 @@ class Model(abc.ABC):
 
     def close(self) -> None:
         """Free what the version holds; called after all its instances are closed."""
-        return None
+        return
 
 
 class Instance(abc.ABC):
@@ -145,7 +148,7 @@ class Instance(abc.ABC):
 
     def close(self) -> None:
         """Free what the instance holds; called on its thread after its last batch."""
-        return None
+        return
 
 
 class NativeInstance(Instance):
@@ -157,5 +160,5 @@ class NativeInstance(Instance):
 
     executor: object
 
-    def execute(self, batch: Batch) -> None:
+    def execute(self, batch: Batch) -> None:  # noqa: ARG002
         raise TypeError("a native instance is executed through its executor")

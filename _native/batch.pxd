@@ -1,0 +1,68 @@
+# The requests that an instance took together: their inputs gathered, their outputs scattered.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from _native.datatype cimport Datatype
+from _native.lane cimport Lane
+from _native.memory cimport Block
+from _native.request cimport Request
+from _native.signature cimport MAX_RANK, Signature
+
+cdef struct GatheredInput:
+    # one input over all requests of the batch, contiguous
+    bint present
+    const uint8_t *data
+    size_t size
+    Block *block             # holds `data`, one reference
+    int64_t shape[MAX_RANK]  # batch dimension included
+    uint32_t rank
+
+cdef struct NativeBatch:
+    Lane *lane
+    const Signature *signature
+    Request **requests       # oldest first
+    uint32_t count
+    uint32_t capacity
+    uint32_t rows            # over all requests; 1 without a batch dimension
+    GatheredInput *inputs    # signature.input_count of them; filled by batch_gather
+    bint failed              # all requests get INTERNAL with `details`
+    char *details            # from malloc
+    int64_t taken_ns
+    int64_t input_end_ns
+    int64_t output_start_ns
+
+# A native executor: runs the batch, sets every wanted output by batch_set_output or request by request, or calls
+# batch_fail. Called without the GIL on the instance's thread, one batch at a time.
+ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
+
+cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
+cdef void batch_free(NativeBatch *batch) noexcept nogil
+
+# Start with a chain of requests from lane_take.
+cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
+# Make every present input contiguous. No byte is copied when a single request, or requests that lie one behind the
+# other, are aligned already. False: the batch has failed.
+cdef bint batch_gather(NativeBatch *batch) noexcept nogil
+# Whether some request of the batch asked for this output.
+cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
+# Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
+# failure). The rows are split among the requests without a copy. False: the batch has failed.
+cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
+                           const int64_t *shape, uint32_t rank) noexcept nogil
+# Fail the whole batch; `details` is from malloc and taken over.
+cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil
+# Answer every request and count; the requests are no longer the batch's.
+cdef void batch_finish(NativeBatch *batch) noexcept nogil
+
+
+cdef class Batch:
+    # what a Python backend sees of a batch
+    cdef NativeBatch *batch  # NULL once answered
+    cdef readonly str instance_name
+    cdef int check(self) except -1
+    cdef uint32_t output_index(self, str name) except? 0xffffffff
+    cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
+                       uint32_t rank) except -1
+    cdef void fail(self, str text)
+
+cdef Batch batch_for_python(NativeBatch *batch, str instance_name)

@@ -1,0 +1,517 @@
+"""Batches: gathering inputs, handing them to a backend, scattering outputs, answering.
+
+The C half works without the GIL for native executors; the classes at the end are what Python backends see.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from _native.bridge cimport Bridge, bridge_return
+from _native.classify cimport (
+    CLASSIFY_LIMIT,
+    CLASSIFY_OK,
+    CLASSIFY_TOO_LARGE,
+    CLASSIFY_UNSUPPORTED,
+    ClassifyResult,
+    classify,
+)
+from _native.clock cimport now_ns
+from _native.datatype cimport DT_BYTES, datatype_name, datatype_parse, datatype_size
+from _native.lane cimport Lane
+from _native.memory cimport Block, block_give, block_share, block_take
+from _native.request cimport (
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    InputData,
+    OutputData,
+    Request,
+    request_fail,
+)
+from _native.signature cimport TensorSignature
+from _native.statistics cimport statistics_executed, statistics_failed
+from _native.text cimport format_text, text_or_no_memory
+from _native.view cimport View, block_of_array, view_new
+
+cdef extern from *:
+    bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil
+
+cdef enum:
+    ALIGNMENT = 64           # of a gathered input, as vector code and frameworks like it
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Life
+
+cdef int batch_init(NativeBatch *batch, Lane *lane) except -1:
+    memset(batch, 0, sizeof(NativeBatch))
+    batch.lane = lane
+    batch.signature = &lane.signature
+    batch.inputs = <GatheredInput *>calloc(max(1, lane.signature.input_count), sizeof(GatheredInput))
+    batch.capacity = 64
+    batch.requests = <Request **>malloc(batch.capacity * sizeof(Request *))
+    if batch.inputs == NULL or batch.requests == NULL:
+        batch_free(batch)
+        raise MemoryError
+    return 0
+
+
+cdef void batch_free(NativeBatch *batch) noexcept nogil:
+    free(batch.inputs)
+    free(batch.requests)
+    free(batch.details)
+    memset(batch, 0, sizeof(NativeBatch))
+
+
+cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
+    cdef Request **grown
+    batch.taken_ns = now_ns()
+    batch.input_end_ns = 0
+    batch.output_start_ns = 0
+    batch.failed = False
+    batch.count = 0
+    batch.rows = 0
+    while chain != NULL:
+        if batch.count == batch.capacity:
+            grown = <Request **>realloc(batch.requests, batch.capacity * 2 * sizeof(Request *))
+            if grown == NULL:
+                refuse_rest(batch, chain)
+                break
+            batch.requests = grown
+            batch.capacity *= 2
+        batch.requests[batch.count] = chain
+        batch.count += 1
+        batch.rows += chain.rows
+        chain = chain.next
+
+
+cdef void refuse_rest(NativeBatch *batch, Request *chain) noexcept nogil:
+    # no room to name these requests: they are answered, the others go on
+    cdef Request *following
+    batch.requests[batch.count - 1].next = NULL
+    while chain != NULL:
+        following = chain.next
+        request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
+        bridge_return(<Bridge *>chain.bridge, chain, chain)
+        chain = following
+
+
+cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
+    if batch.failed:
+        free(details)
+        return
+    batch.failed = True
+    free(batch.details)
+    batch.details = details
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inputs
+
+cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
+    # the data of all requests is one aligned run already
+    cdef const InputData *data = &batch.requests[0].inputs[input]
+    cdef const InputData *following
+    cdef uint32_t i
+    if <uintptr_t>data.data % ALIGNMENT:
+        return False
+    for i in range(1, batch.count):
+        following = &batch.requests[i].inputs[input]
+        if following.block != data.block or following.data != data.data + data.size:
+            return False
+        data = following
+    return True
+
+
+cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
+    cdef GatheredInput *out = &batch.inputs[input]
+    cdef const InputData *first = &batch.requests[0].inputs[input]
+    cdef const InputData *data
+    cdef uint8_t *at
+    cdef uint32_t i
+    out.present = first.present
+    out.block = NULL
+    if not first.present:
+        return True
+    out.rank = first.rank
+    memcpy(out.shape, first.shape, first.rank * sizeof(int64_t))
+    if batch.signature.max_batch_size > 0:
+        out.shape[0] = batch.rows
+    out.size = 0
+    for i in range(batch.count):
+        out.size += batch.requests[i].inputs[input].size
+    if lies_right(batch, input):
+        out.block = block_share(first.block)
+        out.data = first.data
+        return True
+    out.block = block_take(out.size)
+    if out.block == NULL:
+        batch_fail(batch, format_text("no memory for %zu bytes of input '%s'", out.size,
+                                      batch.signature.inputs[input].name.data))
+        return False
+    out.data = out.block.data
+    at = out.block.data
+    for i in range(batch.count):
+        data = &batch.requests[i].inputs[input]
+        memcpy(at, data.data, data.size)
+        at += data.size
+    return True
+
+
+cdef bint batch_gather(NativeBatch *batch) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.signature.input_count):
+        batch.inputs[i].block = NULL
+    for i in range(batch.signature.input_count):
+        if not gather_one(batch, i):
+            return False
+    batch.input_end_ns = now_ns()
+    return True
+
+
+cdef void give_inputs(NativeBatch *batch) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.signature.input_count):
+        block_give(batch.inputs[i].block)
+        batch.inputs[i].block = NULL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Outputs
+
+cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.count):
+        if batch.requests[i].outputs[output].wanted:
+            return True
+    return False
+
+
+cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
+    # the length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before
+    cdef size_t at = 0
+    cdef uint32_t length
+    cdef int64_t i
+    for i in range(elements):
+        if size - at < 4:
+            return <size_t>-1
+        memcpy(&length, data + at, 4)
+        if size - at - 4 < length:
+            return <size_t>-1
+        at += 4 + <size_t>length
+    return at
+
+
+cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor, const int64_t *shape, uint32_t rank,
+                        size_t size, int64_t *elements) noexcept nogil:
+    # why this output cannot be split among the requests; NULL when it can, then with its number of elements
+    cdef bint batches = batch.signature.max_batch_size > 0
+    cdef int64_t expected
+    cdef uint32_t i
+    if rank > MAX_RANK:
+        return format_text("output '%s' has %u dimensions, at most %d are served", tensor.name.data, rank, <int>MAX_RANK)
+    if batches and (rank == 0 or shape[0] != batch.rows):
+        return format_text("output '%s' must have the batch dimension %u first, got %lld", tensor.name.data,
+                           batch.rows, <long long>(shape[0] if rank else -1))
+    elements[0] = 1
+    for i in range(rank):
+        if shape[i] < 0 or mul_overflow(elements[0], shape[i], elements):
+            return format_text("output '%s' has an impossible shape", tensor.name.data)
+    if tensor.datatype != DT_BYTES and (
+            mul_overflow(elements[0], datatype_size(tensor.datatype), &expected) or <uint64_t>expected != size):
+        return format_text("output '%s' must have %lld bytes of %s for its shape, got %zu", tensor.name.data,
+                           <long long>expected, datatype_name(tensor.datatype), size)
+    return NULL
+
+
+cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
+                           const int64_t *shape, uint32_t rank) noexcept nogil:
+    cdef const TensorSignature *tensor = &batch.signature.outputs[output]
+    cdef bint batches = batch.signature.max_batch_size > 0
+    cdef int64_t elements = 0
+    cdef size_t row_size = size // batch.rows
+    cdef size_t part
+    cdef uint32_t i
+    cdef Request *request
+    cdef OutputData *out
+    cdef char *wrong
+    if batch.output_start_ns == 0:
+        batch.output_start_ns = now_ns()
+    wrong = wrong_output(batch, tensor, shape, rank, size, &elements)
+    if wrong == NULL and tensor.datatype == DT_BYTES and bytes_of_elements(data, size, elements) != size:
+        wrong = format_text("output '%s' does not hold %lld elements", tensor.name.data, <long long>elements)
+    if wrong != NULL:
+        block_give(block)
+        batch_fail(batch, wrong)
+        return False
+    for i in range(batch.count):
+        request = batch.requests[i]
+        out = &request.outputs[output]
+        if tensor.datatype == DT_BYTES:
+            part = bytes_of_elements(data, size, elements // batch.rows * request.rows if batches else elements)
+        else:
+            part = row_size * request.rows if batches else size
+        if out.wanted:
+            block_give(out.block)  # of a backend that sets an output twice
+            out.block = block_share(block)
+            out.data = data
+            out.size = part
+            out.datatype = tensor.datatype
+            out.rank = rank
+            memcpy(out.shape, shape, rank * sizeof(int64_t))
+            if batches:
+                out.shape[0] = request.rows
+        data += part
+        size -= part
+        if not batches:
+            break
+    block_give(block)
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answering
+
+cdef void refuse_classes(Request *request, const TensorSignature *tensor, size_t elements,
+                         ClassifyResult result) noexcept nogil:
+    if result == CLASSIFY_UNSUPPORTED:
+        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
+            "class result not available for output '%s' due to unsupported type '%s'",
+            tensor.name.data, datatype_name(tensor.datatype)))
+    elif result == CLASSIFY_TOO_LARGE:
+        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
+            "classification output tensor too large: output '%s' has %zu elements in a row, at most %d are served",
+            tensor.name.data, elements, <int>CLASSIFY_LIMIT))
+    else:
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+
+
+cdef bint classify_output(Request *request, uint32_t output) noexcept nogil:
+    # replace an output by its best classes, as the client asked; False: the request has failed
+    cdef const TensorSignature *tensor = &request.signature.outputs[output]
+    cdef OutputData *out = &request.outputs[output]
+    cdef uint32_t first = 1 if request.signature.max_batch_size > 0 else 0
+    cdef size_t elements = 1
+    cdef uint32_t i
+    cdef ClassifyResult result
+    cdef Block *block = NULL
+    cdef size_t size = 0
+    for i in range(first, out.rank):
+        elements *= <size_t>out.shape[i]
+    result = classify(out.data, out.datatype, request.rows, elements, out.classes, tensor.labels, tensor.label_count,
+                      &block, &size)
+    if result != CLASSIFY_OK:
+        refuse_classes(request, tensor, elements, result)
+        return False
+    block_give(out.block)
+    out.block = block
+    out.data = block.data
+    out.size = size
+    out.datatype = DT_BYTES
+    out.rank = first + 1
+    out.shape[first] = min(<int64_t>out.classes, <int64_t>elements)
+    return True
+
+
+cdef bint complete(Request *request) noexcept nogil:
+    # every wanted output is there and in its final form; False: the request has failed
+    cdef uint32_t i
+    for i in range(request.signature.output_count):
+        if not request.outputs[i].wanted:
+            continue
+        if request.outputs[i].block == NULL:
+            request_fail(request, STATUS_INTERNAL, format_text(
+                "model '%s' did not produce output '%s'", request.signature.name.data,
+                request.signature.outputs[i].name.data))
+            return False
+        if request.outputs[i].classes and not classify_output(request, i):
+            return False
+    return True
+
+
+cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
+    request_fail(request, STATUS_INTERNAL, format_text("%s", text_or_no_memory(batch.details)))
+
+
+cdef void batch_finish(NativeBatch *batch) noexcept nogil:
+    cdef int64_t end
+    cdef uint64_t success_ns = 0
+    cdef uint64_t queue_ns = 0
+    cdef uint64_t fail_ns = 0
+    cdef uint32_t failed = 0
+    cdef uint32_t i
+    cdef Request *request
+    if batch.input_end_ns == 0:
+        batch.input_end_ns = batch.taken_ns
+    give_inputs(batch)
+    for i in range(batch.count):
+        request = batch.requests[i]
+        if batch.failed:
+            fail_request(batch, request)
+        elif request.status == STATUS_OK:
+            complete(request)
+    end = now_ns()
+    if batch.output_start_ns == 0:
+        batch.output_start_ns = end
+    for i in range(batch.count):
+        request = batch.requests[i]
+        if request.status == STATUS_OK:
+            success_ns += <uint64_t>(end - request.arrived_ns)
+            queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
+        else:
+            failed += 1
+            fail_ns += <uint64_t>(end - request.arrived_ns)
+    if failed:
+        statistics_failed(&batch.lane.statistics, failed, fail_ns)
+    if failed < batch.count:
+        statistics_executed(
+            &batch.lane.statistics, batch.count - failed, batch.rows, success_ns, queue_ns,
+            <uint64_t>(batch.input_end_ns - batch.taken_ns),
+            <uint64_t>(batch.output_start_ns - batch.input_end_ns),
+            <uint64_t>(end - batch.output_start_ns))
+    return_requests(batch)
+
+
+cdef void return_requests(NativeBatch *batch) noexcept nogil:
+    # one hand-over for each run of requests that go back through the same bridge: usually one in all
+    cdef uint32_t first = 0
+    cdef uint32_t i
+    for i in range(1, batch.count + 1):
+        if i < batch.count and batch.requests[i].bridge == batch.requests[first].bridge:
+            batch.requests[i - 1].next = batch.requests[i]
+        else:
+            bridge_return(<Bridge *>batch.requests[first].bridge, batch.requests[first], batch.requests[i - 1])
+            first = i
+    batch.count = 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What Python backends see
+
+cdef class Batch:
+    """The requests of one execution, as one.
+
+    Inputs are gathered: for a model with a batch dimension they have the shape (rows, *dims). Outputs are handed over
+    in the same form and split again.
+    """
+
+    def __init__(self):
+        raise TypeError("Batch cannot be created from Python")
+
+    cdef int check(self) except -1:
+        if self.batch == NULL:
+            raise ValueError("this batch has been answered")
+        return 0
+
+    cdef uint32_t output_index(self, str name) except? 0xffffffff:
+        cdef uint32_t i
+        cdef bytes wanted = name.encode()
+        self.check()
+        for i in range(self.batch.signature.output_count):
+            if self.batch.signature.outputs[i].name.data == wanted:
+                return i
+        raise ValueError(f"the model has no output '{name}'")
+
+    @property
+    def rows(self) -> int:
+        """Rows over all requests: the size of the batch dimension; 1 for a model without one."""
+        self.check()
+        return self.batch.rows
+
+    @property
+    def request_count(self) -> int:
+        """Requests in this batch."""
+        self.check()
+        return self.batch.count
+
+    def input(self, name: str):
+        """The input's data over all requests; None for an optional input that the requests leave out."""
+        cdef uint32_t i
+        cdef GatheredInput *data
+        cdef bytes wanted = name.encode()
+        self.check()
+        for i in range(self.batch.signature.input_count):
+            if self.batch.signature.inputs[i].name.data == wanted:
+                data = &self.batch.inputs[i]
+                if not data.present:
+                    return None
+                return view_new(data.block, data.data, data.size, self.batch.signature.inputs[i].datatype,
+                                data.shape, data.rank)
+        raise ValueError(f"the model has no input '{name}'")
+
+    def wants(self, name: str) -> bool:
+        """Whether any request asked for this output."""
+        return batch_wants(self.batch, self.output_index(name))
+
+    def set_output(self, name: str, array) -> None:
+        """Hand over an output for all rows.
+
+        Args:
+            name: of the output.
+            array: a C-contiguous numpy array or anything with `__dlpack__` on the CPU. It is taken over without a copy:
+                do not write to it afterwards.
+
+        Raises:
+            ValueError: wrong datatype, shape or memory layout.
+        """
+        cdef uint32_t index = self.output_index(name)
+        cdef const uint8_t *data = NULL
+        cdef size_t size = 0
+        cdef int64_t shape[MAX_RANK]
+        cdef uint32_t rank = 0
+        cdef Block *block = block_of_array(array, self.batch.signature.outputs[index].datatype, name,
+                                           &data, &size, shape, &rank)
+        self.hand_over(index, block, data, size, shape, rank)
+
+    def set_bytes_output(self, name: str, elements, shape) -> None:
+        """Hand over a BYTES output: `elements` are bytes or str in row-major order, as many as `shape` says."""
+        cdef uint32_t index = self.output_index(name)
+        cdef int64_t dims[MAX_RANK]
+        cdef uint32_t rank = <uint32_t>len(shape)
+        cdef list encoded = [e.encode() if isinstance(e, str) else bytes(e) for e in elements]
+        cdef size_t size = 4 * len(encoded)
+        cdef Block *block
+        cdef uint8_t *at
+        cdef uint32_t length
+        cdef bytes element
+        if self.batch.signature.outputs[index].datatype != DT_BYTES:
+            raise ValueError(f"output '{name}' is {datatype_name(self.batch.signature.outputs[index].datatype).decode()}, "
+                             f"not BYTES")
+        if rank > MAX_RANK:
+            raise ValueError(f"output '{name}' has {rank} dimensions, at most {MAX_RANK} are served")
+        for i in range(rank):
+            dims[i] = shape[i]
+        for element in encoded:
+            size += len(element)
+        block = block_take(size)
+        if block == NULL:
+            raise MemoryError(f"no memory for {size} bytes of output '{name}'")
+        at = block.data
+        for element in encoded:
+            length = <uint32_t>len(element)
+            memcpy(at, &length, 4)
+            memcpy(at + 4, <const char *>element, length)
+            at += 4 + length
+        self.hand_over(index, block, block.data, size, dims, rank)
+
+    cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
+                       uint32_t rank) except -1:
+        cdef bint good
+        with nogil:
+            good = batch_set_output(self.batch, index, block, data, size, shape, rank)
+        if not good:
+            raise ValueError(self.batch.details.decode() if self.batch.details != NULL else "out of memory")
+        return 0
+
+    cdef void fail(self, str text):
+        cdef bytes encoded = text.encode("utf-8", "replace")
+        batch_fail(self.batch, format_text("%s", <const char *>encoded))
+
+
+cdef Batch batch_for_python(NativeBatch *batch, str instance_name):
+    cdef Batch out = Batch.__new__(Batch)
+    out.batch = batch
+    out.instance_name = instance_name
+    return out

@@ -1,0 +1,220 @@
+"""The bridge: finished requests travel from instance threads to the loop that owns their sinks.
+
+Instance threads append chains of requests and write to an eventfd, once until the loop has looked. The loop then calls
+each sink's `deliver` and frees the request. A sink hears at most once: with its answer, or with DEADLINE_EXCEEDED from the
+timer, or not at all when it has left (`bridge_abandon`).
+
+Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the queue,
+and when it came over the bridge; in between it belongs to the lane and then to the instance.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from posix.unistd cimport close, read, write
+
+from _native.atomic cimport exchange32, fetch_add32, store32
+from _native.clock cimport now_ns
+from _native.lane cimport Lane, lane_remove
+from _native.request cimport STATUS_DEADLINE_EXCEEDED, Request, request_free
+from _native.statistics cimport statistics_failed
+from _native.text cimport text_or_no_memory
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/eventfd.h>
+    #include <sys/timerfd.h>
+    static inline int inferd_eventfd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
+    static inline int inferd_timerfd(void) { return timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC); }
+    static inline void inferd_timer_set(int fd, int64_t ns) {
+        struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
+        timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
+    }
+    """
+    int make_eventfd "inferd_eventfd"() nogil
+    int make_timerfd "inferd_timerfd"() nogil
+    void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Deadlines: a binary heap whose members know their place
+
+cdef inline void place(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
+    bridge.deadlines[slot] = request
+    request.timer_slot = slot
+
+
+cdef void sift_up(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
+    while slot > 1 and bridge.deadlines[slot // 2].deadline_ns > request.deadline_ns:
+        place(bridge, bridge.deadlines[slot // 2], slot)
+        slot //= 2
+    place(bridge, request, slot)
+
+
+cdef void sift_down(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
+    cdef uint32_t child = slot * 2
+    while child <= bridge.deadline_count:
+        if (child < bridge.deadline_count
+                and bridge.deadlines[child + 1].deadline_ns < bridge.deadlines[child].deadline_ns):
+            child += 1
+        if bridge.deadlines[child].deadline_ns >= request.deadline_ns:
+            break
+        place(bridge, bridge.deadlines[child], slot)
+        slot = child
+        child = slot * 2
+    place(bridge, request, slot)
+
+
+cdef void arm(Bridge *bridge) noexcept nogil:
+    # set the timer when the earliest deadline is before what it is set to; a timer that fires early does no harm
+    cdef int64_t earliest
+    if bridge.deadline_count == 0:
+        return
+    earliest = bridge.deadlines[1].deadline_ns
+    if bridge.armed_ns == 0 or earliest < bridge.armed_ns:
+        bridge.armed_ns = earliest
+        timer_set(bridge.timer_fd, earliest)
+
+
+cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
+    cdef uint32_t capacity
+    cdef Request **grown
+    if bridge.deadline_count + 1 >= bridge.deadline_capacity:
+        capacity = max(64, bridge.deadline_capacity * 2)
+        grown = <Request **>realloc(bridge.deadlines, capacity * sizeof(Request *))
+        if grown == NULL:
+            return False
+        bridge.deadlines = grown
+        bridge.deadline_capacity = capacity
+    bridge.deadline_count += 1
+    sift_up(bridge, request, bridge.deadline_count)
+    arm(bridge)
+    return True
+
+
+cdef void unwatch(Bridge *bridge, Request *request) noexcept nogil:
+    cdef uint32_t slot = request.timer_slot
+    cdef Request *last
+    if slot == 0:
+        return
+    request.timer_slot = 0
+    last = bridge.deadlines[bridge.deadline_count]
+    bridge.deadline_count -= 1
+    if last == request:
+        return
+    if slot > 1 and bridge.deadlines[slot // 2].deadline_ns > last.deadline_ns:
+        sift_up(bridge, last, slot)
+    else:
+        sift_down(bridge, last, slot)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ends of a request
+
+cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept nogil:
+    cdef uint64_t one = 1
+    last.next = NULL
+    lock(&bridge.guard)
+    if bridge.tail == NULL:
+        bridge.head = first
+    else:
+        bridge.tail.next = first
+    bridge.tail = last
+    unlock(&bridge.guard)
+    if exchange32(&bridge.signalled, 1) == 0:
+        write(bridge.event_fd, &one, sizeof(one))
+
+
+cdef void finish(Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    request_free(request)
+    if lane != NULL:
+        fetch_add32(&lane.in_flight, -1)
+
+
+cdef void drop_if_queued(Request *request) noexcept nogil:
+    # the sink is gone; what an instance has taken comes back over the bridge and is freed then
+    cdef Lane *lane = <Lane *>request.lane
+    request.sink = NULL
+    if lane != NULL and lane_remove(lane, request):
+        statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
+        finish(request)
+
+
+cdef void bridge_abandon(Request *request) noexcept nogil:
+    unwatch(<Bridge *>request.bridge, request)
+    drop_if_queued(request)
+
+
+cdef void expire(Bridge *bridge) noexcept nogil:
+    cdef Request *request
+    cdef int64_t now = now_ns()
+    bridge.armed_ns = 0
+    while bridge.deadline_count and bridge.deadlines[1].deadline_ns <= now:
+        request = bridge.deadlines[1]
+        unwatch(bridge, request)
+        request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        drop_if_queued(request)
+    arm(bridge)
+
+
+cdef void deliver_all(Bridge *bridge) noexcept nogil:
+    cdef Request *request
+    cdef Request *following
+    store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again
+    lock(&bridge.guard)
+    request = bridge.head
+    bridge.head = NULL
+    bridge.tail = NULL
+    unlock(&bridge.guard)
+    while request != NULL:
+        following = request.next
+        unwatch(bridge, request)
+        if request.sink != NULL:
+            request.deliver(request.sink, request, request.status, text_or_no_memory(request.details))
+        finish(request)
+        request = following
+
+
+cdef class BridgeHandle:
+    """The bridge to one event loop.
+
+    Register `event_fd` with `drain` and `timer_fd` with `expire` as readers of the loop.
+    """
+
+    def __cinit__(self):
+        mutex_init(&self.bridge.guard, NULL)
+        self.bridge.event_fd = make_eventfd()
+        self.bridge.timer_fd = make_timerfd()
+        if self.bridge.event_fd < 0 or self.bridge.timer_fd < 0:
+            raise OSError(errno, "cannot make the descriptors of the bridge")
+
+    def __dealloc__(self):
+        close(self.bridge.event_fd)
+        close(self.bridge.timer_fd)
+        free(self.bridge.deadlines)
+        mutex_destroy(&self.bridge.guard)
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when requests have finished."""
+        return self.bridge.event_fd
+
+    @property
+    def timer_fd(self) -> int:
+        """Readable when a deadline may have passed."""
+        return self.bridge.timer_fd
+
+    def drain(self) -> None:
+        """Deliver everything that has finished."""
+        cdef uint64_t count
+        read(self.bridge.event_fd, &count, sizeof(count))
+        deliver_all(&self.bridge)
+
+    def expire(self) -> None:
+        """Answer everything whose deadline has passed."""
+        cdef uint64_t count
+        read(self.bridge.timer_fd, &count, sizeof(count))
+        expire(&self.bridge)

@@ -1,0 +1,103 @@
+"""Instances: each thread takes batches from its lane, has them executed, and answers, until the lane is closed."""
+
+from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
+
+from _native.batch cimport (
+    Batch,
+    NativeBatch,
+    batch_begin,
+    batch_finish,
+    batch_for_python,
+    batch_free,
+    batch_gather,
+    batch_init,
+    execute_fn,
+)
+from _native.lane cimport LaneHandle, lane_take
+from _native.request cimport Request
+from _native.threads cimport exact_timers, thread_name
+
+import logging
+
+logger = logging.getLogger("inferd.instance")
+
+
+cdef class InstanceLoop:
+    """What the thread of one instance does.
+
+    Args:
+        lane: where its batches come from.
+        instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
+            `execute_fn` with its context, batches never touch Python.
+        name: of the instance, for logs and the thread.
+    """
+
+    cdef LaneHandle lane
+    cdef object instance
+    cdef str name
+    cdef NativeBatch batch
+    cdef execute_fn executor
+    cdef void *context
+
+    def __cinit__(self, LaneHandle lane not None, instance, str name not None):
+        executor = getattr(instance, "executor", None)
+        self.lane = lane
+        self.instance = instance
+        self.name = name
+        self.executor = NULL
+        self.context = NULL
+        if executor is not None:
+            self.executor = <execute_fn>PyCapsule_GetPointer(executor, "inferd.execute_fn")
+            self.context = PyCapsule_GetContext(executor)
+        batch_init(&self.batch, lane.lane)
+
+    def __dealloc__(self):
+        batch_free(&self.batch)
+
+    def run(self) -> None:
+        """Serve batches until the lane is closed and empty. Call it on the instance's thread."""
+        cdef bytes name = self.name.encode()
+        thread_name(name[max(0, len(name) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart
+        exact_timers()
+        if self.executor != NULL:
+            with nogil:
+                self.run_native()
+        else:
+            while self.run_once():
+                pass
+
+    cdef void run_native(self) noexcept nogil:
+        cdef Request *chain = lane_take(self.lane.lane)
+        while chain != NULL:
+            batch_begin(&self.batch, chain)
+            self.executor(&self.batch, self.context)
+            batch_finish(&self.batch)
+            chain = lane_take(self.lane.lane)
+
+    cdef bint run_once(self):
+        cdef Request *chain
+        cdef bint ready = False
+        with nogil:
+            chain = lane_take(self.lane.lane)
+            if chain != NULL:
+                batch_begin(&self.batch, chain)
+                ready = batch_gather(&self.batch)
+        if chain == NULL:
+            return False
+        if ready:
+            self.execute()
+        with nogil:
+            batch_finish(&self.batch)
+        return True
+
+    cdef void execute(self):
+        cdef Batch batch = batch_for_python(&self.batch, self.name)
+        try:
+            self.instance.execute(batch)
+        except BaseException as error:
+            text = str(error) or type(error).__name__
+            logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
+                         exc_info=logger.isEnabledFor(logging.DEBUG))
+            batch.fail(text)
+        finally:
+            batch.batch = NULL  # whoever keeps the object finds that it is over

@@ -1,0 +1,38 @@
+# What a model version accepts and returns, compiled for checking requests without the GIL.
+
+from libc.stdint cimport int64_t, uint32_t
+
+from _native.codec cimport Str
+from _native.datatype cimport Datatype
+
+cdef enum:
+    MAX_RANK = 16        # dimensions of a tensor, batch dimension included
+
+cdef struct TensorSignature:
+    Str name
+    Datatype datatype
+    uint32_t rank        # without the batch dimension
+    int64_t dims[MAX_RANK]
+    bint optional
+    bint variable        # some dimension is -1
+    Str *labels
+    uint32_t label_count
+
+cdef struct Signature:
+    Str name
+    int64_t version
+    Str version_text
+    int64_t max_batch_size       # 0: no batch dimension
+    TensorSignature *inputs
+    uint32_t input_count
+    uint32_t required_inputs     # those that are not optional
+    TensorSignature *outputs
+    uint32_t output_count
+    bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
+
+# Index of the tensor with this name, -1 when there is none.
+cdef int tensor_find(const TensorSignature *tensors, uint32_t count, Str name) noexcept nogil
+
+# Build from a backends.api.ModelSpec (read by attribute, not imported); raises ValueError or MemoryError.
+cdef int signature_build(Signature *signature, object spec, int64_t version) except -1
+cdef void signature_clear(Signature *signature) noexcept nogil

@@ -1,0 +1,42 @@
+# What a model version has done, in plain counters; read by the statistics RPC and by metrics.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from _native.threads cimport Mutex
+
+cdef struct Duration:
+    uint64_t count
+    uint64_t ns
+
+cdef struct BatchStatistics:
+    uint32_t rows
+    Duration compute_input
+    Duration compute_infer
+    Duration compute_output
+
+cdef struct Statistics:
+    # the fields of inference.ModelStatistics
+    Mutex guard
+    int64_t last_inference_ms
+    uint64_t inference_count
+    uint64_t execution_count
+    Duration success
+    Duration fail
+    Duration queue
+    Duration compute_input
+    Duration compute_infer
+    Duration compute_output
+    BatchStatistics *batches     # ascending by rows
+    uint32_t batch_count
+    uint32_t batch_capacity
+
+cdef void statistics_init(Statistics *statistics) noexcept nogil
+cdef void statistics_clear(Statistics *statistics) noexcept nogil
+# Requests that failed or were cancelled, and the time from arrival that they took together.
+cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
+# One executed batch: `requests` requests of `rows` rows together; their time from arrival and their time in the queue,
+# each summed over the requests; and the time of the batch in each phase.
+cdef void statistics_executed(Statistics *statistics, uint32_t requests, uint32_t rows, uint64_t success_ns,
+                              uint64_t queue_ns, uint64_t input_ns, uint64_t infer_ns, uint64_t output_ns) noexcept nogil
+# A dict of the fields, durations as (count, ns), batches as a list of (rows, input, infer, output).
+cdef dict statistics_dict(Statistics *statistics)

@@ -1,0 +1,50 @@
+# Formatting of error texts without the GIL.
+
+from _native.codec cimport Str
+
+cdef extern from *:
+    """
+    #include <stdarg.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <inttypes.h>
+
+    /* printf into memory from malloc; NULL when there is none */
+    static char *inferd_format(const char *format, ...) {
+        va_list arguments, again;
+        va_start(arguments, format);
+        va_copy(again, arguments);
+        int size = vsnprintf(NULL, 0, format, arguments);
+        va_end(arguments);
+        char *text = size < 0 ? NULL : malloc((size_t)size + 1);
+        if (text) vsnprintf(text, (size_t)size + 1, format, again);
+        va_end(again);
+        return text;
+    }
+
+    /* "[-1,16]" into a buffer; cut with "..." when it does not fit */
+    static const char *inferd_shape(char *out, size_t room, int has_batch, const int64_t *dims, uint32_t rank) {
+        size_t at = 0;
+        out[at++] = '[';
+        if (has_batch) { memcpy(out + at, "-1", 2); at += 2; }
+        for (uint32_t i = 0; i < rank; i++) {
+            if (at + 32 > room) { memcpy(out + at, "...", 3); at += 3; break; }
+            at += (size_t)sprintf(out + at, at > 1 ? ",%" PRId64 : "%" PRId64, dims[i]);
+        }
+        out[at++] = ']';
+        out[at] = 0;
+        return out;
+    }
+
+    /* the length to print of a name that a peer chose */
+    static inline int inferd_clip(uint32_t size) { return size > 256 ? 256 : (int)size; }
+
+    /* what to say when there was no memory for a text */
+    static inline const char *inferd_text(const char *text) { return text ? text : "out of memory"; }
+    """
+    char *format_text "inferd_format"(const char *format, ...) noexcept nogil
+    const char *shape_text "inferd_shape"(char *out, size_t room, bint has_batch, const long *dims,
+                                          unsigned int rank) noexcept nogil
+    int clip "inferd_clip"(unsigned int size) noexcept nogil
+    const char *text_or_no_memory "inferd_text"(const char *text) noexcept nogil

@@ -1,0 +1,44 @@
+# POSIX mutexes and condition variables; conditions wait by the monotonic clock.
+
+from libc.stdint cimport int64_t
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include <stdint.h>
+    #include <sys/prctl.h>
+    #include <time.h>
+    typedef pthread_mutex_t inferd_mutex;
+    typedef pthread_cond_t inferd_condition;
+    static inline void inferd_condition_init(inferd_condition *c) {
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(c, &attributes);
+        pthread_condattr_destroy(&attributes);
+    }
+    static inline void inferd_condition_wait_until(inferd_condition *c, inferd_mutex *m, int64_t ns) {
+        struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+        pthread_cond_timedwait(c, m, &t);
+    }
+    /* the kernel may otherwise add 50 us to every timed wait of this thread */
+    static inline void inferd_exact_timers(void) { prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
+    static inline void inferd_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL); }
+    """
+    ctypedef struct Mutex "inferd_mutex":
+        pass
+    ctypedef struct Condition "inferd_condition":
+        pass
+    int mutex_init "pthread_mutex_init"(Mutex *mutex, void *attributes) noexcept nogil
+    int mutex_destroy "pthread_mutex_destroy"(Mutex *mutex) noexcept nogil
+    int lock "pthread_mutex_lock"(Mutex *mutex) noexcept nogil
+    int unlock "pthread_mutex_unlock"(Mutex *mutex) noexcept nogil
+    void condition_init "inferd_condition_init"(Condition *condition) noexcept nogil
+    int condition_destroy "pthread_cond_destroy"(Condition *condition) noexcept nogil
+    int wait "pthread_cond_wait"(Condition *condition, Mutex *mutex) noexcept nogil
+    # until notified or, at the latest, the monotonic time `ns`
+    void wait_until "inferd_condition_wait_until"(Condition *condition, Mutex *mutex, int64_t ns) noexcept nogil
+    int notify_one "pthread_cond_signal"(Condition *condition) noexcept nogil
+    int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
+    void exact_timers "inferd_exact_timers"() noexcept nogil
+    void thread_name "inferd_thread_name"(const char *name) noexcept nogil

@@ -1,0 +1,262 @@
+"""The engine: models from repositories, brought to readiness and served until it is closed.
+
+It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.infer`) and come back to
+the loop over the bridge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _native.bridge import BridgeHandle
+from _native.infer import InferService, Ticket
+from _native.table import ModelTable
+from backends.api import BackendError, ModelSource
+from backends.loader import BackendLoader
+from server.engine import config as configuration
+from server.engine.repository import ModelFolder, scan
+from server.engine.version import LoadedVersion
+from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+
+log = logging.getLogger("inferd.engine")
+
+Deliver = Callable[[int, str, bytes | None], None]
+Watcher = Callable[[str, int | None, bool], None]
+
+READY = "READY"
+LOADING = "LOADING"
+UNLOADING = "UNLOADING"
+UNAVAILABLE = "UNAVAILABLE"
+
+_FAMILIES: dict[Status, type[ServerError]] = {
+    family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
+}
+
+IN_FLIGHT_POLL = 0.005  # seconds between looks at a version whose last answers are on their way to the loop
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index; version and state are empty for a model that was never loaded."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Version:
+    state: str
+    reason: str = ""
+    loaded: LoadedVersion | None = None
+
+
+@dataclass(slots=True)
+class _Model:
+    versions: dict[int, _Version] = field(default_factory=dict)
+    problem: str = ""  # why no version could even be named
+
+
+class Engine:
+    """Serves the models of `repositories`.
+
+    Args:
+        repositories: folders of model folders.
+        loader: finds backends.
+        options: how configurations are read.
+        load_threads: models loaded at a time.
+        strict_readiness: be ready only while every model is.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[Path],
+        loader: BackendLoader,
+        options: configuration.Options,
+        *,
+        load_threads: int = 4,
+        strict_readiness: bool = True,
+    ) -> None:
+        self._repositories = tuple(repositories)
+        self._loader = loader
+        self._options = options
+        self._strict = strict_readiness
+        self._models: dict[str, _Model] = {}
+        self._watchers: list[Watcher] = []
+        self._after_delivery: list[Callable[[], None]] = []
+        self._table = ModelTable()
+        self._bridge = BridgeHandle()
+        self._pool = ThreadPoolExecutor(load_threads, thread_name_prefix="load")
+        self._started = False
+        self._closing = False
+        self.infer = InferService(self._table, self._bridge)
+
+    # -- life --
+
+    async def start(self) -> list[str]:
+        """Load every model of the repositories; what went wrong, one line for each model that is not ready."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._bridge.event_fd, self._on_finished)
+        loop.add_reader(self._bridge.timer_fd, self._on_timer)
+        folders = await loop.run_in_executor(self._pool, scan, self._repositories)
+        problems = await asyncio.gather(*(self._load(folder) for folder in folders))
+        self._started = True
+        self._announce("", None, self.ready)
+        return [problem for problem in problems if problem]
+
+    async def close(self) -> None:
+        """Unload everything. Requests that are queued are executed first; the loop must still run."""
+        self._closing = True
+        await asyncio.gather(*(self._unload(name) for name in list(self._models)))
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._bridge.event_fd)
+        loop.remove_reader(self._bridge.timer_fd)
+        self._pool.shutdown()
+
+    def drain(self) -> None:
+        """Be not ready any more, for good; requests are still served."""
+        self._closing = True
+        self._announce("", None, False)
+
+    def after_delivery(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called after each round of answers, for a front door that writes them then."""
+        self._after_delivery.append(callback)
+
+    def _on_finished(self) -> None:
+        self._bridge.drain()
+        for callback in self._after_delivery:
+            callback()
+
+    def _on_timer(self) -> None:
+        self._bridge.expire()
+        for callback in self._after_delivery:
+            callback()
+
+    # -- loading --
+
+    async def _load(self, folder: ModelFolder) -> str:
+        """Load one model; returns why it is not ready, "" when it is."""
+        model = self._models.setdefault(folder.name, _Model())
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(
+                self._pool, configuration.prepare, folder, self._options, self._loader
+            )
+        except (ServerError, BackendError) as error:
+            model.problem = str(error)
+        except Exception as error:
+            log.exception("model %s could not be prepared", folder.name)
+            model.problem = f"{type(error).__name__}: {error}"
+        if model.problem:
+            self._table.set(folder.name, {})
+            log.error("failed to load '%s': %s", folder.name, model.problem)
+            return f"failed to load '{folder.name}': {model.problem}"
+        for version in prepared.versions:
+            model.versions[version] = _Version(LOADING)
+        results = await asyncio.gather(*(self._load_version(folder, prepared, v) for v in prepared.versions))
+        return next((problem for problem in results if problem), "")
+
+    async def _load_version(self, folder: ModelFolder, prepared: configuration.Prepared, version: int) -> str:
+        loop = asyncio.get_running_loop()
+        entry = self._models[folder.name].versions[version]
+        source = ModelSource(prepared.spec, version, folder.version_path(version))
+        backend = self._loader.backend(prepared.spec.backend)
+        begin = time.monotonic()
+        try:
+            entry.loaded = await loop.run_in_executor(self._pool, LoadedVersion, prepared.config, backend, source)
+        except Exception as error:
+            if not isinstance(error, (BackendError, ServerError)):
+                log.exception("model %s version %d did not load", folder.name, version)
+            entry.state, entry.reason = UNAVAILABLE, str(error) or type(error).__name__
+            self._publish(folder.name)
+            log.error("failed to load '%s' version %d: %s", folder.name, version, entry.reason)
+            return f"failed to load '{folder.name}' version {version}: {entry.reason}"
+        entry.state = READY
+        self._publish(folder.name)
+        log.info("successfully loaded '%s' version %d in %.2f s", folder.name, version, time.monotonic() - begin)
+        self._announce(folder.name, version, True)
+        return ""
+
+    async def _unload(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        for version, entry in self._models[name].versions.items():
+            loaded, entry.loaded = entry.loaded, None
+            if loaded is None:
+                continue
+            entry.state, entry.reason = UNLOADING, ""
+            self._publish(name)
+            await loop.run_in_executor(self._pool, loaded.close)
+            while loaded.lane.in_flight:
+                await asyncio.sleep(IN_FLIGHT_POLL)
+            entry.state, entry.reason = UNAVAILABLE, "unloaded"
+            self._announce(name, version, False)
+
+    def _publish(self, name: str) -> None:
+        versions = self._models[name].versions
+        self._table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
+
+    def _announce(self, name: str, version: int | None, ready: bool) -> None:
+        for watcher in self._watchers:
+            watcher(name, version, ready)
+
+    # -- what there is --
+
+    @property
+    def live(self) -> bool:
+        """The engine answers."""
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Requests are welcome: everything has been loaded and nothing is about to end."""
+        if not self._started or self._closing:
+            return False
+        return not self._strict or all(self._is_ready(model) for model in self._models.values())
+
+    @staticmethod
+    def _is_ready(model: _Model) -> bool:
+        return not model.problem and all(entry.state == READY for entry in model.versions.values())
+
+    def subscribe(self, watcher: Watcher) -> None:
+        """Have `watcher(name, version, ready)` called on the loop at each change; the name is "" for the server."""
+        self._watchers.append(watcher)
+
+    def model(self, name: str, version: str = "") -> LoadedVersion:
+        """A ready version: the one asked for, or the latest.
+
+        Raises:
+            NotFound, Unavailable, InvalidArgument: with the texts that a request for it would get.
+        """
+        status, text = self._table.find(name, version)
+        if status != Status.OK:
+            raise _FAMILIES[Status(status)](text)
+        ready = self.versions(name)
+        return ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
+
+    def versions(self, name: str) -> tuple[LoadedVersion, ...]:
+        """The ready versions of a model, ascending; empty when there is none or no such model."""
+        model = self._models.get(name, _Model())
+        return tuple(entry.loaded for _, entry in sorted(model.versions.items()) if entry.loaded is not None)
+
+    def index(self) -> list[IndexEntry]:
+        """All models and versions that the repositories hold, with their states."""
+        entries = []
+        for name, model in sorted(self._models.items()):
+            if not model.versions:
+                entries.append(IndexEntry(name, "", UNAVAILABLE, model.problem))
+            for version, entry in sorted(model.versions.items()):
+                entries.append(IndexEntry(name, str(version), entry.state, entry.reason))
+        return entries
+
+    # -- requests --
+
+    def submit(self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+        """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
+        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream)

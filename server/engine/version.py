@@ -1,0 +1,106 @@
+"""One loaded version of a model: its lane, its instances and their threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+
+from _native.instance import InstanceLoop
+from _native.lane import LaneHandle
+from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
+from server.pb import grpc_service_pb2 as pb
+from server.pb import model_config_pb2
+
+log = logging.getLogger("inferd.engine")
+
+
+class LoadedVersion:
+    """A version that serves requests from its lane until it is closed.
+
+    Made, and closed, outside the event loop: both take as long as the framework takes.
+
+    Args:
+        config: what the ModelConfig RPC answers.
+        backend: of the model.
+        source: where the version lies.
+
+    Raises:
+        BackendError: the model does not load.
+    """
+
+    def __init__(self, config: model_config_pb2.ModelConfig, backend: Backend, source: ModelSource) -> None:
+        self.config = config
+        self.spec: ModelSpec = source.spec
+        self.version = source.version
+        self._model: Model = backend.load(source)
+        self.lane = LaneHandle(source.spec, source.version)
+        self._threads: list[threading.Thread] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def _start(self) -> None:
+        started = []
+        for spec in self.spec.instances:
+            ready: Future[None] = Future()
+            thread = threading.Thread(target=self._run, args=(spec, ready), name=spec.name, daemon=True)
+            self._threads.append(thread)
+            started.append(ready)
+            thread.start()
+        for ready in started:
+            ready.result()
+
+    def _run(self, spec: InstanceSpec, ready: Future[None]) -> None:
+        # the instance is made, used and closed on one thread: frameworks keep state by thread
+        try:
+            instance = self._model.create_instance(spec)
+            loop = InstanceLoop(self.lane, instance, spec.name)
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        loop.run()
+        try:
+            instance.close()
+        except Exception:
+            log.exception("instance %s did not close", spec.name)
+
+    def close(self) -> None:
+        """Refuse further requests, finish those that are queued, and free the model."""
+        self.lane.close()
+        for thread in self._threads:
+            thread.join()
+        try:
+            self._model.close()
+        except Exception:
+            log.exception("model %s version %d did not close", self.name, self.version)
+
+    def statistics(self) -> pb.ModelStatistics:
+        """What this version has done since it was loaded."""
+        counters = self.lane.statistics()
+        out = pb.ModelStatistics(
+            name=self.name,
+            version=str(self.version),
+            last_inference=counters["last_inference_ms"],
+            inference_count=counters["inference_count"],
+            execution_count=counters["execution_count"],
+        )
+        for field in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            _set(getattr(out.inference_stats, field), counters[field])
+        for rows, compute_input, compute_infer, compute_output in counters["batches"]:
+            batch = out.batch_stats.add(batch_size=rows)
+            _set(batch.compute_input, compute_input)
+            _set(batch.compute_infer, compute_infer)
+            _set(batch.compute_output, compute_output)
+        return out
+
+
+def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:
+    duration.count, duration.ns = value

@@ -1,0 +1,78 @@
+"""Error families, by whose fault it is, and the one mapping from them to gRPC status codes.
+
+The texts of errors that Triton also knows are Triton's, followed by what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Status(enum.IntEnum):
+    """gRPC status codes (https://grpc.io/docs/guides/status-codes/)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ServerError(Exception):
+    """An error with an answer for the client. Not raised itself: use a family below."""
+
+    status: ClassVar[Status] = Status.INTERNAL
+
+
+class InvalidArgument(ServerError):
+    """The request or the configuration is wrong; sending it again will not help."""
+
+    status = Status.INVALID_ARGUMENT
+
+
+class NotFound(ServerError):
+    """The request names something that does not exist here."""
+
+    status = Status.NOT_FOUND
+
+
+class Unavailable(ServerError):
+    """Not now: loading, queue full, draining. Safe to retry."""
+
+    status = Status.UNAVAILABLE
+
+
+class Unimplemented(ServerError):
+    """A feature that is off or not built."""
+
+    status = Status.UNIMPLEMENTED
+
+
+class Internal(ServerError):
+    """Our fault or the model's."""
+
+    status = Status.INTERNAL
+
+
+class ConfigError(InvalidArgument):
+    """A model configuration that cannot be served; the text carries file, line and what to write instead."""
+
+
+def answer(error: BaseException) -> tuple[Status, str]:
+    """The status and text that a client gets for `error`; anything unforeseen is INTERNAL without its internals."""
+    if isinstance(error, ServerError):
+        return error.status, str(error)
+    return Status.INTERNAL, f"internal error: {type(error).__name__}"

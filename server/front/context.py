@@ -1,0 +1,229 @@
+"""What a servicer sees of a call on the native door: the surface of grpc.aio.ServicerContext."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from _native.http2 import EVENT_CLOSED, EVENT_WRITABLE, Call
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class Aborted(grpc.aio.AbortError):  # type: ignore[misc]  # its base has no types
+    """Ends a handler after `abort`; the status is in the context."""
+
+
+class NativeContext:
+    """One call, on the loop. A servicer uses it as it would use grpc.aio's; the door uses `finish`."""
+
+    def __init__(self, call: Call, handler: grpc.RpcMethodHandler[Any, Any]) -> None:
+        self._call = call
+        self._serialize = handler.response_serializer
+        self._deserialize = handler.request_deserializer
+        self._deadline = time.monotonic() + call.timeout_ns / 1e9 if call.timeout_ns >= 0 else None
+        self._wake: asyncio.Event = asyncio.Event()
+        self._code: grpc.StatusCode | None = None
+        self._details = ""
+        self._trailing: Metadata = ()
+        self._headers_sent = False
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._over = False
+        self.task: asyncio.Task[None] | None = None
+        call.on_event = self._on_event
+
+    # -- events --
+
+    def _on_event(self, kind: str) -> None:
+        if kind == EVENT_CLOSED:
+            self._close()
+        self._wake.set()
+        if kind != EVENT_WRITABLE:
+            return
+
+    def _close(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    async def _changed(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    def expire(self) -> None:
+        """The client's deadline has passed."""
+        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._close()
+
+    def finish(self, code: grpc.StatusCode, details: str) -> None:
+        """Send the final status, unless the call is over."""
+        if self._call.open:
+            self._call.end(code.value[0], details, self._trailing)
+
+    # -- requests --
+
+    async def read(self) -> Any:
+        """The next request message, grpc.aio.EOF after the last."""
+        while True:
+            message = self._call.take_message()
+            if message is not None:
+                return self._deserialize(message) if self._deserialize else message
+            if self._call.half_closed:
+                return grpc.aio.EOF
+            await self._changed()
+
+    async def read_only(self) -> Any:
+        """The one request message of a call that has one.
+
+        Raises:
+            Aborted: the client sent none, or more.
+        """
+        message = await self.read()
+        extra = message if message is grpc.aio.EOF else await self.read()
+        if message is grpc.aio.EOF or extra is not grpc.aio.EOF:
+            got = "none" if message is grpc.aio.EOF else "more"
+            await self.abort(grpc.StatusCode.UNIMPLEMENTED, f"expected one request message, got {got}")
+        return message
+
+    async def requests(self) -> Any:
+        """The request messages as they come."""
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    # -- responses --
+
+    async def write(self, message: Any) -> None:
+        """Send one response message; returns when the client has taken enough of what was sent before."""
+        encoded = self._serialize(message) if self._serialize else message
+        await self.send_initial_metadata(())
+        self._call.send_message(encoded)
+        while not self._call.writable:
+            await self._changed()
+
+    async def send_initial_metadata(self, initial_metadata: Metadata) -> None:
+        if initial_metadata and self._headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        if not self._headers_sent:
+            self._headers_sent = True
+            self._call.send_headers(tuple(initial_metadata))
+
+    def set_trailing_metadata(self, trailing_metadata: Metadata) -> None:
+        self._trailing = tuple(trailing_metadata)
+
+    def trailing_metadata(self) -> Metadata:
+        return self._trailing
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode | None:
+        return self._code
+
+    def set_details(self, details: str) -> None:
+        self._details = details
+
+    def details(self) -> str:
+        return self._details
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """Responses are not compressed; identity is always allowed."""
+
+    def disable_next_message_compression(self) -> None:
+        """Responses are not compressed."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
+        if code is grpc.StatusCode.OK:
+            raise ValueError("abort needs a code other than OK")
+        self._code, self._details = code, details
+        if trailing_metadata:
+            self._trailing = tuple(trailing_metadata)
+        raise Aborted("Locally aborted.")
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        await self.abort(status.code, status.details, status.trailing_metadata or ())
+
+    # -- the call --
+
+    def invocation_metadata(self) -> Metadata:
+        return self._call.metadata
+
+    def peer(self) -> str:
+        return str(self._call.connection.peer)
+
+    def peer_identities(self) -> None:
+        return None
+
+    def peer_identity_key(self) -> None:
+        return None
+
+    def auth_context(self) -> dict[str, Sequence[bytes]]:
+        return {}
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def cancelled(self) -> bool:
+        return self._call.closed_by not in (None, 0)
+
+    def done(self) -> bool:
+        return self._over
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+
+class BlockingContext:
+    """The same for a servicer method that is not a coroutine and runs on a thread."""
+
+    def __init__(self, context: NativeContext, loop: asyncio.AbstractEventLoop) -> None:
+        self._context = context
+        self._loop = loop
+
+    def _wait(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def read(self) -> Any:
+        return self._wait(self._context.read())
+
+    def requests(self) -> Any:
+        while (message := self.read()) is not grpc.aio.EOF:
+            yield message
+
+    def write(self, message: Any) -> None:
+        self._wait(self._context.write(message))
+
+    def send_initial_metadata(self, initial_metadata: Metadata) -> None:
+        self._wait(self._context.send_initial_metadata(initial_metadata))
+
+    def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        self._wait(self._context.abort(code, details))
+
+    def abort_with_status(self, status: grpc.Status) -> None:
+        self._wait(self._context.abort_with_status(status))
+
+    def is_active(self) -> bool:
+        return not self._context.done()
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(self._context.finish, grpc.StatusCode.CANCELLED, "cancelled by the servicer")
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._loop.call_soon_threadsafe(self._context.add_done_callback, lambda _: callback())
+        return self.is_active()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._context, name)
+        if inspect.iscoroutinefunction(value):
+            raise AttributeError(name)
+        return value
