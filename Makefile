@@ -86,7 +86,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/cython-lint _native backends bench
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends bench  # it runs pycodestyle
 
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
