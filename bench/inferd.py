@@ -1,4 +1,4 @@
-"""The server under test, started as a user starts it."""
+"""The server under test, started as a user starts it: .venv/bin/inferd serve."""
 
 from __future__ import annotations
 

@@ -55,3 +55,18 @@ def large_in(payload_bytes: int, model: str = "large_in") -> Exchange:
     return Exchange(
         request(model, {"INPUT0": large, "INPUT1": small}, ["OUTPUT1"]), response(model, {"OUTPUT1": small})
     )
+
+
+def check_answer(answer: bytes, expected: bytes) -> None:
+    """Compare two serialized responses by what an identity model promises: outputs and their bytes.
+
+    Raises:
+        ValueError: they differ.
+    """
+    got, wanted = pb.ModelInferResponse.FromString(answer), pb.ModelInferResponse.FromString(expected)
+    tensors = [(o.name, o.datatype, list(o.shape)) for o in got.outputs]
+    expected_tensors = [(o.name, o.datatype, list(o.shape)) for o in wanted.outputs]
+    if tensors != expected_tensors:
+        raise ValueError(f"wrong answer: expected outputs {expected_tensors}, got {tensors}")
+    if list(got.raw_output_contents) != list(wanted.raw_output_contents):
+        raise ValueError("wrong answer: the bytes of an output differ")

@@ -42,27 +42,41 @@ def write(folder: Path, models: Iterable[Identity]) -> Path:
     return folder
 
 
-# How the identity backend is told to take its time before it answers a batch.
-DELAY_PARAMETER = "execute_delay_us"
+# Parameters of the identity backend. With `gather` it makes each batch's inputs contiguous and hands that memory over
+# as the outputs, to be split among the requests, as a real model does; without, each request gets its own input back.
+GATHER = {"gather": "true"}
+SLOW = {"delay_us": "2000"}
 
 SOAK = (
-    Identity("soak_fp32", (("FP32", 1),), instances=2),
-    Identity("soak_int64", (("INT64", 2),)),
-    Identity("soak_uint8", (("UINT8", 1),), batching="dynamic_batching { max_queue_delay_microseconds: 200 }"),
+    Identity("soak_fp32", (("FP32", 1),), instances=2, parameters=GATHER),
+    Identity("soak_int64", (("INT64", 2),), parameters=GATHER),
+    Identity(
+        "soak_uint8",
+        (("UINT8", 1),),
+        batching="dynamic_batching { max_queue_delay_microseconds: 200 }",
+        parameters=GATHER,
+    ),
     Identity("soak_int16", (("INT16", 3),), batching="dynamic_batching { preferred_batch_size: [ 4, 8 ] }"),
-    Identity("soak_fp16", (("FP16", 1),)),
+    Identity("soak_fp16", (("FP16", 1),), parameters=GATHER),
     Identity("soak_bool", (("BOOL", 2),)),
-    Identity("soak_bytes", (("BYTES", 1),), instances=2),
-    Identity("soak_pair", (("FP64", 1), ("BYTES", 1))),
-    Identity("soak_four", (("BF16", 1), ("UINT32", 2), ("INT8", 1), ("INT32", 1)), max_batch_size=8),
-    Identity("soak_single", (("UINT64", 2), ("UINT16", 1)), max_batch_size=0),
-    Identity("soak_alone", (("FP32", 2),), batching=""),
-    Identity("soak_slow", (("FP32", 1),), parameters={DELAY_PARAMETER: "2000"}, instances=2),
+    Identity("soak_bytes", (("BYTES", 1),), instances=2, parameters=GATHER),
+    Identity("soak_pair", (("FP64", 1), ("BYTES", 1)), parameters=GATHER),
+    Identity("soak_four", (("BF16", 1), ("UINT32", 2), ("INT8", 1), ("INT32", 1)), max_batch_size=8, parameters=GATHER),
+    Identity("soak_single", (("UINT64", 2), ("UINT16", 1)), max_batch_size=0, parameters=GATHER),
+    Identity("soak_alone", (("FP32", 2),), batching="", parameters=GATHER),
+    Identity("soak_slow", (("FP32", 1),), instances=2, parameters=GATHER | SLOW),
 )
 
-# The models of the benchmark table. `identity` answers what it gets; `large_in` gets a large and a small tensor and is
-# asked for the small one only, so the large one ends at the door of the backend.
+# The models of the benchmark table. `large_in` and `large_read` get a large and a small tensor and are asked for the
+# small one only; `large_read` gathers the large one into the batch all the same.
+WINDOWS_US = (100, 300, 500, 1000, 5000)
 BENCH = (
-    Identity("identity", (("FP32", 1),)),
+    Identity("identity", (("FP32", 1),), parameters=GATHER),
+    Identity("shared", (("FP32", 1),)),
     Identity("large_in", (("FP32", 1), ("FP32", 1))),
+    Identity("large_read", (("FP32", 1), ("FP32", 1)), parameters=GATHER),
+    *(
+        Identity(f"window_{us}", (("FP32", 1),), batching=f"dynamic_batching {{ max_queue_delay_microseconds: {us} }}")
+        for us in WINDOWS_US
+    ),
 )

@@ -10,8 +10,11 @@ from pathlib import Path
 from bench.peers.base import CACHE, AbsentError
 
 
-def unpacked_wheel(requirement: str) -> Path:
+def unpacked_wheel(requirement: str, python: str | None = None) -> Path:
     """The folder of an unpacked wheel, e.g. of "tritonclient==2.41.0"; downloaded once with pip.
+
+    Args:
+        python: the version of Python it is for, when that is not the one running here.
 
     Raises:
         AbsentError: pip cannot get it.
@@ -24,6 +27,7 @@ def unpacked_wheel(requirement: str) -> Path:
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     if not list(wheels.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), requirement]
+        command += ["--only-binary=:all:", "--python-version", python] if python else []
         if subprocess.run(command, capture_output=True).returncode != 0:
             raise AbsentError(f"pip cannot download {requirement}")
     with zipfile.ZipFile(next(wheels.glob(pattern))) as wheel:

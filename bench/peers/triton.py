@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-import numpy
-
 from bench.driver import Driver, Fixed
 from bench.peers.base import AbsentError, Peer
 from bench.peers.download import unpacked_wheel
 from bench.processes import ServerProcess, free_port
 
 WHEEL = "nvidia-pytriton==0.7.0"
+NUMPY_WHEEL = "numpy==1.26.4"
 STUB = "triton_python_backend_stub"
 STUB_PYTHON = "3.11"  # the stub is linked to the libpython of this version
 START_SECONDS = 60
@@ -72,6 +71,9 @@ class Triton(Peer):
         (model / "1").mkdir(parents=True, exist_ok=True)
         (model / "config.pbtxt").write_text(CONFIG)
         (model / "1" / "model.py").write_text(MODEL)
+        # The stub ignores PYTHONPATH but looks beside model.py. With numpy 2 it would hand over empty tensors.
+        for part in unpacked_wheel(NUMPY_WHEEL, python=STUB_PYTHON).glob("numpy*"):
+            (model / "1" / part.name).symlink_to(part)
         port = free_port()
         command: list[str | Path] = [
             home / "bin" / "tritonserver",
@@ -84,8 +86,8 @@ class Triton(Peer):
         ]
         env = {
             "LD_LIBRARY_PATH": str(home.parent.parent / "nvidia_pytriton.libs"),
-            # the stub's interpreter is the system's; it needs a numpy
-            "PYTHONPATH": str(Path(numpy.__file__).parent.parent),
+            # the stub takes its library from the first python3 found here, which must not be that of this .venv
+            "PATH": "/usr/bin:/bin",
         }
         server = ServerProcess(command, port, log=self.folder / "log", env=env, patience=START_SECONDS)
         try:
