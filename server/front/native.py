@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -23,7 +23,8 @@ from server.front.context import BlockingContext, NativeContext
 
 log = logging.getLogger("inferd.front")
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 BACKLOG = 4096
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
