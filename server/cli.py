@@ -116,10 +116,9 @@ def serve(
     config: Annotated[Path | None, Parameter(help="TOML file with options, for example grpc-port = 8001.")] = None,  # noqa: ARG001
 ) -> int:
     """Serve the models of a repository until told to stop."""
-    from server import app as server_app  # the server is imported only where it is run
+    from server.app import run  # the server is imported only where it is run
 
-    server_app.run(settings)
-    return 0
+    return run(settings)
 
 
 @app.command

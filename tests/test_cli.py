@@ -22,15 +22,21 @@ def serve(monkeypatch):
     """Run `inferd serve` with these arguments and return the settings that the server would get."""
     got: list[Settings] = []
     app = types.ModuleType("server.app")
-    app.run = got.append
+    app.run = lambda settings: got.append(settings) or 0
     monkeypatch.setitem(sys.modules, "server.app", app)
-    monkeypatch.setattr("server.app", app, raising=False)
 
     def run(*arguments: str) -> Settings:
         assert cli.main([*BASE, *arguments]) == 0
         return got.pop()
 
     return run
+
+
+def test_the_status_is_the_servers(monkeypatch) -> None:
+    app = types.ModuleType("server.app")
+    app.run = lambda settings: 1
+    monkeypatch.setitem(sys.modules, "server.app", app)
+    assert cli.main(BASE) == 1
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -231,8 +237,6 @@ import sys, types
 app = types.ModuleType("server.app")
 app.run = lambda settings: print("rich" in sys.modules, "torch" in sys.modules)
 sys.modules["server.app"] = app
-import server
-server.app = app
 from server.cli import main
 main(["serve", "--model-repository", "/m", "--grpc-port=1"])
 """
