@@ -33,9 +33,7 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
     }
 )
 
-PLATFORMS: Mapping[str, str] = MappingProxyType(
-    {"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"}
-)
+PLATFORMS: Mapping[str, str] = MappingProxyType({"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"})
 """The backend that a `platform` of `config.pbtxt` means."""
 
 GLOBAL = ""
@@ -78,13 +76,6 @@ class BackendLoader:
             if name not in self._made:
                 self._made[name] = self._class(name)(self._config(name))
             return self._made[name]
-
-    def detect(self, version_directory: Path) -> str | None:
-        """The backend whose model file lies in this version directory; None if there is none."""
-        for name, entry in BUILTIN.items():
-            if entry.model_filename and (version_directory / entry.model_filename).exists():
-                return name
-        return None
 
     def _config(self, name: str) -> Mapping[str, str]:
         return MappingProxyType({**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})})
@@ -142,7 +133,9 @@ def _import_file(name: str, file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        raise BackendError(f"backend '{name}' does not import from '{file}': {type(error).__name__}: {error}") from error
+        raise BackendError(
+            f"backend '{name}' does not import from '{file}': {type(error).__name__}: {error}"
+        ) from error
     return module
 
 

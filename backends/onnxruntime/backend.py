@@ -12,6 +12,7 @@ bound anew), so a binding is used only for what numpy has no type for, BF16.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ from backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime
-
-    from _native.batch import Batch, View
+    from _native.batch import Batch
+    from _native.view import View
 
 
 class OnnxRuntimeBackend(Backend):
@@ -96,9 +97,7 @@ def _spec(node: onnxruntime.NodeArg, batches: bool, source: ModelSource) -> Tens
     try:
         datatype = DATATYPES[node.type]
     except KeyError:
-        raise BackendError(
-            f"model '{source.spec.name}': unsupported datatype {node.type} of '{node.name}'"
-        ) from None
+        raise BackendError(f"model '{source.spec.name}': unsupported datatype {node.type} of '{node.name}'") from None
     dims = dims_of(node)
     return TensorSpec(node.name, datatype, dims[1:] if batches else dims or (1,))
 
@@ -135,7 +134,9 @@ class OnnxInstance(Instance):
 
     def __init__(self, model: OnnxModel) -> None:
         self.session = model.session
-        self.inputs = tuple((tensor.name, tensor.datatype, tensor.name in model.scalars) for tensor in model.spec.inputs)
+        self.inputs = tuple(
+            (tensor.name, tensor.datatype, tensor.name in model.scalars) for tensor in model.spec.inputs
+        )
         self.outputs = {tensor.name: tensor for tensor in model.spec.outputs}
         self.scalars = model.scalars
         self.run_options = options.run_options(model.run_config)
@@ -161,9 +162,9 @@ class OnnxInstance(Instance):
             else:
                 batch.set_output(name, array)
 
+    @abc.abstractmethod
     def run(self, wanted: list[str], feed: dict[str, Any]) -> list[Any]:
         """Arrays of the wanted outputs, in that order."""
-        raise AssertionError("a subclass runs")
 
 
 class PlainInstance(OnnxInstance):
@@ -205,7 +206,7 @@ def text_array(name: str, view: View) -> Any:
 
 
 def wrap_array(array: Any) -> onnxruntime.OrtValue:
-    """A value over the array's memory; two-byte elements that are neither float nor integer are BF16."""
+    """A value over the array's memory."""
     import onnxruntime
 
     if array.dtype.name == "bfloat16":

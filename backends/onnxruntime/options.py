@@ -21,9 +21,7 @@ MEM_PATTERN = "enable_mem_pattern"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 GLOBAL_THREADS = "enable-global-threadpool"
 
-CUDA_ONLY = frozenset(
-    {"cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"}
-)
+CUDA_ONLY = frozenset({"cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"})
 KNOWN = CUDA_ONLY | {
     INTRA_OP_THREADS,
     INTER_OP_THREADS,

@@ -55,9 +55,10 @@ def check(spec: ModelSpec, session: onnxruntime.InferenceSession) -> None:
     outputs = {node.name: node for node in session.get_outputs()}
     _check_input_names(spec, inputs, defaults)
     _check_known(spec, "output", spec.outputs, outputs)
-    for kind, tensors, nodes in (("input", spec.inputs, inputs | defaults), ("output", spec.outputs, outputs)):
-        for tensor in tensors:
-            _check_tensor(spec, kind, tensor, nodes[tensor.name])
+    for tensor in spec.inputs:
+        _check_tensor(spec, "input", tensor, inputs.get(tensor.name) or defaults[tensor.name])
+    for tensor in spec.outputs:
+        _check_tensor(spec, "output", tensor, outputs[tensor.name])
 
 
 def _check_input_names(
@@ -65,7 +66,7 @@ def _check_input_names(
     inputs: Mapping[str, onnxruntime.NodeArg],
     defaults: Mapping[str, onnxruntime.NodeArg],
 ) -> None:
-    _check_known(spec, "input", spec.inputs, inputs | defaults)
+    _check_known(spec, "input", spec.inputs, {**inputs, **defaults})
     configured = {tensor.name: tensor for tensor in spec.inputs}
     missing = [name for name in inputs if name not in configured]
     if missing:
@@ -109,7 +110,7 @@ def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, node: onnxrunt
 
 
 def _check_dims(spec: ModelSpec, tensor: TensorSpec, model: tuple[int, ...]) -> None:
-    """Each configured dimension must be the model's, where that is fixed; the batch dimension must be variable."""
+    """Dimensions that both fix must be equal; the batch dimension must be variable in the model."""
     if not model and not spec.max_batch_size:
         return  # a scalar or of unrecorded rank, which cannot be told apart
     configured = (-1, *tensor.dims) if spec.max_batch_size else tensor.dims
@@ -125,7 +126,7 @@ def _check_dims(spec: ModelSpec, tensor: TensorSpec, model: tuple[int, ...]) -> 
             f"model '{spec.name}', tensor '{tensor.name}': model does not support batching while non-zero "
             f"max_batch_size is specified: its first dimension is {model[0]}, not variable (shape {_shape(model)})"
         )
-    if any(have not in (-1, want) for have, want in zip(model, configured, strict=True)):
+    if any(-1 not in (have, want) and have != want for have, want in zip(model, configured, strict=True)):
         raise BackendError(
             f"model '{spec.name}', tensor '{tensor.name}': the model expects shape {_shape(model)} but the model "
             f"configuration specifies shape {_shape(configured)}{batched}"

@@ -17,8 +17,8 @@ from backends.pytorch.options import Options, read_options
 
 if TYPE_CHECKING:
     import torch
-
-    from _native.batch import Batch, View
+    from _native.batch import Batch
+    from _native.view import View
 
 TORCH_TYPES = {
     "BOOL": "bool",
@@ -86,9 +86,7 @@ def load_module(source: ModelSource) -> torch.jit.ScriptModule:
 class TorchModel(Model):
     """One loaded version."""
 
-    def __init__(
-        self, source: ModelSource, options: Options, module: torch.jit.ScriptModule, forward: Forward
-    ) -> None:
+    def __init__(self, source: ModelSource, options: Options, module: torch.jit.ScriptModule, forward: Forward) -> None:
         self.source = source
         self.options = options
         self.forward = forward
@@ -115,9 +113,7 @@ class TorchModel(Model):
 class TorchInstance(Instance):
     """Calls a module with the tensors of a batch."""
 
-    def __init__(
-        self, spec: ModelSpec, options: Options, module: torch.jit.ScriptModule, forward: Forward
-    ) -> None:
+    def __init__(self, spec: ModelSpec, options: Options, module: torch.jit.ScriptModule, forward: Forward) -> None:
         import torch
 
         self.module = module
@@ -128,9 +124,7 @@ class TorchInstance(Instance):
         self.types = {name: getattr(torch, attribute) for name, attribute in TORCH_TYPES.items()}
         self.no_gradients = torch.inference_mode if options.inference_mode else torch.no_grad
         self.optimized: Callable[[], contextlib.AbstractContextManager[None]] = (
-            contextlib.nullcontext
-            if options.optimized_execution
-            else lambda: torch.jit.optimized_execution(False)
+            contextlib.nullcontext if options.optimized_execution else lambda: torch.jit.optimized_execution(False)
         )
         self.kept = KeptTensors(module)
 
@@ -165,8 +159,7 @@ class TorchInstance(Instance):
             return
         if not isinstance(value, torch.Tensor):
             raise BackendError(
-                f"output '{tensor.name}' must be of type Tensor or List[str], forward() returned "
-                f"{type(value).__name__}"
+                f"output '{tensor.name}' must be of type Tensor or List[str], forward() returned {type(value).__name__}"
             )
         if value.dtype != self.types[tensor.datatype]:
             raise BackendError(

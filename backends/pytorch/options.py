@@ -71,7 +71,7 @@ _threads_set: dict[str, int] = {}
 
 
 def _set_threads(parameters: Parameters) -> None:
-    """Size the process's thread pools: the first model that is loaded decides, as the pools cannot be resized safely."""
+    """Size the process's thread pools, which cannot be resized safely: the first model that is loaded decides."""
     import torch
 
     wanted = {

@@ -1,0 +1,63 @@
+"""Specs and tiny models for the tests of backends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.api import Backend, Instance, InstanceSpec, ModelSource, ModelSpec, TensorSpec
+
+Tensors = Sequence[tuple[str, str, tuple[int, ...]] | TensorSpec]
+
+
+def tensors(described: Tensors) -> tuple[TensorSpec, ...]:
+    return tuple(item if isinstance(item, TensorSpec) else TensorSpec(*item) for item in described)
+
+
+def source(
+    path: Path,
+    inputs: Tensors = (),
+    outputs: Tensors = (),
+    parameters: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> ModelSource:
+    """Version 1 of the model "m", whose files lie in `path`."""
+    fields.setdefault("backend", "test")
+    spec = ModelSpec("m", inputs=tensors(inputs), outputs=tensors(outputs), parameters=parameters or {}, **fields)
+    return ModelSource(spec, 1, path)
+
+
+def instance(backend: Backend, described: ModelSource) -> Instance:
+    """Load the model and make one instance."""
+    return backend.load(described).create_instance(InstanceSpec("m_0"))
+
+
+def save_script(module: Any, path: Path) -> Path:
+    """Write a torch module as path/model.pt; returns `path`."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(module).save(str(path / "model.pt"))
+    return path
+
+
+def onnx_bytes(
+    nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], initializers: Sequence[Any] = ()
+) -> bytes:
+    """A serialised ONNX model."""
+    from onnx import helper
+
+    graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), initializer=list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return model.SerializeToString()
+
+
+def identity_onnx(element: int, shape: Sequence[int | str | None] | None) -> bytes:
+    """y is x."""
+    from onnx import helper
+
+    x, y = (helper.make_tensor_value_info(name, element, shape) for name in "xy")
+    return onnx_bytes([helper.make_node("Identity", ["x"], ["y"])], [x], [y])

@@ -1,0 +1,56 @@
+"""Loading identity models; what the executor does with requests is tested with the engine."""
+
+import pytest
+
+from backends.api import BackendError, InstanceSpec, NativeInstance
+from backends.identity import IdentityBackend
+from tests.backends.models import source
+
+
+@pytest.fixture
+def backend():
+    return IdentityBackend({})
+
+
+def test_an_instance_is_native(backend, tmp_path):
+    model = backend.load(source(tmp_path, [("x", "FP32", (-1,))], [("y", "FP32", (-1,))]))
+    instance = model.create_instance(InstanceSpec("m_0"))
+    assert isinstance(instance, NativeInstance)
+    assert "inferd.execute_fn" in repr(instance.executor)
+    with pytest.raises(TypeError, match="executed through its executor"):
+        instance.execute(None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "delay_ns"),
+    [
+        ({}, 0),
+        ({"delay_us": "250"}, 250_000),
+        ({"execute_delay_ms": "2"}, 2_000_000),
+        ({"delay_us": "3", "execute_delay_ms": "2"}, 3_000),
+    ],
+)
+def test_delays(backend, tmp_path, parameters, delay_ns):
+    assert backend.load(source(tmp_path, [], [], parameters)).delay_ns == delay_ns
+
+
+def test_a_delay_is_a_number(backend, tmp_path):
+    with pytest.raises(BackendError, match="model 'm': parameter 'delay_us' is 'long', expected a whole number"):
+        backend.load(source(tmp_path, [], [], {"delay_us": "long"}))
+
+
+def test_inputs_that_nothing_answers_are_fine(backend, tmp_path):
+    backend.load(source(tmp_path, [("x", "FP32", (1,)), ("y", "BYTES", (1,))], [("z", "FP32", (1,))]))
+
+
+def test_pairs_have_one_datatype(backend, tmp_path):
+    with pytest.raises(BackendError) as caught:
+        backend.load(source(tmp_path, [("x", "FP32", (1,))], [("y", "INT8", (1,))]))
+    assert str(caught.value) == (
+        "model 'm': output 'y' is INT8, but the identity backend answers it with input 'x', which is FP32"
+    )
+
+
+def test_every_output_needs_an_input(backend, tmp_path):
+    with pytest.raises(BackendError, match="the configuration has 0 inputs and 1 outputs"):
+        backend.load(source(tmp_path, [], [("y", "INT8", (1,))]))

@@ -1,0 +1,139 @@
+"""Finding backends: by name, by platform, from a user's folder; what is missing is told with its remedy."""
+
+import importlib.abc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from backends.api import BackendError
+from backends.loader import BUILTIN, BackendLoader, backend_of_platform
+
+USER_BACKEND = """
+from backends.api import Backend, Instance, Model
+
+class Echo(Backend):
+    name = "echo"
+    def load(self, source):
+        raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_builtin_backends_are_found_once(name):
+    loader = BackendLoader()
+    assert loader.backend(name).name == name
+    assert loader.backend(name) is loader.backend(name)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_the_table_and_the_class_agree_on_the_file(name):
+    assert BackendLoader().backend(name).model_filename == BUILTIN[name].model_filename
+
+
+@pytest.mark.parametrize(("platform", "name"), [("pytorch_libtorch", "pytorch"), ("onnxruntime_onnx", "onnxruntime")])
+def test_platforms_are_aliases(platform, name):
+    loader = BackendLoader()
+    assert loader.backend(platform) is loader.backend(name)
+    assert backend_of_platform(platform) == name
+
+
+def test_an_unknown_platform_means_no_backend():
+    assert backend_of_platform("tensorrt_plan") is None
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "../identity", "a.b", "os"])
+def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
+    with pytest.raises(BackendError) as caught:
+        BackendLoader(directory=tmp_path).backend(name)
+    assert str(caught.value) == (
+        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, nor is it in the backend "
+        f"directory '{tmp_path}'"
+    )
+
+
+def test_configuration_reaches_the_backend_its_own_before_that_of_all():
+    loader = BackendLoader({"": {"a": "all", "b": "all"}, "identity": {"b": "own"}, "pytorch": {"c": "other"}})
+    assert dict(loader.backend("identity").config) == {"a": "all", "b": "own"}
+
+
+class Missing(importlib.abc.MetaPathFinder):
+    """Hides installed packages."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named '{fullname}'", name=fullname)
+        return
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "extra"), [("pytorch", "torch", "torch"), ("onnxruntime", "onnxruntime", "onnx")]
+)
+def test_a_missing_framework_is_named_with_the_command(monkeypatch, name, framework, extra):
+    for module in [module for module in sys.modules if module.partition(".")[0] == framework]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Missing(framework), *sys.meta_path])
+    with pytest.raises(BackendError) as caught:
+        BackendLoader().backend(name)
+    assert str(caught.value) == (
+        f"backend '{name}' needs {framework}, which is not installed: pip install \"inferd[{extra}]\""
+    )
+
+
+def test_making_a_backend_imports_no_framework():
+    code = (
+        "import sys; from backends.loader import BUILTIN, BackendLoader; loader = BackendLoader();"
+        "[loader.backend(name) for name in BUILTIN];"
+        "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_threads_get_the_same_backend():
+    loader = BackendLoader()
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(loader.backend("identity"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+
+
+# -- a user's backends
+
+
+@pytest.mark.parametrize("file", ["echo.py", "echo/__init__.py"])
+def test_a_users_backend(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(USER_BACKEND)
+    backend = BackendLoader({"echo": {"k": "v"}}, tmp_path).backend("echo")
+    assert type(backend).__name__ == "Echo"
+    assert dict(backend.config) == {"k": "v"}
+    assert "echo" not in sys.modules
+
+
+def test_a_users_backend_replaces_one_of_ours(tmp_path):
+    (tmp_path / "identity.py").write_text(USER_BACKEND)
+    assert type(BackendLoader(directory=tmp_path).backend("identity")).__name__ == "Echo"
+
+
+def test_a_users_backend_that_does_not_import(tmp_path):
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found")
+    with pytest.raises(BackendError, match=r"backend 'broken' does not import from '.*broken.py': ModuleNotFoundError"):
+        BackendLoader(directory=tmp_path).backend("broken")
+
+
+@pytest.mark.parametrize(
+    ("text", "has"), [("", "none"), (USER_BACKEND + USER_BACKEND.replace("Echo", "Other"), "Echo, Other")]
+)
+def test_a_users_module_defines_one_backend(tmp_path, text, has):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(BackendError, match=f"must define one subclass of Backend, it has {has}"):
+        BackendLoader(directory=tmp_path).backend("mine")
