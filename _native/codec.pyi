@@ -38,6 +38,8 @@ class Decoder:
         """Decode a ModelInferRequest; ValueError when it is malformed or has too many elements."""
     def content(self) -> DecodedRequest:
         """What the last decode left: that of an empty message after one that failed."""
+    def parameter(self, key: str) -> ParameterValue | None:
+        """The request parameter that counts for `key`; None when there is none."""
     def contents(self, index: int, datatype: str) -> bytes:
         """The typed contents of an input as raw tensor bytes; ValueError when they are not of this datatype."""
 

@@ -809,6 +809,13 @@ cdef class Decoder:
             tuple([message.raw[i].data[:message.raw[i].size] for i in range(message.raw_count)]),
         )
 
+    def parameter(self, str key not None):
+        """The request parameter that counts for `key`, as in DecodedRequest; None when there is none."""
+        cdef bytes name = key.encode()
+        cdef const Parameter *found = parameter_find(self.message.parameters, self.message.parameter_count, name,
+                                                     len(name))
+        return parameter_object(found) if found != NULL else None
+
     def contents(self, uint32_t index, str datatype not None):
         """The typed contents of input `index` as raw tensor bytes of `datatype`.
 

@@ -124,6 +124,7 @@ def main() -> int:
             f"-max_total_time={arguments.seconds}",
             f"-artifact_prefix={KEPT / f'{target}-findings'}/",
             f"-dict={ROOT / 'tests' / 'fuzz' / f'{target}.dict'}",
+            "-max_len=1024",
             "-detect_leaks=0",
             "-print_final_stats=1",
         ]

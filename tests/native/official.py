@@ -111,7 +111,9 @@ def ours(decoder: codec.Decoder, data: bytes) -> codec.DecodedRequest | None:
     """Our decoding, comparable with `content`; None when it refuses."""
     try:
         request = decoder.decode(data)
-    except ValueError:
+    except ValueError as error:
+        if type(error) is not ValueError:  # text that should have been refused cannot be made a str
+            raise
         return None
 
     def exact(parameters):
