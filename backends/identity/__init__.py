@@ -2,7 +2,8 @@
 
 Output i is input i, paired in the order of the configuration. Good for tests and for measuring what the server itself
 costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) is how long
-each batch waits.
+each batch waits. With parameter `gather` it takes the way of a real model: the inputs of a batch are made contiguous,
+and one output for the whole batch is split among its requests.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from backends.parameters import Parameters
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"
+GATHER = "gather"
 
 
 class IdentityBackend(Backend):
@@ -21,12 +23,12 @@ class IdentityBackend(Backend):
     name = "identity"
 
     def load(self, source: ModelSource) -> IdentityModel:
-        """Pair inputs and outputs, and read the delay."""
+        """Pair inputs and outputs, and read the parameters."""
         check_pairs(source.spec)
         parameters = Parameters(source.spec.parameters, f"model '{source.spec.name}'")
-        parameters.warn_unknown((DELAY_US, DELAY_MS))
+        parameters.warn_unknown((DELAY_US, DELAY_MS, GATHER))
         delay_us = parameters.integer(DELAY_US) or 1_000 * (parameters.integer(DELAY_MS) or 0)
-        return IdentityModel(delay_ns=1_000 * delay_us)
+        return IdentityModel(1_000 * delay_us, parameters.flag(GATHER, False))
 
 
 def check_pairs(spec: ModelSpec) -> None:
@@ -49,18 +51,19 @@ def check_pairs(spec: ModelSpec) -> None:
 
 
 class IdentityModel(Model):
-    """One loaded version: nothing but its delay."""
+    """One loaded version: nothing but its parameters."""
 
-    def __init__(self, delay_ns: int) -> None:
+    def __init__(self, delay_ns: int, gather: bool) -> None:
         self.delay_ns = delay_ns
+        self.gather = gather
 
     def create_instance(self, spec: InstanceSpec) -> IdentityInstance:  # noqa: ARG002
         """An instance of any kind: no device is used."""
-        return IdentityInstance(self.delay_ns)
+        return IdentityInstance(self.delay_ns, self.gather)
 
 
 class IdentityInstance(NativeInstance):
     """Runs without touching Python."""
 
-    def __init__(self, delay_ns: int) -> None:
-        self.executor = make_executor(delay_ns)
+    def __init__(self, delay_ns: int, gather: bool) -> None:
+        self.executor = make_executor(delay_ns, gather)
