@@ -1,0 +1,172 @@
+"""A gRPC client made of HTTP/2 frames: it can say what no gRPC library would say."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+
+
+def framed(message: bytes, compressed: int = 0) -> bytes:
+    """A message with gRPC's five bytes in front."""
+    return struct.pack(">BI", compressed, len(message)) + message
+
+
+def unframed(data: bytes) -> list[bytes]:
+    """The messages in the DATA of an answer."""
+    messages = []
+    while data:
+        compressed, size = struct.unpack_from(">BI", data)
+        assert compressed == 0
+        assert len(data) >= 5 + size
+        messages.append(data[5 : 5 + size])
+        data = data[5 + size :]
+    return messages
+
+
+@dataclass
+class Answer:
+    """What came back on one stream."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    trailers: dict[str, str] = field(default_factory=dict)
+    data: bytes = b""
+    ended: bool = False
+    reset: int | None = None  # the error code of RST_STREAM
+
+    @property
+    def messages(self) -> list[bytes]:
+        return unframed(self.data)
+
+    @property
+    def status(self) -> int | None:
+        """grpc-status, from the trailers or from an answer of trailers only."""
+        text = self.trailers.get("grpc-status", self.headers.get("grpc-status"))
+        return None if text is None else int(text)
+
+    @property
+    def details(self) -> str:
+        """grpc-message as it was sent, percent-encoded."""
+        return self.trailers.get("grpc-message", self.headers.get("grpc-message", ""))
+
+
+class Client:
+    """One HTTP/2 connection."""
+
+    def __init__(self, address: str, *, settings=None, acknowledge_data: bool = True) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # h2 must not keep us from sending wrong headers
+        config = h2.config.H2Configuration(
+            header_encoding="utf-8",
+            normalize_outbound_headers=False,
+            validate_outbound_headers=False,
+            validate_inbound_headers=True,
+        )
+        self.h2 = h2.connection.H2Connection(config)
+        self.answers: dict[int, Answer] = {}
+        self.goaway: h2.events.ConnectionTerminated | None = None
+        self.pings = 0
+        self.closed = False
+        self._acknowledge_data = acknowledge_data
+        self.h2.initiate_connection()
+        if settings:
+            self.h2.update_settings(settings)
+        self.flush()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    # ---- sending ----
+
+    def flush(self) -> None:
+        self.socket.sendall(self.h2.data_to_send())
+
+    def headers(self, path: str, *, without=(), end: bool = False, **replaced) -> int:
+        """Open a stream; header names are given with `_` for `-` and `pseudo_` for `:`. Returns its id."""
+        fields = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": "localhost",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
+        fields |= {name.replace("pseudo_", ":").replace("_", "-"): value for name, value in replaced.items()}
+        stream = self.h2.get_next_available_stream_id()
+        self.h2.send_headers(stream, [item for item in fields.items() if item[0] not in without], end_stream=end)
+        self.answers[stream] = Answer()
+        self.flush()
+        return stream
+
+    def data(self, stream: int, data: bytes, *, end: bool = False, pad: int | None = None) -> None:
+        self.h2.send_data(stream, data, end_stream=end, pad_length=pad)
+        self.flush()
+
+    def end(self, stream: int) -> None:
+        self.h2.end_stream(stream)
+        self.flush()
+
+    def reset(self, stream: int) -> None:
+        self.h2.reset_stream(stream, 8)
+        self.flush()
+
+    # ---- receiving ----
+
+    def receive_until(self, condition, timeout: float = 10.0) -> None:
+        """Take what comes until `condition()` holds or the connection ends."""
+        end = time.monotonic() + timeout
+        while not condition() and not self.closed:
+            self.socket.settimeout(max(0.01, end - time.monotonic()))
+            try:
+                received = self.socket.recv(65536)
+            except ConnectionResetError:
+                received = b""
+            self.closed = not received
+            for event in self.h2.receive_data(received) if received else ():
+                self._handle(event)
+            if not self.closed:
+                self.flush()
+
+    def answer(self, stream: int, timeout: float = 10.0) -> Answer:
+        """The answer on a stream, when the server has ended it."""
+        answer = self.answers[stream]
+        self.receive_until(lambda: answer.ended or answer.reset is not None, timeout)
+        return answer
+
+    def call(self, path: str, message: bytes = b"", **arguments) -> Answer:
+        """A whole unary call."""
+        stream = self.headers(path, **arguments)
+        self.data(stream, framed(message), end=True)
+        return self.answer(stream)
+
+    def _handle(self, event):
+        if isinstance(event, h2.events.ConnectionTerminated):
+            self.goaway = event
+        elif isinstance(event, h2.events.PingAckReceived):
+            self.pings += 1
+        answer = self.answers.get(getattr(event, "stream_id", None))
+        if answer is None:
+            return
+        if isinstance(event, h2.events.ResponseReceived):
+            answer.headers = dict(event.headers)
+        elif isinstance(event, h2.events.TrailersReceived):
+            answer.trailers = dict(event.headers)
+        elif isinstance(event, h2.events.DataReceived):
+            answer.data += event.data
+            if self._acknowledge_data:
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, h2.events.StreamEnded):
+            answer.ended = True
+        elif isinstance(event, h2.events.StreamReset):
+            answer.reset = int(event.error_code)
