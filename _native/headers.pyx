@@ -78,7 +78,7 @@ cdef tuple metadata_pair(const uint8_t *name, size_t name_size, const uint8_t *v
     cdef bytes raw = (<const char *>value)[:value_size]
     if key.endswith("-bin"):
         try:
-            return (key, binascii.a2b_base64(raw + b"=" * (-len(raw) % 4)))
+            return (key, binascii.a2b_base64(raw + b"=" * (3 - (len(raw) + 3) % 4)))
         except binascii.Error:
             return (key, raw)
     return (key, raw.decode("ascii", "replace"))

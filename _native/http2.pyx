@@ -72,10 +72,12 @@ cdef extern from *:
         NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE}
     static const nghttp2_nv inferd_answer[2] = {
         INFERD_NV(":status", "200"), INFERD_NV("content-type", "application/grpc")};
+    static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity")};
     static const char *const inferd_status_text[17] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12",
         "13", "14", "15", "16"};
     """
     const nghttp2_nv ANSWER "inferd_answer"[2]
+    const nghttp2_nv ACCEPTED "inferd_accepted"[1]
     const char *STATUS_TEXT "inferd_status_text"[17]
 
 
@@ -238,12 +240,15 @@ cdef inline void set_nv(nghttp2_nv *nv, const char *name, const char *value) noe
 
 cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogil:
     # `http_status` is given when the trailers are the whole answer
-    cdef nghttp2_nv nv[4]
+    cdef nghttp2_nv nv[5]
     cdef size_t count = 0
     if http_status != NULL:
         set_nv(&nv[0], ":status", http_status)
         nv[1] = ANSWER[1]
         count = 2
+        if stream.seen & HEADER_BAD_ENCODING:
+            nv[2] = ACCEPTED[0]
+            count = 3
     set_nv(&nv[count], "grpc-status", STATUS_TEXT[stream.status])
     count += 1
     if stream.details != NULL:
@@ -394,6 +399,8 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
     elif equals(name, "grpc-encoding", 13):
         if not equals(value, "identity", 8):
             stream.seen |= HEADER_BAD_ENCODING
+    elif equals(name, "grpc-accept-encoding", 20):
+        pass  # answers are never compressed
     elif name.len and name.base[0] != c":" and stream.method != NULL and stream.method.unary == NULL:
         return keep_field(stream, name_buffer, value_buffer)
     return 0

@@ -65,8 +65,7 @@ async def _serve(settings: Settings) -> None:
     try:
         if problems and settings.exit_on_error:
             raise StartError(
-                f"{len(problems)} of the models could not be loaded, see above; "
-                "--exit-on-error=false serves the others"
+                f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
             )
         await _serve_door(settings, engine, stop)
     finally:

@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.http2 import EVENT_CLOSED, EVENT_WRITABLE, Call
+from _native.http2 import EVENT_CLOSED, Call
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-class Aborted(grpc.aio.AbortError):  # type: ignore[misc]  # its base has no types
+class Aborted(grpc.aio.AbortError):
     """Ends a handler after `abort`; the status is in the context."""
 
 
@@ -44,8 +45,6 @@ class NativeContext:
         if kind == EVENT_CLOSED:
             self._close()
         self._wake.set()
-        if kind != EVENT_WRITABLE:
-            return
 
     def _close(self) -> None:
         if self._over:
@@ -80,7 +79,7 @@ class NativeContext:
             if message is not None:
                 return self._deserialize(message) if self._deserialize else message
             if self._call.half_closed:
-                return grpc.aio.EOF
+                return EOF
             await self._changed()
 
     async def read_only(self) -> Any:
@@ -90,15 +89,15 @@ class NativeContext:
             Aborted: the client sent none, or more.
         """
         message = await self.read()
-        extra = message if message is grpc.aio.EOF else await self.read()
-        if message is grpc.aio.EOF or extra is not grpc.aio.EOF:
-            got = "none" if message is grpc.aio.EOF else "more"
+        extra = message if message is EOF else await self.read()
+        if message is EOF or extra is not EOF:
+            got = "none" if message is EOF else "more"
             await self.abort(grpc.StatusCode.UNIMPLEMENTED, f"expected one request message, got {got}")
         return message
 
     async def requests(self) -> Any:
         """The request messages as they come."""
-        while (message := await self.read()) is not grpc.aio.EOF:
+        while (message := await self.read()) is not EOF:
             yield message
 
     # -- responses --
@@ -197,7 +196,7 @@ class BlockingContext:
         return self._wait(self._context.read())
 
     def requests(self) -> Any:
-        while (message := self.read()) is not grpc.aio.EOF:
+        while (message := self.read()) is not EOF:
             yield message
 
     def write(self, message: Any) -> None:

@@ -224,7 +224,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._protocols.add(self)
         self._flush()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._protocols.discard(self)
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -232,7 +232,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def get_buffer(self, sizehint: int) -> Any:
+    def get_buffer(self, sizehint: int) -> Any:  # noqa: ARG002 - the protocol's signature
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -14,7 +14,8 @@ from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
 
 if TYPE_CHECKING:
-    from server.engine.engine import Engine, LoadedVersion
+    from server.engine.engine import Engine
+    from server.engine.version import LoadedVersion
 
 EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
 """The extensions of the v2 protocol that are served, in Triton's order: a client may rely on each of them."""
