@@ -130,13 +130,12 @@ class Client:
             self.socket.settimeout(max(0.01, end - time.monotonic()))
             try:
                 received = self.socket.recv(65536)
-            except ConnectionResetError:
-                received = b""
-            self.closed = not received
-            for event in self.h2.receive_data(received) if received else ():
-                self._handle(event)
-            if not self.closed:
+                self.closed = not received
+                for event in self.h2.receive_data(received):
+                    self._handle(event)
                 self.flush()
+            except (BrokenPipeError, ConnectionResetError):
+                self.closed = True
 
     def answer(self, stream: int, timeout: float = 10.0) -> Answer:
         """The answer on a stream, when the server has ended it."""

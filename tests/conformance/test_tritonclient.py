@@ -77,7 +77,7 @@ def test_infer(client):
 def test_infer_strings(client):
     array = np.array([["one", "zwei \u2603", ""]], object)
     result = client.infer("strings", [tensor(array, "BYTES")])
-    assert result.as_numpy("OUTPUT0").tolist() == [["one".encode(), "zwei \u2603".encode(), b""]]
+    assert result.as_numpy("OUTPUT0").tolist() == [[b"one", "zwei \u2603".encode(), b""]]
 
 
 def test_infer_bf16(client):
