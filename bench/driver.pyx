@@ -110,6 +110,7 @@ cdef struct Sample:
     Verdict verdict
     int32_t grpc_status
     uint32_t timeout_us
+    uint64_t elapsed_ns
     char message[MESSAGE_LIMIT]
 
 cdef struct Loop:
@@ -286,6 +287,7 @@ cdef void keep_sample(Loop *loop, Call *call, Verdict verdict) noexcept nogil:
     sample.verdict = verdict
     sample.grpc_status = call.grpc_status
     sample.timeout_us = call.timeout_us
+    sample.elapsed_ns = call.elapsed_ns
     memcpy(sample.message, call.message, MESSAGE_LIMIT)
 
 
@@ -996,7 +998,7 @@ cdef class Driver:
 cdef describe(Sample *sample):
     deadline = f", grpc-timeout {sample.timeout_us} µs" if sample.timeout_us else ""
     text = sample.message.decode("utf-8", "replace")
-    what = f"wrong {VERDICTS[sample.verdict]}, grpc-status {sample.grpc_status}"
+    what = f"wrong {VERDICTS[sample.verdict]}, grpc-status {sample.grpc_status} after {sample.elapsed_ns // 1000} µs"
     return f"request {sample.index}{deadline}: {what} {text!r}"
 
 

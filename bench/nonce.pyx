@@ -89,6 +89,7 @@ cdef struct Catalogue:
     uint32_t fault_share      # of 65536
     uint32_t large_share
     uint32_t large_elements
+    uint64_t early_ns         # how much before its deadline a call may be answered DEADLINE_EXCEEDED
 
 
 # --- drawing
@@ -487,9 +488,11 @@ cdef Verdict nonce_judge(void *context, Call *call) noexcept nogil:
     cdef const Plan *plan = <const Plan *> call.scratch
     cdef Reader reader
     cdef uint32_t size
+    cdef uint64_t allowed
     cdef int expected = 0
     if call.grpc_status == DEADLINE_EXCEEDED and call.timeout_us:
-        return CORRECT if call.elapsed_ns >= <uint64_t> call.timeout_us * 1000 else EARLY_DEADLINE
+        allowed = call.elapsed_ns + (<Catalogue *> context).early_ns
+        return CORRECT if allowed >= <uint64_t> call.timeout_us * 1000 else EARLY_DEADLINE
     if plan.fault != NO_FAULT:
         expected = NOT_FOUND if plan.fault == UNKNOWN_MODEL else INVALID_ARGUMENT
     if call.grpc_status != expected or call.http_status != 200:
@@ -515,11 +518,12 @@ cdef class NonceWorkload(Workload):
         models: what to send to, see `bench.repository.Identity`; each takes INPUTn and gives it back as OUTPUTn.
         fault_fraction: this share of the requests is wrong on purpose and must be refused with the right status.
         large_fraction: this share of the tensors has a first dimension of up to `large_elements`.
+        early_us: so much before its deadline a call may be answered DEADLINE_EXCEEDED.
     """
     cdef Catalogue catalogue
 
     def __cinit__(self, models, *, double fault_fraction=0.05, double large_fraction=0.01,
-                  uint32_t large_elements=4096):
+                  uint32_t large_elements=4096, uint32_t early_us=0):
         models = list(models)
         if not models:
             raise ValueError("expected at least one model")
@@ -532,6 +536,7 @@ cdef class NonceWorkload(Workload):
         self.catalogue.fault_share = <uint32_t> (fault_fraction * 65536)
         self.catalogue.large_share = <uint32_t> (large_fraction * 65536)
         self.catalogue.large_elements = max(large_elements, 1)
+        self.catalogue.early_ns = <uint64_t> early_us * 1000
         self.context = &self.catalogue
         self.prepare = nonce_prepare
         self.judge = nonce_judge

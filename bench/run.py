@@ -130,6 +130,14 @@ def works() -> list[Work]:
     small = messages.identity(64)
     return [
         Work("small", "64-byte tensor, 1 connection x 32 in flight", small, 1, 32, EVERYONE),
+        Work(
+            "shared",
+            "the same, each request's input handed back as it arrived, nothing gathered or split",
+            messages.identity(64, "shared"),
+            1,
+            32,
+            (Nghttpd, Inferd, InferdGrpcio),
+        ),
         Work("single", "64-byte tensor, 1 in flight", small, 1, 1, EVERYONE),
         Work("spread", "64-byte tensor, 8 connections x 8 in flight", small, 8, 8, EVERYONE),
         Work("large_in", "600 kB in, 64 bytes out, 4 x 4", messages.large_in(600_000), 4, 4, ECHOES),
