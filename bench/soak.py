@@ -59,6 +59,7 @@ class Plan:
     deadline_fraction: float = 0.10
     deadline_us: tuple[int, int] = (100, 20_000)
     fault_fraction: float = 0.05
+    large_fraction: float = 0.01
     seed: int = 1
     early_us: int = 0  # how much before its deadline a call may be answered DEADLINE_EXCEEDED
     growth_limit: int = 8 * MIB
@@ -139,7 +140,9 @@ class Outcome:
 
 def drive(address: str, plan: Plan) -> Report:
     """Send the plan's requests to a server that has the soak models."""
-    workload = NonceWorkload(SOAK, fault_fraction=plan.fault_fraction, early_us=plan.early_us)
+    workload = NonceWorkload(
+        SOAK, fault_fraction=plan.fault_fraction, large_fraction=plan.large_fraction, early_us=plan.early_us
+    )
     with Driver(address, connections=plan.connections) as driver:
         return driver.run(
             workload,
@@ -181,6 +184,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--door", choices=inferd.DOORS, action="append", help="both when not given")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--in-flight", type=int, default=16, help="on each connection")
+    parser.add_argument("--large-fraction", type=float, default=0.01, help="of tensors with a long first dimension")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample-seconds", type=float, default=1.0)
     parser.add_argument("--address", help="of a server that runs already and has the soak models")
@@ -198,6 +202,7 @@ def main() -> int:
         requests=arguments.requests if arguments.address else arguments.requests // len(doors),
         connections=arguments.connections,
         in_flight=arguments.in_flight,
+        large_fraction=arguments.large_fraction,
         seed=arguments.seed,
         sample_seconds=arguments.sample_seconds,
     )

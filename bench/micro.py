@@ -1,0 +1,52 @@
+"""Micro-benchmarks of the native parts, one thread, nothing else: `python -m bench.micro` prints the tables.
+
+Everything lies in the nearest cache and every branch is predicted, so these are lower bounds; they show what a change
+to one part does to that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backends.api import BatchingSpec, ModelSpec, TensorSpec
+from bench import codec, messages
+from bench.native_speed import bind_ns, block_ns, lane_ns, share_ns
+
+ROUNDS = 5
+
+SPEC = ModelSpec(
+    name="identity",
+    backend="identity",
+    max_batch_size=64,
+    inputs=(TensorSpec("INPUT0", "FP32", (-1,)),),
+    outputs=(TensorSpec("OUTPUT0", "FP32", (-1,)),),
+    batching=BatchingSpec(),
+)
+
+
+def rows() -> list[tuple[str, float]]:
+    """What is measured, and nanoseconds: the best of a few rounds."""
+    message = messages.identity(64).request
+    measured: dict[str, Callable[[], float]] = {
+        "block of 64 bytes: take and give": lambda: block_ns(64, 500_000),
+        "block of 64 KiB: take and give": lambda: block_ns(1 << 16, 500_000),
+        "block of 1 MiB: take and give": lambda: block_ns(1 << 20, 100_000),
+        "block of 64 MiB: take and give": lambda: block_ns(1 << 26, 2_000),
+        "reference to a block: share and give": lambda: share_ns(1_000_000),
+        "request: block, decode, check, free": lambda: bind_ns(SPEC, message, 200_000),
+        "lane: push and take, batches of 1, per request": lambda: lane_ns(SPEC, message, 1, 500_000),
+        "lane: push and take, batches of 8, per request": lambda: lane_ns(SPEC, message, 8, 50_000),
+        "lane: push and take, batches of 64, per request": lambda: lane_ns(SPEC, message, 64, 10_000),
+    }
+    return [(what, min(measure() for _ in range(ROUNDS))) for what, measure in measured.items()]
+
+
+def main() -> None:
+    codec.main()
+    print("\n| part | ns |\n|---|---:|")
+    for what, ns in rows():
+        print(f"| {what} | {ns:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How long blocks and lanes take, without the GIL and without Python objects; see bench.micro."""
+
+from libc.stdint cimport uint32_t
+from libc.string cimport memcpy
+
+from _native.clock cimport now_ns
+from _native.lane cimport Lane, lane_free, lane_new, lane_push, lane_take
+from _native.memory cimport Block, block_give, block_share, block_take
+from _native.request cimport Request, request_bind, request_decode, request_free, request_new
+
+cdef enum:
+    MOST = 64
+
+
+def block_ns(size_t size, long loops):
+    """Nanoseconds to take a block of `size` bytes and to give it back, the mean over `loops`."""
+    cdef Block *block = NULL
+    cdef long start
+    with nogil:
+        start = now_ns()
+        for _ in range(loops):
+            block = block_take(size)
+            if block == NULL:
+                break
+            block_give(block)
+        start = now_ns() - start
+    if block == NULL:
+        raise MemoryError
+    return start / <double> loops
+
+
+def share_ns(long loops):
+    """Nanoseconds for one more reference to a block and for giving it back."""
+    cdef Block *block = block_take(64)
+    cdef long start
+    if block == NULL:
+        raise MemoryError
+    with nogil:
+        start = now_ns()
+        for _ in range(loops):
+            block_give(block_share(block))
+        start = now_ns() - start
+        block_give(block)
+    return start / <double> loops
+
+
+cdef Request *bound_request(bytes message, Lane *lane) except NULL:
+    cdef Request *request = request_new()
+    cdef Block *block = block_take(len(message))
+    if request == NULL or block == NULL:
+        raise MemoryError
+    memcpy(block.data, <const char *> message, len(message))
+    if not (request_decode(request, block, block.data, len(message)) and request_bind(request, &lane.signature)):
+        details = request.details.decode()
+        request_free(request)
+        raise ValueError(details)
+    return request
+
+
+def bind_ns(spec, bytes message not None, long loops):
+    """Nanoseconds to make a request of a message: block, decode, check against the signature, free.
+
+    `spec` is the ModelSpec of the model that the message is for.
+    """
+    cdef Lane *lane = lane_new(spec, 1)
+    cdef long start = now_ns()
+    try:
+        for _ in range(loops):
+            request_free(bound_request(message, lane))
+        return (now_ns() - start) / <double> loops
+    finally:
+        lane_free(lane)
+
+
+def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
+    """Nanoseconds a request to push `batch` requests and to take them as one batch, on one thread."""
+    cdef Lane *lane = lane_new(spec, 1)
+    cdef Request *requests[MOST]
+    cdef Request *chain
+    cdef uint32_t made = 0, taken = 0, i
+    cdef long start
+    if batch == 0 or batch > MOST:
+        raise ValueError(f"expected 1 to {MOST} requests, got {batch}")
+    try:
+        while made < batch:
+            requests[made] = bound_request(message, lane)
+            made += 1
+        with nogil:
+            start = now_ns()
+            for _ in range(loops):
+                for i in range(batch):
+                    lane_push(lane, requests[i])
+                chain = lane_take(lane)
+                while chain != NULL:
+                    taken += 1
+                    chain = chain.next
+            start = now_ns() - start
+        if taken != batch * loops:
+            raise ValueError(f"expected batches of {batch}, took {taken} requests in {loops} batches")
+        return start / <double> (loops * batch)
+    finally:
+        for i in range(made):
+            requests[i].next = requests[i].previous = NULL
+            request_free(requests[i])
+        lane_free(lane)
