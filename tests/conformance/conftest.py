@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tests.conformance import doors
+from tests.conformance import doors, models
 from tests.conformance.client import Control, Stub
 
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -16,32 +16,47 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
+    target = metafunc.config.getoption("--target", default=None)
     if "door" in metafunc.fixturenames:
-        target = metafunc.config.getoption("--target", default=None)
         metafunc.parametrize("door", ["target"] if target else doors.NAMES, indirect=True, scope="session")
+    if "engine" in metafunc.fixturenames:
+        engines = ["target"] if target else ["fake"] if "hosted" in metafunc.fixturenames else ["fake", "real"]
+        metafunc.parametrize("engine", engines, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def door(request):
     """The name of the door under test; "target" for the server that `--target` names."""
-    if request.param != "target" and not doors.exists(request.param):
-        pytest.skip(f"the {request.param} door is not in the tree")
     return request.param
 
 
 @pytest.fixture(scope="session")
-def server(door, request):
+def engine(request):
+    """What is behind the door: the "fake" engine, or the "real" server."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    models.write_repository(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(door, engine, repository, request):
     """`host:port` of a server with the models of `tests.conformance.models`."""
     if door == "target":
         yield request.config.getoption("--target")
         return
-    with doors.serving_door(door) as address:
-        yield address
+    running = doors.running_door(door) if engine == "fake" else doors.running_server(door, repository)
+    with running as process:
+        yield process.address
 
 
 @pytest.fixture(scope="session")
 def hosted(door, server):
-    """`host:port` of the same, for tests of what only our own process hosts."""
+    """`host:port` of the fake engine's process, for tests of what only that process hosts."""
     if door == "target":
         pytest.skip("needs the generic servicer")
     return server

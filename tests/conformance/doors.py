@@ -1,4 +1,4 @@
-"""The front doors under test, and a process that serves one of them.
+"""The front doors under test, and processes that serve them: over the fake engine, or as the real server.
 
 `python -m tests.conformance.doors DOOR` hosts everything of the conformance suite on one door: the inference service
 over the fake engine, health, reflection and the generic servicer. It prints the port when it listens and stops on
@@ -11,15 +11,20 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("native", "grpcio")
+
+_LISTENS = re.compile(r"^port (\d+)$|Started GRPCInferenceService at \S+:(\d+)")
 
 
 def exists(name: str) -> bool:
@@ -38,33 +43,75 @@ def make(name: str, **arguments):
     return GrpcioDoor(**arguments)
 
 
-@contextlib.contextmanager
-def serving(*command: str, prefix: str = "port "):
-    """Run a server process; yields its `host:port` once it has printed `prefix` and the port."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+class Process:
+    """A server in a process of its own; everything that it prints is collected in `lines`."""
+
+    def __init__(self, *command: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE", "INFERD_DEBUG_COUNTERS": "1"}
+        self.lines: list[str] = []
+        self._listening = threading.Event()
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if found := _LISTENS.search(line):
+                self.address = f"127.0.0.1:{found[1] or found[2]}"
+                self._listening.set()
+        self._listening.set()
+
+    def wait_until_it_listens(self) -> str:
+        """Its `host:port`."""
+        self._listening.wait(60)
+        if not hasattr(self, "address"):
+            self._process.kill()
+            raise RuntimeError("the server does not listen:\n" + "\n".join(self.lines))
+        return self.address
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._process.terminate()
+
+    def wait(self) -> int:
+        """Its exit status, when it has ended; it is killed if that takes too long."""
         try:
-            yield f"127.0.0.1:{_port(process, prefix)}"
+            return self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-    assert process.returncode == 0, f"the server ended with {process.returncode}"
+            self._reader.join(5)
 
 
-def _port(process, prefix):
-    for line in process.stdout:
-        if line.startswith(prefix):
-            return int(line.removeprefix(prefix))
-    raise RuntimeError(f"{process.args} ended with {process.wait()} before it listened")
+@contextlib.contextmanager
+def running(*command: str):
+    """Run a server process; it must end well when it is asked to."""
+    process = Process(*command)
+    try:
+        process.wait_until_it_listens()
+        yield process
+    finally:
+        process.terminate()
+        status = process.wait()
+    assert status == 0, "\n".join(process.lines)
+    for line in process.lines:
+        if line.startswith("live: "):
+            assert not any(json.loads(line.removeprefix("live: ")).values()), f"native objects are left: {line}"
 
 
-def serving_door(name: str, *arguments: str):
-    """Run the process of this module for the door `name`."""
-    return serving(sys.executable, "-m", "tests.conformance.doors", name, *arguments)
+def running_door(name: str, *arguments: str):
+    """Run the process of this module: the door `name` over the fake engine."""
+    return running(sys.executable, "-m", "tests.conformance.doors", name, *arguments)
+
+
+def running_server(name: str, repository: Path, *arguments: str):
+    """Run the real server with the door `name`."""
+    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--id", "triton")
+    return running(*command, "--grpc-port", "0", "--transport", name, "--exit-on-error=false", *arguments)
 
 
 def _arguments():
@@ -72,6 +119,7 @@ def _arguments():
     parser.add_argument("door", choices=NAMES)
     parser.add_argument("--max-message-bytes", type=int, default=-1)
     parser.add_argument("--stream-window", type=int, default=128)
+    parser.add_argument("--broken", action="store_true", help="with a model that did not load")
     parser.add_argument("--library-health", action="store_true", help="only the library's health servicer")
     return parser.parse_args()
 
@@ -81,7 +129,7 @@ async def _serve(arguments):
     if arguments.library_health:
         await _install_library_health(door)
     else:
-        _install_all(door, arguments.stream_window)
+        _install_all(door, arguments.stream_window, arguments.broken)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     print(f"port {await door.start('127.0.0.1:0')}", flush=True)
@@ -89,14 +137,14 @@ async def _serve(arguments):
     await door.stop(grace=1.0)
 
 
-def _install_all(door, stream_window):
+def _install_all(door, stream_window, broken):
     from server.front import services
     from server.rpc.metadata import Identity
     from server.rpc.service import table
     from tests.conformance import generic
     from tests.conformance.fake_engine import FakeEngine
 
-    engine = FakeEngine()
+    engine = FakeEngine(broken=broken)
     health = services.install(door, table(engine, Identity(version="0.1.0"), stream_window=stream_window), engine)
     generic.install(door)
     door.add_generic_rpc_handlers((engine.control_handler(health),))

@@ -110,8 +110,9 @@ class Ticket:
 class FakeEngine:
     """`server.engine.engine.Engine`, as far as the doors and the handlers use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, broken: bool = False) -> None:
         self.live = True
+        self._broken = broken
         self.live_requests = 0
         self._subscribers: list = []
         self._models = {
@@ -121,7 +122,9 @@ class FakeEngine:
 
     @property
     def ready(self) -> bool:
-        return all(loaded.ready for versions in self._models.values() for loaded in versions.values())
+        return not self._broken and all(
+            loaded.ready for versions in self._models.values() for loaded in versions.values()
+        )
 
     def subscribe(self, callback) -> None:
         self._subscribers.append(callback)
@@ -132,7 +135,7 @@ class FakeEngine:
             callback(name, version, ready)
 
     def versions(self, name: str) -> tuple[Loaded, ...]:
-        if name == models.BROKEN:
+        if self._broken and name == models.BROKEN:
             return ()
         if name not in self._models:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
@@ -158,7 +161,9 @@ class FakeEngine:
             for name, versions in self._models.items()
             for version, loaded in versions.items()
         ]
-        return [*entries, Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'")]
+        if self._broken:
+            entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
+        return entries
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
         ticket = Ticket(self, deliver)

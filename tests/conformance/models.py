@@ -70,8 +70,8 @@ def versions(name: str) -> tuple[int, ...]:
     return VERSIONS.get(name, (1,))
 
 
-def write_repository(root: Path) -> None:
-    """Write all models into the folder `root` as a Triton model repository."""
+def write_repository(root: Path, *, broken: bool = False) -> None:
+    """Write all models into the folder `root` as a Triton model repository; with `broken`, also the broken one."""
     for spec in MODELS.values():
         folder = root / spec.name
         for version in versions(spec.name):
@@ -79,6 +79,8 @@ def write_repository(root: Path) -> None:
         (folder / "config.pbtxt").write_text(_config(spec))
         if any(output.labels for output in spec.outputs):
             (folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    if not broken:
+        return
     (root / BROKEN / "1").mkdir(parents=True)
     (root / BROKEN / "config.pbtxt").write_text(f'name: "{BROKEN}"\nbackend: "no_such_backend"\n')
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from server.pb import grpc_service_pb2 as pb
-from tests.conformance import models
 from tests.conformance.client import floats, request
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -94,7 +93,6 @@ MODEL = [
         ("Request for unknown model: 'nothing' is not found",), NOT_FOUND),
     Case("no model name", request("", floats(1)), ("unknown model: ''",), NOT_FOUND),
     Case("empty message", pb.ModelInferRequest(), ("unknown model: ''",), NOT_FOUND),
-    Case("model that did not load", request(models.BROKEN, floats(1)), ("has no available versions",), NOT_FOUND),
     Case("unknown version", request("versions", floats(1, 2, 3, 4), version="2"), ("is not found",), NOT_FOUND),
     Case("version that is no number", request("simple", floats(1), version="one"), (
         "failed to get model version from specified version string 'one' (details: stol), version should be an "

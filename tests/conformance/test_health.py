@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.conformance import doors, models
+from tests.conformance import doors
 from tests.conformance.client import Control
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -68,11 +68,6 @@ def test_check(health, name):
     assert check(health, name) == SERVING
 
 
-@pytest.mark.parametrize("name", [models.BROKEN, f"{models.BROKEN}/1"])
-def test_check_of_a_model_that_did_not_load(health, name):
-    assert check(health, name) == NOT_SERVING
-
-
 @pytest.mark.parametrize("name", ["nothing", "simple/9", "simple/", "/1"])
 def test_check_of_an_unknown_name(health, name):
     with pytest.raises(grpc.RpcError) as caught:
@@ -113,7 +108,7 @@ def test_a_watcher_that_leaves_does_not_take_others_along(control, watch):
 def test_drain(door):
     if door == "target":
         pytest.skip("stops the server")
-    with doors.serving_door(door) as address, grpc.insecure_channel(address) as channel:
+    with doors.running_door(door) as process, grpc.insecure_channel(process.address) as channel:
         health, watch = health_pb2_grpc.HealthStub(channel), Watch(health_pb2_grpc.HealthStub(channel), "simple")
         assert watch.next() == SERVING
         control = Control(channel)
@@ -127,7 +122,7 @@ def test_drain(door):
 def test_the_servicer_of_the_library_is_hosted_unchanged(door):
     if door == "target":
         pytest.skip("needs a server of ours")
-    with doors.serving_door(door, "--library-health") as address, grpc.insecure_channel(address) as channel:
+    with doors.running_door(door, "--library-health") as process, grpc.insecure_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert check(health, "on") == check(health, "") == SERVING
         with pytest.raises(grpc.RpcError) as caught:

@@ -196,8 +196,8 @@ def test_a_maximum_message_size(door):
     if door == "target":
         pytest.skip("needs a server with a limit")
     with (
-        doors.serving_door(door, "--max-message-bytes", "100000") as address,
-        grpc.insecure_channel(address) as channel,
+        doors.running_door(door, "--max-message-bytes", "100000") as process,
+        grpc.insecure_channel(process.address) as channel,
     ):
         stub = Stub(channel)
         assert stub.ModelInfer(request("simple", np.zeros((1, 24_000), np.float32))).raw_output_contents

@@ -51,7 +51,6 @@ LOOKUP_ERRORS = [
     ("nothing", "", "NOT_FOUND", "Request for unknown model: 'nothing' is not found"),
     ("nothing", "1", "NOT_FOUND", "unknown model"),
     ("", "", "NOT_FOUND", "Request for unknown model: '' is not found"),
-    (models.BROKEN, "", "NOT_FOUND", "has no available versions"),
     ("versions", "2", "NOT_FOUND", "is not found"),
     ("simple", "x", "INVALID_ARGUMENT", "failed to get model version from specified version string 'x' (details: stol),"
                                         " version should be an integral value > 0"),
@@ -159,7 +158,6 @@ def test_statistics_of_all_models_and_of_versions(stub):
     everything = named()
     assert len(set(everything)) == len(everything)
     assert {("simple", "1"), ("versions", "1"), ("versions", "3")} <= set(everything)
-    assert models.BROKEN not in dict(everything)
     assert named(name="versions") == [("versions", "1"), ("versions", "3")]
     assert named(name="versions", version="3") == [("versions", "3")]
 
@@ -168,7 +166,6 @@ def test_statistics_of_all_models_and_of_versions(stub):
     ("name", "version", "text"),
     [
         ("nothing", "", "requested model 'nothing' is not available"),
-        (models.BROKEN, "", f"requested model '{models.BROKEN}' is not available"),
         ("versions", "2", "requested model version is not available for model"),
         ("versions", "x", "failed to get model version from specified version string 'x'"),
     ],
@@ -186,9 +183,6 @@ def test_index(stub):
     entries = {(model.name, model.version): model for model in stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
     assert entries["simple", "1"].state == "READY"
     assert entries["versions", "3"].state == "READY"
-    broken = entries[models.BROKEN, "1"]
-    assert broken.state == "UNAVAILABLE"
-    assert "no_such_backend" in broken.reason
 
 
 def test_index_of_ready_models(stub):

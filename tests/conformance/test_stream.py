@@ -169,7 +169,7 @@ def test_deadline_of_a_stream(stub, control):
 def test_requests_are_read_ahead_up_to_the_window(door):
     if door == "target":
         pytest.skip("needs a server with a small window")
-    with doors.serving_door(door, "--stream-window", "7") as address, grpc.insecure_channel(address) as channel:
+    with doors.running_door(door, "--stream-window", "7") as process, grpc.insecure_channel(process.address) as channel:
         control = Control(channel)
         call = Stub(channel).ModelStreamInfer(numbered("hang", range(100)))
         eventually(lambda: control.live_requests() == 7)
