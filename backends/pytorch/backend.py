@@ -6,6 +6,7 @@ Tensors go in and out without a copy through DLPack, and a module runs without t
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,7 @@ class TorchModel(Model):
         self.forward = forward
         # The first instance takes it; the others load copies of their own, unless weights are shared.
         self._module: torch.jit.ScriptModule | None = module
+        self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
     def create_instance(self, spec: InstanceSpec) -> TorchInstance:
         """An instance with a module of its own, or with the shared one."""
@@ -100,10 +102,11 @@ class TorchModel(Model):
         return TorchInstance(self.source.spec, self.options, self._take_module(), self.forward)
 
     def _take_module(self) -> torch.jit.ScriptModule:
-        module = self._module or load_module(self.source)
-        if not self.options.share_weights:
-            self._module = None
-        return module
+        with self._lock:
+            module = self._module
+            if not self.options.share_weights:
+                self._module = None
+        return load_module(self.source) if module is None else module
 
     def close(self) -> None:
         """Drop the module."""

@@ -477,6 +477,7 @@ def test_unknown_parameters_are_told_and_allowed(backend, tmp_path, caplog):
 
 THREADS = """
 import logging, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 import torch
@@ -487,7 +488,8 @@ for count in (None, "3", "2"):
     if count or sys.argv[2] == "default":
         described = source(Path(sys.argv[1]), [("x", "FP32", (1,))], [("y", "FP32", (1,))], parameters)
         PyTorchBackend({}).load(described)
-        print(torch.get_num_threads(), torch.get_num_interop_threads())
+        with ThreadPoolExecutor(1) as pool:  # as an instance sees it, on its thread
+            print(pool.submit(torch.get_num_threads).result(), torch.get_num_interop_threads())
 """
 
 
