@@ -12,6 +12,7 @@ Needs clang and its run-time libraries (Debian: clang, libclang-rt-14-dev).
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,8 @@ def corpus(target: str) -> list[str]:
 
 def fuzz(target: str, options: list[str]) -> int:
     """Run one target in a process of its own; its exit status."""
-    code = f"import sys; from tests.fuzz.{target}_target import run; run(sys.argv)"
+    code = f"import sys; from tests.fuzz.{target}_target import run; run(sys.argv[1:])"
+    command = [sys.executable, "-P", "-c", code]
     environment = os.environ | {
         "LD_PRELOAD": f"{fuzzer_library()} {runtime('asan.so')}",
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:handle_abort=0:verify_asan_link_order=0",
@@ -103,7 +105,9 @@ def fuzz(target: str, options: list[str]) -> int:
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": os.pathsep.join([str(BUILD), str(ROOT)]),
     }
-    return subprocess.run([sys.executable, "-P", "-c", code, *options], cwd=ROOT, env=environment).returncode
+    # The program's name, which libFuzzer gives to a shell when it starts itself again (-merge=1, -fork=1).
+    name = shlex.join(command) + " -"
+    return subprocess.run([*command, name, *options], cwd=ROOT, env=environment).returncode
 
 
 def main() -> int:

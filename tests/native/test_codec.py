@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from _native import codec
 from server.pb import grpc_service_pb2 as pb
 from tests.native import strategies
-from tests.native.official import DATATYPES, check, content, contents, ours, parse, parse_cpp
+from tests.native.official import DATATYPES, ROOT, check, content, contents, ours, parse, parse_cpp
 from tests.native.protowire import FIXED32, FIXED64, VARINT, group, groups, number, packed, run, tag, varint
 
 EFFORT = int(os.environ.get("INFERD_EFFORT", "1"))
@@ -506,6 +506,13 @@ def test_random_mutations():
             if len(data) < 400:  # what was accepted is mutated further
                 pool[rng.randrange(len(pool))] = data
     assert 20_000 * EFFORT < accepted < 280_000 * EFFORT
+
+
+def test_seeds_and_past_findings_of_the_fuzzer():
+    seeds = sorted((ROOT / "tests" / "fuzz" / "corpus" / "codec").iterdir())
+    assert len(seeds) > 50
+    for seed in seeds:
+        check(seed.read_bytes())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
