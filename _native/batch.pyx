@@ -17,7 +17,7 @@ from _native.classify cimport (
     classify,
 )
 from _native.clock cimport now_ns
-from _native.datatype cimport DT_BYTES, datatype_name, datatype_parse, datatype_size
+from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.lane cimport Lane
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
@@ -33,7 +33,7 @@ from _native.request cimport (
 from _native.signature cimport TensorSignature
 from _native.statistics cimport statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
-from _native.view cimport View, block_of_array, view_new
+from _native.view cimport block_of_array, view_new
 
 cdef extern from *:
     bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil
@@ -193,8 +193,8 @@ cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements
     # the length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before
     cdef size_t at = 0
     cdef uint32_t length
-    cdef int64_t i
-    for i in range(elements):
+    cdef int64_t _
+    for _ in range(elements):
         if size - at < 4:
             return <size_t>-1
         memcpy(&length, data + at, 4)
@@ -211,7 +211,8 @@ cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor,
     cdef int64_t expected
     cdef uint32_t i
     if rank > MAX_RANK:
-        return format_text("output '%s' has %u dimensions, at most %d are served", tensor.name.data, rank, <int>MAX_RANK)
+        return format_text("output '%s' has %u dimensions, at most %d are served", tensor.name.data, rank,
+                           <int>MAX_RANK)
     if batches and (rank == 0 or shape[0] != batch.rows):
         return format_text("output '%s' must have the batch dimension %u first, got %lld", tensor.name.data,
                            batch.rows, <long long>(shape[0] if rank else -1))
@@ -477,8 +478,8 @@ cdef class Batch:
         cdef uint32_t length
         cdef bytes element
         if self.batch.signature.outputs[index].datatype != DT_BYTES:
-            raise ValueError(f"output '{name}' is {datatype_name(self.batch.signature.outputs[index].datatype).decode()}, "
-                             f"not BYTES")
+            raise ValueError(f"output '{name}' is not BYTES but "
+                             f"{datatype_name(self.batch.signature.outputs[index].datatype).decode()}")
         if rank > MAX_RANK:
             raise ValueError(f"output '{name}' has {rank} dimensions, at most {MAX_RANK} are served")
         for i in range(rank):

@@ -1,15 +1,15 @@
 """The bridge: finished requests travel from instance threads to the loop that owns their sinks.
 
 Instance threads append chains of requests and write to an eventfd, once until the loop has looked. The loop then calls
-each sink's `deliver` and frees the request. A sink hears at most once: with its answer, or with DEADLINE_EXCEEDED from the
-timer, or not at all when it has left (`bridge_abandon`).
+each sink's `deliver` and frees the request. A sink hears at most once: with its answer, or with DEADLINE_EXCEEDED from
+the timer, or not at all when it has left (`bridge_abandon`).
 
 Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the queue,
 and when it came over the bridge; in between it belongs to the lane and then to the instance.
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from posix.unistd cimport close, read, write
 

@@ -8,8 +8,8 @@ from _native.outgoing cimport Outgoing, Output
 
 # A unary method that is handled without Python: it gets the one request message (a reference to `block` that it owns,
 # and the bytes in it) once the client has half-closed, and answers by stream_reply or stream_fail, now or later on the
-# same thread. `timeout_ns` is the client's, -1 for none. It may set stream.call, which is handed to `cancel_fn` when the
-# stream ends before the answer.
+# same thread. `timeout_ns` is the client's, -1 for none. It may set stream.call, which is handed to `cancel_fn` when
+# the stream ends before the answer.
 ctypedef void (*unary_fn)(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                           int64_t timeout_ns) noexcept nogil
 ctypedef void (*cancel_fn)(void *call) noexcept nogil

@@ -5,15 +5,15 @@ what `Connection.take_output` gives. Everything else happens in between: headers
 together, native methods run, answers framed under flow control.
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
-messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while more
-than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
+messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while
+more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset, strlen
+from libc.string cimport memcmp, memcpy, strlen
 
 from _native.headers cimport message_encode, metadata_headers, metadata_pair, timeout_parse
 from _native.memory cimport LIVE_CONNECTIONS, LIVE_STREAMS, Block, block_give, block_take, live_add
@@ -73,8 +73,8 @@ cdef extern from *:
     static const nghttp2_nv inferd_answer[2] = {
         INFERD_NV(":status", "200"), INFERD_NV("content-type", "application/grpc")};
     static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity")};
-    static const char *const inferd_status_text[17] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12",
-        "13", "14", "15", "16"};
+    static const char *const inferd_status_text[17] = {
+        "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"};
     """
     const nghttp2_nv ANSWER "inferd_answer"[2]
     const nghttp2_nv ACCEPTED "inferd_accepted"[1]

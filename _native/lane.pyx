@@ -19,7 +19,6 @@ Without dynamic batching every request is a batch of its own.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
 from _native.atomic cimport load32
 from _native.clock cimport now_ns
@@ -183,8 +182,8 @@ cdef Request *cut(Lane *lane, uint32_t count) noexcept nogil:
     cdef Request *first = lane.head
     cdef Request *last = NULL
     cdef Request *request = first
-    cdef uint32_t i
-    for i in range(count):
+    cdef uint32_t _
+    for _ in range(count):
         request.state = REQUEST_TAKEN
         lane.rows -= request.rows
         last = request

@@ -9,7 +9,7 @@ go to the system allocator directly. The pool keeps at most POOL_LIMIT free byte
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 

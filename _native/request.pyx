@@ -6,7 +6,7 @@ of Triton's front end and core (https://github.com/triton-inference-server, "inf
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset, strlen
+from libc.string cimport memcmp, memcpy, strlen
 
 from _native.codec cimport (
     DECODE_LIMIT,
@@ -14,7 +14,6 @@ from _native.codec cimport (
     DECODE_OK,
     DECODE_TOO_MANY,
     PARAMETER_BOOL,
-    PARAMETER_DOUBLE,
     PARAMETER_INT64,
     PARAMETER_NONE,
     PARAMETER_STRING,
@@ -45,7 +44,6 @@ cdef extern from *:
 
 cdef enum:
     IDLE_REQUESTS = 4096     # kept for reuse with their arrays
-    ALL_FREE = 0
 
 cdef Mutex idle_lock
 cdef Request *idle = NULL

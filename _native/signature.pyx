@@ -21,7 +21,7 @@ cdef int str_copy(Str *out, str text) except -1:
     cdef char *data = <char *>malloc(len(encoded) + 1)
     if data == NULL:
         raise MemoryError
-    memcpy(data, <const char *>encoded, len(encoded))
+    memcpy(data, <const char *>encoded, len(encoded) + 1)  # terminated, for error texts
     out.data = data
     out.size = <uint32_t>len(encoded)
     return 0
@@ -30,7 +30,8 @@ cdef int str_copy(Str *out, str text) except -1:
 cdef int tensor_build(TensorSignature *tensor, object spec, bint batches) except -1:
     cdef bytes datatype = spec.datatype.encode()
     if len(spec.dims) + batches > MAX_RANK:
-        raise ValueError(f"tensor '{spec.name}' has {len(spec.dims)} dimensions, at most {MAX_RANK - batches} are served")
+        raise ValueError(
+            f"tensor '{spec.name}' has {len(spec.dims)} dimensions, at most {MAX_RANK - batches} are served")
     str_copy(&tensor.name, spec.name)
     tensor.datatype = datatype_parse(datatype, len(datatype))
     if tensor.datatype == DT_INVALID:

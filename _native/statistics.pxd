@@ -37,6 +37,7 @@ cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns)
 # One executed batch: `requests` requests of `rows` rows together; their time from arrival and their time in the queue,
 # each summed over the requests; and the time of the batch in each phase.
 cdef void statistics_executed(Statistics *statistics, uint32_t requests, uint32_t rows, uint64_t success_ns,
-                              uint64_t queue_ns, uint64_t input_ns, uint64_t infer_ns, uint64_t output_ns) noexcept nogil
+                              uint64_t queue_ns, uint64_t input_ns, uint64_t infer_ns,
+                              uint64_t output_ns) noexcept nogil
 # A dict of the fields, durations as (count, ns), batches as a list of (rows, input, infer, output).
 cdef dict statistics_dict(Statistics *statistics)
