@@ -30,7 +30,7 @@ def run(folder: Path, seconds: float, rounds: int) -> dict[str, dict[str, float]
         AbsentError: the demo or what it needs is not here.
     """
     repository = make(folder / "models")
-    names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    names = sorted(path.parent.name for path in repository.glob("digits*/config.pbtxt"))
     for name in names:
         add_unbatched(repository / name)
     server = inferd.start(repository, folder / "log", patience=120)
