@@ -4,6 +4,7 @@ import importlib.abc
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,21 @@ def test_a_users_module_defines_one_backend(tmp_path, text, has):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(BackendError, match=f"must define one subclass of Backend, it has {has}"):
         BackendLoader(directory=tmp_path).backend("mine")
+
+
+def test_the_backend_of_the_documentation_works(tmp_path):
+    import numpy as np
+
+    from tests.backends.fake_batch import FakeBatch
+    from tests.backends.models import instance, source
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "backends.md").read_text()
+    (tmp_path / "scale.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "factor").write_text("2.5")
+    described = source(tmp_path, [("x", "FP32", (2,))], [("y", "FP32", (2,))], max_batch_size=8)
+    batch = FakeBatch({"x": np.array([[1, 2]], np.float32)}, {"y": "FP32"}, rows=1)
+    instance(BackendLoader(directory=tmp_path).backend("scale"), described).execute(batch)
+    assert batch.outputs["y"].tolist() == [[2.5, 5]]
+    (tmp_path / "factor").write_text("much")
+    with pytest.raises(BackendError, match="model 'm': could not convert string to float"):
+        instance(BackendLoader(directory=tmp_path).backend("scale"), described)
