@@ -1,6 +1,6 @@
 """The benchmark table: the server and its peers, measured side by side in one run.
 
-    python -m bench.run             everything, about ten minutes; writes bench/results/DATE.{json,md}
+    python -m bench.run             everything; writes bench/results/DATE.{json,md}
     python -m bench.run --quick     one short round of each, to see that it works
     python -m bench.run --only small idle
 
