@@ -1,0 +1,156 @@
+"""The three backends behind the engine: real requests, batches and views."""
+
+import asyncio
+import contextlib
+import gc
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from _native.memory import live_counters
+from backends.loader import BackendLoader
+from server.engine import config as configuration
+from server.engine.engine import Engine
+from server.pb import grpc_service_pb2 as pb
+from tests.backends.fake_batch import NUMPY_TYPES
+from tests.backends.models import identity_onnx, save_script
+from tests.backends.test_onnxruntime import ELEMENTS
+
+CONFIG_NAMES = {"BYTES": "STRING"}
+
+
+class Identity(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x
+
+
+class Words(torch.nn.Module):
+    def forward(self, x: list[str]) -> list[str]:
+        return x
+
+
+class Total(torch.nn.Module):
+    """Keeps and returns a sum over all its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, 1))
+
+    def forward(self, x: torch.Tensor):
+        self.total += x.sum()
+        return self.total.expand(x.size(0), 1)
+
+
+def model_config(name, backend, datatype, dims, extra=""):
+    kind = f"TYPE_{CONFIG_NAMES.get(datatype, datatype)}"
+    return f"""
+        name: "{name}" backend: "{backend}" max_batch_size: 8
+        input {{ name: "x" data_type: {kind} dims: {dims} }}
+        output {{ name: "y" data_type: {kind} dims: {dims} }}
+        instance_group {{ count: 1 kind: KIND_CPU }}
+        dynamic_batching {{ max_queue_delay_microseconds: 20000 }}
+        {extra}
+    """
+
+
+def add_model(repository, name, backend, datatype, dims="[ 2 ]", extra=""):
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(model_config(name, backend, datatype, dims, extra))
+    return version
+
+
+@contextlib.asynccontextmanager
+async def serving(repository):
+    engine = Engine([repository], BackendLoader(), configuration.Options())
+    try:
+        assert await engine.start() == []
+        yield engine
+    finally:
+        await engine.close()
+    del engine
+    gc.collect()
+
+
+def message(model, array, datatype):
+    raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype=datatype, shape=array.shape)
+    return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
+
+
+async def infer(engine, model, array, datatype):
+    """Status, text and the answer's array."""
+    future: Future = Future()
+    engine.submit(
+        message(model, array, datatype),
+        lambda status, details, response: future.set_result((status, details, response)),
+    )
+    status, details, response = await asyncio.wrap_future(future)
+    if status:
+        return status, details, None
+    answer = pb.ModelInferResponse.FromString(response)
+    assert answer.outputs[0].datatype == datatype
+    raw = answer.raw_output_contents[0]
+    flat = deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, NUMPY_TYPES[datatype])
+    return 0, "", flat.reshape(tuple(answer.outputs[0].shape))
+
+
+def sample(datatype, rows, width=2):
+    if datatype == "BYTES":
+        words = [f"{i} é {rows}".encode() for i in range(rows * width)]
+        return np.array(words, object).reshape(rows, width)
+    return np.arange(rows * width).astype(NUMPY_TYPES[datatype]).reshape(rows, width)
+
+
+@pytest.mark.parametrize("backend", ["identity", "pytorch", "onnxruntime"])
+async def test_every_datatype_in_batches(tmp_path, backend):
+    for datatype in NUMPY_TYPES:
+        words = backend == "pytorch" and datatype == "BYTES"
+        version = add_model(tmp_path, f"m_{datatype}", backend, datatype, "[ 1 ]" if words else "[ 2 ]")
+        if backend == "pytorch":
+            save_script(Words() if words else Identity(), version)
+        if backend == "onnxruntime":
+            (version / "model.onnx").write_bytes(identity_onnx(ELEMENTS[datatype], ("N", 2)))
+    async with serving(tmp_path) as engine:
+        for datatype in NUMPY_TYPES:
+            width = 1 if backend == "pytorch" and datatype == "BYTES" else 2
+            arrays = [sample(datatype, rows, width) for rows in (1, 3, 2)]
+            answers = await asyncio.gather(*(infer(engine, f"m_{datatype}", a, datatype) for a in arrays))
+            for array, (status, details, answer) in zip(arrays, answers, strict=True):
+                assert (status, details) == (0, "")
+                assert answer.shape == array.shape
+                assert answer.tolist() == array.tolist()
+            statistics = engine.model(f"m_{datatype}").statistics()
+            assert (statistics.inference_count, statistics.execution_count) == (6, 1)
+    assert not any(live_counters().values())
+
+
+async def test_answers_do_not_change_with_later_calls(tmp_path):
+    save_script(Total(), add_model(tmp_path, "total", "pytorch", "FP32", "[ 1 ]"))
+    async with serving(tmp_path) as engine:
+        one = np.ones((1, 1), np.float32)
+        answers = [(await infer(engine, "total", one, "FP32"))[2].item() for _ in range(3)]
+    assert answers == [1, 2, 3]
+
+
+async def test_a_failed_batch_says_why_and_the_next_one_works(tmp_path):
+    version = add_model(tmp_path, "words", "pytorch", "BYTES", "[ 1 ]")
+    save_script(Words(), version)
+    async with serving(tmp_path) as engine:
+        status, details, _ = await infer(engine, "words", np.array([[b"\xff"]], object), "BYTES")
+        assert status == 13
+        assert "input 'x' has an element that is not UTF-8 text" in details
+        assert (await infer(engine, "words", np.array([[b"good"]], object), "BYTES"))[2].tolist() == [[b"good"]]
+    assert not any(live_counters().values())
+
+
+async def test_identity_takes_its_time(tmp_path):
+    extra = 'parameters { key: "delay_us" value { string_value: "30000" } }'
+    add_model(tmp_path, "slow", "identity", "FP32", extra=extra)
+    async with serving(tmp_path) as engine:
+        await infer(engine, "slow", sample("FP32", 1), "FP32")
+        statistics = engine.model("slow").statistics()
+    assert statistics.inference_stats.compute_infer.ns >= 30_000_000
