@@ -70,7 +70,7 @@ def show(client: triton.InferenceServerClient, count: int, classification: bool)
     tallies = {model: Tally() for model in MODELS}
     for model in MODELS:
         recognise(client, model, digits.images[0], classification)  # the first call sets things up and is not timed
-    print("image  true   " + "".join(f"{model:<{COLUMN}}" for model in MODELS))
+    print(("image  true   " + "".join(f"{model:<{COLUMN}}" for model in MODELS)).rstrip())
     for number in range(min(count, len(digits.labels))):
         truth = int(digits.labels[number])
         line = f"{number:5}  {LABELS[truth]:<7}"
