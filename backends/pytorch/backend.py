@@ -18,6 +18,7 @@ from backends.pytorch.options import Options, read_options
 
 if TYPE_CHECKING:
     import torch
+
     from _native.batch import Batch
     from _native.view import View
 
