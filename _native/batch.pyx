@@ -279,8 +279,8 @@ cdef void refuse_classes(Request *request, const TensorSignature *tensor, size_t
                          ClassifyResult result) noexcept nogil:
     if result == CLASSIFY_UNSUPPORTED:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-            "class result not available for output '%s' due to unsupported type '%s'",
-            tensor.name.data, datatype_name(tensor.datatype)))
+            "class result not available for output due to unsupported type '%s' of output '%s'",
+            datatype_name(tensor.datatype), tensor.name.data))
     elif result == CLASSIFY_TOO_LARGE:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "classification output tensor too large: output '%s' has %zu elements in a row, at most %d are served",

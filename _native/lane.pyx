@@ -43,6 +43,7 @@ cdef enum:
     ANY_ROWS = 1
 
 cdef int64_t NEVER = 0x7fffffffffffffff
+cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years; a time plus it does not overflow
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ cdef Lane *lane_new(object spec, int64_t version) except NULL:
         lane.max_rows = max(1, spec.max_batch_size)
         if batching is not None:
             lane.batching = True
-            lane.delay_ns = batching.max_queue_delay_us * 1000
+            lane.delay_ns = min(batching.max_queue_delay_us * 1000, LONGEST_DELAY)
             if len(batching.preferred_sizes) > MAX_PREFERRED:
                 raise ValueError(
                     f"{len(batching.preferred_sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")

@@ -38,7 +38,7 @@ cdef enum:
     CLASSES = 73
     CLASS_LARGE = -1
     CLASS_FOREIGN = -2
-    POOL_LIMIT = 512 << 20
+    POOL_LIMIT = 128 << 20
 
 cdef struct SizeClass:
     Mutex guard

@@ -7,6 +7,9 @@ from typing import Protocol
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
+LONGEST = 1e9
+"""Seconds that a deadline is at most away, 31 years: clients may name times that do not fit 64 bits of nanoseconds."""
+
 
 class Call(Protocol):
     """One RPC in progress."""
@@ -26,7 +29,7 @@ class Call(Protocol):
 def timeout_ns(call: Call) -> int:
     """The time left to a call in nanoseconds as the engine takes it: -1 when there is no deadline."""
     remaining = call.time_remaining()
-    return -1 if remaining is None else int(remaining * 1e9)
+    return -1 if remaining is None else int(min(remaining, LONGEST) * 1e9)
 
 
 def flag(call: Call, key: str) -> bool:

@@ -17,7 +17,7 @@ DATATYPES = (
 LABELS = ("cat", "dog", "eel", "fox")
 
 SLOW_US = 300_000
-HANG_US = 20_000_000
+HANG_US = 6_000_000
 
 
 def _model(name, inputs, *, max_batch_size=8, labels=(), delay_us=0):

@@ -11,6 +11,7 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+from hyperframe.frame import GoAwayFrame
 
 
 def framed(message: bytes, compressed: int = 0) -> bytes:
@@ -72,10 +73,12 @@ class Client:
         )
         self.h2 = h2.connection.H2Connection(config)
         self.answers: dict[int, Answer] = {}
-        self.goaway: h2.events.ConnectionTerminated | None = None
+        self.goaway: GoAwayFrame | None = None  # the last one
         self.pings = 0
         self.closed = False
         self._acknowledge_data = acknowledge_data
+        # h2 takes GOAWAY for the end of the connection; it only is the end of new streams
+        self.h2._frame_dispatch_table[GoAwayFrame] = self._gone_away
         self.h2.initiate_connection()
         if settings:
             self.h2.update_settings(settings)
@@ -149,10 +152,12 @@ class Client:
         self.data(stream, framed(message), end=True)
         return self.answer(stream)
 
+    def _gone_away(self, frame):
+        self.goaway = frame
+        return [], []
+
     def _handle(self, event):
-        if isinstance(event, h2.events.ConnectionTerminated):
-            self.goaway = event
-        elif isinstance(event, h2.events.PingAckReceived):
+        if isinstance(event, h2.events.PingAckReceived):
             self.pings += 1
         answer = self.answers.get(getattr(event, "stream_id", None))
         if answer is None:
