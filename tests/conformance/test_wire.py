@@ -55,7 +55,7 @@ def assert_alive(raw):
 
 def assert_refused(raw, door, stream):
     """The native door answers a broken call with a status. C core leaves some open until the client gives up."""
-    if door == "grpcio":
+    if door != "native":
         raw.reset(stream)
     else:
         answer = raw.answer(stream)
@@ -152,6 +152,9 @@ def test_te_must_say_trailers(raw, door, path, te):
     stream = raw.headers(path, without=("te",) if te is None else (), **({} if te is None else {"te": te}))
     raw.data(stream, framed(infer()), end=True)
     answer = raw.answer(stream)
+    if door == "target":
+        assert answer.reset is not None or answer.status != OK
+        return
     if te is not None and door == "native":  # malformed by RFC 9113 section 8.2.2, whatever gRPC says
         assert answer.reset == 1  # PROTOCOL_ERROR
         assert_alive(raw)
@@ -188,7 +191,7 @@ def test_unknown_encoding(raw, door, path):
         assert answer.status == UNIMPLEMENTED
         assert "identity" in answer.headers["grpc-accept-encoding"].split(",")
     else:
-        assert answer.status == INTERNAL  # C core's choice
+        assert answer.status in (UNIMPLEMENTED, INTERNAL)  # the latter is C core's choice
     assert_alive(raw)
 
 

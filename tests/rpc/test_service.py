@@ -1,0 +1,64 @@
+"""The table of the service: complete, and refused where nothing serves a method."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.errors import Unimplemented
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.call import LONGEST, flag, timeout_ns
+from server.rpc.metadata import Identity
+from server.rpc.service import RAW, SERVICE, table
+from tests.conformance.fake_engine import FakeEngine
+
+
+class FakeCall:
+    """A call with fixed properties."""
+
+    peer = "ipv4:127.0.0.1:1"
+
+    def __init__(self, metadata=(), remaining=None):
+        self.metadata = metadata
+        self._remaining = remaining
+
+    def time_remaining(self):
+        return self._remaining
+
+
+@pytest.fixture
+def methods():
+    return {method.name: method for method in table(FakeEngine(), Identity())}
+
+
+def test_every_method_of_the_protocol_is_in_the_table(methods):
+    described = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    assert described.full_name == SERVICE
+    assert list(methods) == [method.name for method in described.methods]
+    assert len(methods) == 20
+
+
+def test_only_inference_is_raw(methods):
+    assert {name for name, method in methods.items() if method.request is None} == RAW
+    assert {name for name, method in methods.items() if method.response is None} == RAW
+
+
+async def test_a_method_without_a_handler_is_refused_by_name(methods):
+    with pytest.raises(Unimplemented, match="TraceSetting"):
+        await methods["TraceSetting"].handler(pb.TraceSettingRequest(), FakeCall())
+
+
+@pytest.mark.parametrize(
+    ("remaining", "nanoseconds"), [(None, -1), (0.0, 0), (1.5, 1_500_000_000), (3.6e11, int(LONGEST * 1e9))]
+)
+def test_timeouts(remaining, nanoseconds):
+    assert timeout_ns(FakeCall(remaining=remaining)) == nanoseconds
+    assert nanoseconds < 2**62
+
+
+@pytest.mark.parametrize(
+    ("metadata", "on"),
+    [((), False), ((("f", "true"),), True), ((("f", "True"),), True), ((("f", "1"),), True), ((("f", "yes"),), False),
+     ((("f", "true"), ("f", "false")), False), ((("g", "true"),), False)],
+)  # fmt: skip
+def test_flags(metadata, on):
+    assert flag(FakeCall(metadata), "f") is on
