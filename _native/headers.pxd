@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint8_t
 
 # A grpc-timeout value in nanoseconds, -1 when it is malformed. Values beyond 292 years are cut to that.
 cdef int64_t timeout_parse(const uint8_t *text, size_t size) noexcept nogil
-# A grpc-message value: UTF-8 with everything but printable ASCII percent-encoded. From malloc, NULL when there is no
-# memory; at most MESSAGE_LIMIT bytes of the text are kept.
+# A grpc-message value: UTF-8 with everything but printable ASCII percent-encoded, cut before the character that would
+# make it longer than MESSAGE_LIMIT. From malloc, NULL when there is no memory.
 cdef char *message_encode(const char *text) noexcept nogil
 
 # Metadata between Python pairs (str, str or bytes) and header bytes.

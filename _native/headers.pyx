@@ -1,19 +1,20 @@
 """Timeouts, percent-encoded messages and metadata as gRPC writes them in HTTP/2 headers."""
 
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport strlen
 
 import binascii
 import re
 
 cdef enum:
-    MESSAGE_LIMIT = 4096     # clients refuse header lists of more than 8 KiB; encoding may triple the size
+    MESSAGE_LIMIT = 4096     # encoded: clients refuse header lists of more than 8 KiB
     TIMEOUT_DIGITS = 8
 
 cdef int64_t FOREVER = 0x7fffffffffffffff
 
 KEY = re.compile(r"[0-9a-z_.\-]+")
+STATUS_DETAILS = "grpc-status-details-bin"  # the one reserved key that applications set, as grpcio_status does
 ASCII_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
@@ -51,16 +52,24 @@ cdef int64_t timeout_parse(const uint8_t *text, size_t size) noexcept nogil:
 
 cdef char *message_encode(const char *text) noexcept nogil:
     cdef const char *digits = "0123456789ABCDEF"
-    cdef size_t size = min(strlen(text), <size_t>MESSAGE_LIMIT)
-    cdef char *out = <char *>malloc(3 * size + 1)
+    cdef size_t room = min(3 * strlen(text), <size_t>MESSAGE_LIMIT)
+    cdef char *out = <char *>malloc(room + 1)
     cdef size_t at = 0
-    cdef size_t i
+    cdef size_t whole = 0    # where the character that is being written began
+    cdef bint plain
     cdef uint8_t c
     if out == NULL:
         return NULL
-    for i in range(size):
-        c = <uint8_t>text[i]
-        if 0x20 <= c <= 0x7e and c != c"%":
+    while text[0]:
+        c = <uint8_t>text[0]
+        text += 1
+        plain = 0x20 <= c <= 0x7e and c != c"%"
+        if c & 0xc0 != 0x80:
+            whole = at
+        if at + (1 if plain else 3) > room:
+            at = whole  # what is cut stays UTF-8
+            break
+        if plain:
             out[at] = <char>c
             at += 1
         else:
@@ -88,7 +97,7 @@ cdef list metadata_headers(object metadata):
     # header pairs in bytes; ValueError for what cannot travel
     cdef list out = []
     for key, value in metadata or ():
-        if not KEY.fullmatch(key) or key.startswith("grpc-"):
+        if not KEY.fullmatch(key) or (key.startswith("grpc-") and key != STATUS_DETAILS):
             raise ValueError(f"metadata key {key!r} must be of the characters 0-9 a-z _ . - and not start with 'grpc-'")
         if key.endswith("-bin"):
             value = value.encode() if isinstance(value, str) else bytes(value)
@@ -103,6 +112,25 @@ cdef list metadata_headers(object metadata):
     return out
 
 
+# For tests.
+
 def _timeout(text: bytes) -> int:
-    """For tests."""
     return timeout_parse(text, len(text))
+
+
+def _message(text: bytes) -> bytes:
+    cdef char *encoded = message_encode(text)
+    if encoded == NULL:
+        raise MemoryError
+    try:
+        return encoded
+    finally:
+        free(encoded)
+
+
+def _pair(name: bytes, value: bytes) -> tuple:
+    return metadata_pair(name, len(name), value, len(value))
+
+
+def _headers(metadata) -> list:
+    return metadata_headers(metadata)
