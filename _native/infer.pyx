@@ -360,11 +360,15 @@ cdef class Ticket:
         cdef object response = None
         cdef Str id
         cdef str text = details.decode("utf-8", "replace") if details != NULL and status != STATUS_OK else ""
-        if self.stream and status != STATUS_OK:
-            id = self.request.message.id
-            response = encode_stream_error(details, id)
-        elif status == STATUS_OK:
-            response = encode_streamed(request) if self.stream else encode_unary(request)
+        try:
+            if status == STATUS_OK:
+                response = encode_streamed(request) if self.stream else encode_unary(request)
+            elif self.stream:
+                id = self.request.message.id
+                response = encode_stream_error(details, id)
+        except MemoryError:
+            status = STATUS_RESOURCE_EXHAUSTED
+            text = "no memory for the response"
         self.request = NULL
         self.deliver = None
         Py_DECREF(self)

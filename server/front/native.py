@@ -253,7 +253,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         connection, transport = self._connection, self._transport
-        if connection is None or transport is None:
+        if connection is None or transport is None or transport.is_closing():
             return
         while not self._paused:
             pieces = connection.take_output()
