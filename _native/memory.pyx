@@ -5,7 +5,8 @@ class, where the next message of that size finds it already mapped. That matters
 150 page faults, several times the cost of copying the tensor.
 
 Size classes are four per power of two, from 256 bytes to 64 MiB, so at most a fifth of a block is unused. Larger blocks
-go to the system allocator directly. The pool keeps at most POOL_LIMIT free bytes; beyond that, blocks are freed.
+are not pooled. The pool keeps at most POOL_LIMIT free bytes; beyond that, blocks are freed. From MAPPED_FROM on a block
+has a memory mapping of its own, so that freeing it returns it to the system and leaves no hole in the heap.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
@@ -25,11 +26,18 @@ cdef extern from *:
     #else
     #define INFERD_DEBUG 1
     #endif
+    #include <sys/mman.h>
+    static inline void *inferd_map(size_t size) {
+        void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return address == MAP_FAILED ? NULL : address;
+    }
     static inline int inferd_log2(size_t n) { return 63 - __builtin_clzll((unsigned long long)n); }
     """
     const bint DEBUG "INFERD_DEBUG"
     int floor_log2 "inferd_log2"(size_t n) nogil
     void *aligned_alloc(size_t alignment, size_t size) nogil
+    void *map_memory "inferd_map"(size_t size) nogil
+    int munmap(void *address, size_t size) nogil
 
 cdef enum:
     ALIGNMENT = 64            # a cache line; also what vector instructions want
@@ -39,6 +47,7 @@ cdef enum:
     CLASS_LARGE = -1
     CLASS_FOREIGN = -2
     POOL_LIMIT = 128 << 20
+    MAPPED_FROM = 1 << 20
 
 cdef struct SizeClass:
     Mutex guard
@@ -81,13 +90,20 @@ cdef Block *block_new(size_t size, int size_class) noexcept nogil:
     if size > <size_t>-1 - 4 * ALIGNMENT:
         return NULL
     total = (ALIGNMENT + size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
-    block = <Block *>aligned_alloc(ALIGNMENT, total)
+    block = <Block *>(map_memory(total) if total >= MAPPED_FROM else aligned_alloc(ALIGNMENT, total))
     if block == NULL:
         return NULL
     block.data = <uint8_t *>block + ALIGNMENT
     block.size = total - ALIGNMENT
     block.size_class = size_class
     return block
+
+
+cdef inline void block_delete(Block *block) noexcept nogil:
+    if block.size + ALIGNMENT >= MAPPED_FROM:
+        munmap(block, block.size + ALIGNMENT)
+    else:
+        free(block)
 
 
 cdef Block *block_take(size_t size) noexcept nogil:
@@ -140,7 +156,7 @@ cdef void block_give(Block *block) noexcept nogil:
         block.release(block.owner)
         free(block)
     elif index == CLASS_LARGE or load64(&pooled_bytes) + <int64_t>block.size > POOL_LIMIT:
-        free(block)
+        block_delete(block)
     else:
         if DEBUG:
             memset(block.data, 0xA5, block.size)  # nobody may read a block that was given back
@@ -217,7 +233,7 @@ def trim() -> int:
         while block != NULL:
             following = block.next
             freed += <int64_t>block.size
-            free(block)
+            block_delete(block)
             block = following
     fetch_add64(&pooled_bytes, -freed)
     return freed
