@@ -17,6 +17,7 @@ cdef struct Bridge:
     uint32_t deadline_capacity
     int timer_fd             # readable when the earliest deadline may have passed
     int64_t armed_ns         # what the timer is set to; 0: nothing
+    void *owner              # the BridgeHandle; not a reference
 
 # From any thread: hand over a chain of finished requests. The loop delivers and frees them.
 cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept nogil
@@ -29,3 +30,6 @@ cdef void bridge_abandon(Request *request) noexcept nogil
 cdef class BridgeHandle:
     # owns a Bridge for Python
     cdef Bridge bridge
+    cdef list refused        # (status, details) of requests that no instance has seen
+    cdef int64_t more_refused
+    cdef void note_refusal(self, Request *request) noexcept

@@ -16,7 +16,7 @@ from posix.unistd cimport close, read, write
 from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
 from _native.lane cimport Lane, lane_remove
-from _native.request cimport STATUS_DEADLINE_EXCEEDED, Request, request_free
+from _native.request cimport REQUEST_NEW, STATUS_DEADLINE_EXCEEDED, STATUS_OK, Request, request_free
 from _native.statistics cimport statistics_failed
 from _native.text cimport text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -36,6 +36,10 @@ cdef extern from *:
     int make_eventfd "inferd_eventfd"() nogil
     int make_timerfd "inferd_timerfd"() nogil
     void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
+
+
+cdef enum:
+    NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,6 +176,9 @@ cdef void deliver_all(Bridge *bridge) noexcept nogil:
     while request != NULL:
         following = request.next
         unwatch(bridge, request)
+        if request.status != STATUS_OK and request.state == REQUEST_NEW:
+            with gil:
+                (<BridgeHandle>bridge.owner).note_refusal(request)
         if request.sink != NULL:
             request.deliver(request.sink, request, request.status, text_or_no_memory(request.details))
         finish(request)
@@ -186,6 +193,8 @@ cdef class BridgeHandle:
 
     def __cinit__(self):
         mutex_init(&self.bridge.guard, NULL)
+        self.bridge.owner = <void *>self
+        self.refused = []
         self.bridge.event_fd = make_eventfd()
         self.bridge.timer_fd = make_timerfd()
         if self.bridge.event_fd < 0 or self.bridge.timer_fd < 0:
@@ -196,6 +205,19 @@ cdef class BridgeHandle:
         close(self.bridge.timer_fd)
         free(self.bridge.deadlines)
         mutex_destroy(&self.bridge.guard)
+
+    cdef void note_refusal(self, Request *request) noexcept:
+        if len(self.refused) < NOTED_REFUSALS:
+            self.refused.append((request.status, text_or_no_memory(request.details).decode("utf-8", "replace")))
+        else:
+            self.more_refused += 1
+
+    def take_refusals(self) -> tuple[list[tuple[int, str]], int]:
+        """Requests that were refused before any instance saw them: some as (status, text), and how many more."""
+        out = (self.refused, self.more_refused)
+        self.refused = []
+        self.more_refused = 0
+        return out
 
     @property
     def event_fd(self) -> int:

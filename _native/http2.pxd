@@ -79,6 +79,7 @@ cdef struct Conn:
     nghttp2_session *session
     Host *host
     Output output
+    size_t output_limit      # of the `take_output` that is running
     size_t unsent            # bytes of all streams' answers that are not framed yet
     Stream *first_stream     # open streams
     uint32_t streams         # their number
@@ -125,6 +126,7 @@ cdef class Connection:
     cdef readonly object peer
     cdef list events             # (Call, kind) for the calls' owners
     cdef int dispatch(self) except -1
+    cdef void forget_dirty(self)
     cdef void free_session(self)
 
 

@@ -346,7 +346,7 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
     if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream.unsent:
         with gil:
             call_event(<Call>stream.call, EVENT_WRITABLE)
-    return 0
+    return 0 if conn.output.size < conn.output_limit else NGHTTP2_ERR_PAUSE
 
 
 cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream_id, int32_t connection_window,
@@ -790,9 +790,18 @@ cdef class Connection:
     def __dealloc__(self):
         self.free_session()
 
+    cdef void forget_dirty(self):
+        cdef Conn **link = &self.endpoint.host.first_dirty
+        while link[0] != NULL and link[0] != &self.conn:
+            link = &link[0].next_dirty
+        if link[0] != NULL:
+            link[0] = self.conn.next_dirty
+            self.conn.dirty = False
+
     cdef void free_session(self):
         if self.conn.session == NULL:
             return
+        self.forget_dirty()
         while self.conn.first_stream != NULL:
             stream_closed(self.conn.first_stream, NGHTTP2_CANCEL)
         nghttp2_session_del(self.conn.session)
@@ -815,6 +824,8 @@ cdef class Connection:
     def received(self, size: int) -> None:
         """Process `size` bytes at the start of the endpoint's receive buffer."""
         cdef ssize_t result
+        if not 0 <= size <= self.conn.host.receive_size:
+            raise ValueError(f"the receive buffer has {self.conn.host.receive_size} bytes, got {size}")
         if self.conn.session == NULL or self.conn.failed:
             return
         result = nghttp2_session_mem_recv(self.conn.session, self.conn.host.receive, <size_t>size)
@@ -829,13 +840,12 @@ cdef class Connection:
         cdef ssize_t size
         if self.conn.session == NULL:
             return []
-        while self.conn.output.size < <size_t>limit:
+        self.conn.output_limit = limit
+        while self.conn.output.size < self.conn.output_limit:
             size = nghttp2_session_mem_send(self.conn.session, &data)
-            if size > 0:
-                output_copy(&self.conn.output, data, <size_t>size)
-            if size <= 0:
-                if size < 0:
-                    self.conn.failed = True
+            if size < 0 or (size > 0 and not output_copy(&self.conn.output, data, <size_t>size)):
+                self.conn.failed = True
+            if size <= 0 or self.conn.failed:
                 break
         if self.conn.first_parked != NULL:
             run_parked(&self.conn)
@@ -874,12 +884,6 @@ cdef class Connection:
 
     def close(self) -> None:
         """The peer is gone: end every call."""
-        cdef Conn **link = &self.endpoint.host.first_dirty
-        while link[0] != NULL and link[0] != &self.conn:
-            link = &link[0].next_dirty
-        if link[0] != NULL:
-            link[0] = self.conn.next_dirty
-            self.conn.dirty = False
         self.free_session()
         self.dispatch()
         self.flush = None

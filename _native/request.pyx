@@ -44,6 +44,7 @@ cdef extern from *:
 
 cdef enum:
     IDLE_REQUESTS = 4096     # kept for reuse with their arrays
+    OVERWRITE_WINDOW = 1024
 
 cdef Mutex idle_lock
 cdef Request *idle = NULL
@@ -202,33 +203,50 @@ cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexc
     return False
 
 
+cdef bint overwritten(const Request *request, uint32_t index) noexcept nogil:
+    # a later value of the same key counts instead; looked for among the next OVERWRITE_WINDOW, to bound the time that
+    # a message of nothing but parameters may take
+    cdef uint32_t first = index + 1
+    cdef uint32_t count = min(request.message.parameter_count - first, <uint32_t>OVERWRITE_WINDOW)
+    cdef Str key = request.message.parameters[index].key
+    return parameter_find(request.message.parameters + first, count, key.data, key.size) != NULL
+
+
 cdef bint check_parameters(Request *request) noexcept nogil:
     cdef uint32_t i
-    cdef const Parameter *p
     for i in range(request.message.parameter_count):
-        p = &request.message.parameters[i]
-        if is_text(p.key, "sequence_id"):
-            if p.kind != PARAMETER_INT64 and p.kind != PARAMETER_STRING:
-                return wrong_parameter(request, p.key, "int64_param or string_param")
-        elif is_text(p.key, "sequence_start") or is_text(p.key, "sequence_end"):
-            if p.kind != PARAMETER_BOOL:
-                return wrong_parameter(request, p.key, "bool_param")
-        elif is_text(p.key, "priority"):
-            if p.kind != PARAMETER_UINT64 and (p.kind != PARAMETER_INT64 or p.integer < 0):
-                return wrong_parameter(request, p.key, "int64_param >= 0 or uint64_param")
-        elif is_text(p.key, "timeout"):
-            if p.kind != PARAMETER_INT64:
-                return wrong_parameter(request, p.key, "int64_param")
-        elif starts_with(p.key, "triton_"):
-            if not is_text(p.key, "triton_enable_empty_final_response"):
-                request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
-                    "specified, got '%.*s'", clip(p.key.size), p.key.data))
+        if not check_parameter(request, &request.message.parameters[i]):
+            if not overwritten(request, i):
                 return False
-            if p.kind != PARAMETER_BOOL:
-                return wrong_parameter(request, p.key, "bool_param")
-        elif p.kind == PARAMETER_NONE or p.kind == PARAMETER_UINT64:
-            return wrong_parameter(request, p.key, "int64_param, bool_param, or string_param")
+            free(request.details)
+            request.details = NULL
+            request.status = STATUS_OK
+    return True
+
+
+cdef bint check_parameter(Request *request, const Parameter *p) noexcept nogil:
+    if is_text(p.key, "sequence_id"):
+        if p.kind != PARAMETER_INT64 and p.kind != PARAMETER_STRING:
+            return wrong_parameter(request, p.key, "int64_param or string_param")
+    elif is_text(p.key, "sequence_start") or is_text(p.key, "sequence_end"):
+        if p.kind != PARAMETER_BOOL:
+            return wrong_parameter(request, p.key, "bool_param")
+    elif is_text(p.key, "priority"):
+        if p.kind != PARAMETER_UINT64 and (p.kind != PARAMETER_INT64 or p.integer < 0):
+            return wrong_parameter(request, p.key, "int64_param >= 0 or uint64_param")
+    elif is_text(p.key, "timeout"):
+        if p.kind != PARAMETER_INT64:
+            return wrong_parameter(request, p.key, "int64_param")
+    elif starts_with(p.key, "triton_"):
+        if not is_text(p.key, "triton_enable_empty_final_response"):
+            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
+                "specified, got '%.*s'", clip(p.key.size), p.key.data))
+            return False
+        if p.kind != PARAMETER_BOOL:
+            return wrong_parameter(request, p.key, "bool_param")
+    elif p.kind == PARAMETER_NONE or p.kind == PARAMETER_UINT64:
+        return wrong_parameter(request, p.key, "int64_param, bool_param, or string_param")
     return True
 
 

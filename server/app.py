@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ log = logging.getLogger("inferd")
 
 SWITCH_INTERVAL = 50e-6
 """Seconds after which a thread that waits for the GIL may have it: the loop must not wait Python's default of 5 ms."""
+
+LAST_SECOND = 1.0
+"""Seconds for unloading when running requests have used up the exit timeout."""
 
 COUNTERS = "INFERD_DEBUG_COUNTERS"
 """Environment variable: print the native objects that are still alive when the server ends."""
@@ -62,14 +66,26 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     engine = _engine(settings)
     problems = await engine.start()
+    deadline = math.inf
     try:
         if problems and settings.exit_on_error:
             raise StartError(
                 f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
             )
-        await _serve_door(settings, engine, stop)
+        deadline = await _serve_door(settings, engine, stop)
     finally:
-        await engine.close()
+        await _close(engine, deadline)
+
+
+async def _close(engine: Engine, deadline: float) -> None:
+    """Unload everything; a model that still runs at `deadline`, on the loop's clock, does not keep the process."""
+    remaining = deadline - asyncio.get_running_loop().time()
+    try:
+        await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
+    except TimeoutError:
+        log.error("Exit timeout expired. Exiting immediately.")
+        logging.shutdown()
+        os._exit(0)  # threads that execute models cannot be stopped
 
 
 def _engine(settings: Settings) -> Engine:
@@ -88,7 +104,8 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -> None:
+async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -> float:
+    """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
     door = _door(settings, engine)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
     health = install(door, table(engine, identity), engine)
@@ -102,7 +119,9 @@ async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -
     log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
     health.drain()
     engine.drain()
+    deadline = asyncio.get_running_loop().time() + settings.exit_timeout_secs
     await door.stop(settings.exit_timeout_secs)
+    return deadline
 
 
 def _door(settings: Settings, engine: Engine) -> Door:

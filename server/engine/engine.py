@@ -20,6 +20,7 @@ from _native.table import ModelTable
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine import config as configuration
+from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
 from server.engine.version import LoadedVersion
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
@@ -37,8 +38,6 @@ UNAVAILABLE = "UNAVAILABLE"
 _FAMILIES: dict[Status, type[ServerError]] = {
     family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
 }
-
-IN_FLIGHT_POLL = 0.005  # seconds between looks at a version whose last answers are on their way to the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,8 @@ class Engine:
         self._table = ModelTable()
         self._bridge = BridgeHandle()
         self._pool = ThreadPoolExecutor(load_threads, thread_name_prefix="load")
+        self._refusals = RefusalLog()
+        self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
         self.infer = InferService(self._table, self._bridge)
@@ -133,6 +134,17 @@ class Engine:
         self._bridge.drain()
         for callback in self._after_delivery:
             callback()
+        refusals, more = self._bridge.take_refusals()
+        if refusals:
+            self._refusals.add(refusals, more)
+        if self._leaving:
+            self._release_leaving()
+
+    def _release_leaving(self) -> None:
+        gone = [(version, last) for version, last in self._leaving if not version.lane.in_flight]
+        self._leaving = [each for each in self._leaving if each not in gone]
+        for _, last in gone:
+            last.set_result(None)
 
     def _on_timer(self) -> None:
         self._bridge.expire()
@@ -193,10 +205,16 @@ class Engine:
             entry.state, entry.reason = UNLOADING, ""
             self._publish(name)
             await loop.run_in_executor(self._pool, loaded.close)
-            while loaded.lane.in_flight:
-                await asyncio.sleep(IN_FLIGHT_POLL)
+            await self._delivered(loaded)
             entry.state, entry.reason = UNAVAILABLE, "unloaded"
             self._announce(name, version, False)
+
+    async def _delivered(self, version: LoadedVersion) -> None:
+        """Return when the last answer of a closed version has reached its sink."""
+        if version.lane.in_flight:
+            last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._leaving.append((version, last))
+            await last
 
     def _publish(self, name: str) -> None:
         versions = self._models[name].versions
