@@ -9,6 +9,7 @@ messages nobody takes. Answers are framed only when asked for, and asked for onl
 more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
 """
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, uint8_t, uint32_t
@@ -756,6 +757,7 @@ cdef class Endpoint:
             (<Connection>conn.owner).flush()
 
 
+@cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
 cdef class Connection:
     """One peer.
 

@@ -27,7 +27,9 @@ def test_timeout_is_number_and_unit(digits, unit):
     assert _timeout((digits + unit).encode()) == min(int(digits) * UNITS[unit], FOREVER)
 
 
-@pytest.mark.parametrize("text", ["", "1", "S", "123456789n", "-1S", "+1S", " 1S", "1 S", "1s", "1h", "1.5S", "1SS", "1\0"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "S", "123456789n", "-1S", "+1S", " 1S", "1 S", "1s", "1h", "1.5S", "1SS", "1\0"]
+)
 def test_malformed_timeout(text):
     assert _timeout(text.encode()) == -1
 
