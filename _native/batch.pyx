@@ -391,6 +391,14 @@ cdef void return_requests(NativeBatch *batch) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # What Python backends see
 
+cdef bytes encoded_element(object element, str name):
+    if isinstance(element, str):
+        return element.encode()
+    if not isinstance(element, (bytes, bytearray, memoryview)):
+        raise ValueError(f"output '{name}' must have elements of bytes or str, got {type(element).__name__}")
+    return bytes(element)
+
+
 cdef class Batch:
     """The requests of one execution, as one.
 
@@ -471,7 +479,7 @@ cdef class Batch:
         cdef uint32_t index = self.output_index(name)
         cdef int64_t dims[MAX_RANK]
         cdef uint32_t rank = <uint32_t>len(shape)
-        cdef list encoded = [e.encode() if isinstance(e, str) else bytes(e) for e in elements]
+        cdef list encoded = [encoded_element(e, name) for e in elements]
         cdef size_t size = 4 * len(encoded)
         cdef Block *block
         cdef uint8_t *at

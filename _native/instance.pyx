@@ -90,14 +90,22 @@ cdef class InstanceLoop:
             batch_finish(&self.batch)
         return True
 
-    cdef void execute(self):
+    cdef void execute(self) noexcept:
+        # whatever the backend raises, the batch is answered and the instance goes on
         cdef Batch batch = batch_for_python(&self.batch, self.name)
         try:
             self.instance.execute(batch)
         except BaseException as error:
-            text = str(error) or type(error).__name__
+            text = text_of(error)
+            batch.fail(text)
             logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
                          exc_info=logger.isEnabledFor(logging.DEBUG))
-            batch.fail(text)
         finally:
             batch.batch = NULL  # whoever keeps the object finds that it is over
+
+
+cdef str text_of(object error):
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__

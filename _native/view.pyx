@@ -169,8 +169,9 @@ cdef class View:
         BF16 comes as ml_dtypes.bfloat16 where that package is installed, else as its bits in uint16.
         """
         if self.type == DT_BYTES:
-            array = np.empty(len(self.strings()), dtype=object)
-            array[:] = self.strings()
+            strings = self.strings()
+            array = np.empty(len(strings), dtype=object)
+            array[:] = strings
             return array.reshape(self.shape)
         if self.size == 0:
             return np.empty(self.shape, dtype=numpy_type(self.type))
@@ -204,6 +205,8 @@ cdef class View:
             raise BufferError("a BYTES tensor cannot be exchanged by DLPack")
         if dl_device is not None and tuple(dl_device) != (DLPACK_CPU, 0):
             raise BufferError("the tensor is in CPU memory")
+        if copy:
+            raise BufferError("the tensor is exchanged without a copy")
         lent = <Lent *>malloc(sizeof(Lent))
         if lent == NULL:
             raise MemoryError
@@ -321,7 +324,8 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
     cdef DLTensor *tensor = &managed.dl_tensor
     cdef DLDataType wanted = dlpack_type(datatype)
     cdef Block *block
-    cdef int64_t stride = 1
+    cdef int64_t elements = 1
+    cdef bint contiguous = True
     cdef int i
     if tensor.device.device_type != DLPACK_CPU:
         raise ValueError(f"output '{name}' must be in CPU memory")
@@ -329,12 +333,14 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
         raise ValueError(f"output '{name}' must be {datatype_name(datatype).decode()}, got a tensor of another type")
     check_array(name, datatype, datatype, tensor.ndim)
     for i in range(tensor.ndim - 1, -1, -1):
-        if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != stride:
-            raise ValueError(f"output '{name}' must be C-contiguous")
-        stride *= tensor.shape[i]
+        if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != elements:
+            contiguous = False
+        elements *= tensor.shape[i]
         shape[i] = tensor.shape[i]
+    if elements and not contiguous:
+        raise ValueError(f"output '{name}' must be C-contiguous")
     data[0] = <const uint8_t *>tensor.data + tensor.byte_offset
-    size[0] = <size_t>stride * datatype_size(datatype)
+    size[0] = <size_t>elements * datatype_size(datatype)
     rank[0] = <uint32_t>tensor.ndim
     block = block_wrap(data[0], size[0], release_dlpack, managed)
     if block == NULL:
@@ -343,11 +349,23 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
     return block
 
 
+cdef Block *block_of_view(View view, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                          int64_t *shape, uint32_t *rank) except NULL:
+    check_array(name, datatype, view.type, view.rank)
+    data[0] = view.data
+    size[0] = view.size
+    rank[0] = view.rank
+    memcpy(shape, view.dims, view.rank * sizeof(int64_t))
+    return block_share(view.block)
+
+
 cdef Block *block_of_array(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
                            int64_t *shape, uint32_t *rank) except NULL:
+    if isinstance(array, View):
+        return block_of_view(array, datatype, name, data, size, shape, rank)
     if datatype == DT_BYTES:
         raise ValueError(f"output '{name}' is BYTES: hand it over with set_bytes_output")
-    if datatype == DT_BF16 and isinstance(array, np.ndarray):
+    if datatype == DT_BF16 and isinstance(array, np.ndarray) and array.dtype == _bfloat16():
         array = array.view(np.uint16)  # numpy exports no bfloat16
     if PyObject_CheckBuffer(array):
         return block_of_buffer(array, datatype, name, data, size, shape, rank)

@@ -1,4 +1,4 @@
-"""A connection without sockets: the h2 library as the client, `_native.http2` as the server, joined in memory.
+"""A connection without sockets: the h2 library as the client, `_native.connection` as the server, joined in memory.
 
 `Lanes` puts native ModelInfer behind an endpoint, again without sockets and without an event loop.
 """
@@ -17,7 +17,7 @@ import h2.exceptions
 import h2.settings
 
 from _native.bridge import BridgeHandle
-from _native.http2 import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
+from _native.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
 from _native.infer import InferService
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle

@@ -5,10 +5,9 @@ import string
 from urllib.parse import unquote_to_bytes
 
 import pytest
+from _native.headers import _headers, _message, _pair, _timeout
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from _native.headers import _headers, _message, _pair, _timeout
 
 UNITS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 FOREVER = (1 << 63) - 1
@@ -92,8 +91,18 @@ def test_binary_metadata_that_is_no_base64_is_given_as_it_came():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("", "v"), ("Upper", "v"), (":path", "v"), ("a b", "v"), ("ä", "v"), ("grpc-status", "0"), ("key", "ä")]
-    + [("key", "line\nbreak"), ("key", b"\xff"), ("key", "\0")],
+    [
+        ("", "v"),
+        ("Upper", "v"),
+        (":path", "v"),
+        ("a b", "v"),
+        ("ä", "v"),
+        ("grpc-status", "0"),
+        ("key", "ä"),
+        ("key", "line\nbreak"),
+        ("key", b"\xff"),
+        ("key", "\0"),
+    ],
 )
 def test_metadata_that_cannot_travel_is_refused(key, value):
     with pytest.raises(ValueError):

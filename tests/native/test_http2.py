@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.http2 import EVENT_CLOSED, EVENT_HALF_CLOSE, EVENT_MESSAGE, EVENT_WRITABLE, Connection, Endpoint
+from _native.connection import EVENT_CLOSED, EVENT_HALF_CLOSE, EVENT_MESSAGE, EVENT_WRITABLE, Connection, Endpoint
 from _native.memory import live_counters
 from tests.native.h2peer import INFER, Answer, Echo, Lanes, Peer, framed, output
 

@@ -1,6 +1,6 @@
 """Guards the batching policy against a plain model of its documented rules, and the promises that clients rely on.
 
-The model says what `_native/lane.pyx` documents, in the slowest and plainest way; both are asked at the same fake times.
+The model says what `_native/lane.pyx` documents, in the plainest way; both are asked at the same fake times.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""Guards the block pool: size classes, blocks that never overlap however many threads take them, live counters, trim."""
+"""Guards the block pool: size classes, blocks that never overlap however many threads take them, counters, trim."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_blocks_alive_together_never_overlap(steps):
         else:
             alive.pop(number % len(alive))
         spans = sorted((_address(block), len(block)) for block in alive)
-        assert all(at + size <= following for (at, size), (following, _) in zip(spans, spans[1:], strict=False))
+        assert all(at + size <= following for (at, size), (following, _) in itertools.pairwise(spans))
 
 
 def test_threads_share_the_pool_without_sharing_blocks():

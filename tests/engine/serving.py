@@ -1,0 +1,223 @@
+"""A real engine around models whose code is in the test.
+
+`serving` writes a repository, starts an `Engine` on the running loop and closes it again. Models with the backend
+"puppet" do what the function that the test gives for them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from _native.batch import Batch
+from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
+from backends.loader import BackendLoader
+from server.engine.config import Options
+from server.engine.engine import Engine
+from server.pb import grpc_service_pb2 as pb
+
+Execute = Callable[[Batch], None]
+
+DTYPES = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "u2",
+    "UINT32": "u4",
+    "UINT64": "u8",
+    "INT8": "i1",
+    "INT16": "i2",
+    "INT32": "i4",
+    "INT64": "i8",
+    "FP16": "f2",
+    "FP32": "f4",
+    "FP64": "f8",
+}
+V2_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+
+CONFIG = """
+backend: "puppet"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+dynamic_batching { }
+"""
+
+
+def echo(batch: Batch) -> None:
+    """y is x."""
+    batch.set_output("y", batch.input("x").numpy())
+
+
+class PuppetBackend(Backend):
+    """Runs the functions of a test by model name; remembers what was closed."""
+
+    name = "puppet"
+
+    def __init__(self, models: Mapping[str, Execute]) -> None:
+        super().__init__()
+        self.models = models
+        self.closed: list[str] = []
+
+    def load(self, source: ModelSource) -> Model:
+        return PuppetModel(self, source.spec.name)
+
+
+@dataclass
+class PuppetModel(Model):
+    backend: PuppetBackend
+    name: str
+
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        return PuppetInstance(self, spec.name)
+
+    def close(self) -> None:
+        self.backend.closed.append(self.name)
+
+
+@dataclass
+class PuppetInstance(Instance):
+    model: PuppetModel
+    name: str
+
+    def execute(self, batch: Batch) -> None:
+        self.model.backend.models[self.model.name](batch)
+
+    def close(self) -> None:
+        self.model.backend.closed.append(self.name)
+
+
+class Loader(BackendLoader):
+    """Has the puppets and what the server brings."""
+
+    def __init__(self, models: Mapping[str, Execute]) -> None:
+        super().__init__()
+        self.puppets = PuppetBackend(models)
+
+    def backend(self, name: str) -> Backend:
+        return self.puppets if name == "puppet" else super().backend(name)
+
+
+@asynccontextmanager
+async def serving(root: Path, execute: Execute | Mapping[str, Execute] = echo, **configs: str) -> AsyncIterator[Engine]:
+    """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
+    configs = configs or {"m": CONFIG}
+    for name, config in configs.items():
+        (root / name / "1").mkdir(parents=True, exist_ok=True)
+        (root / name / "config.pbtxt").write_text(config)
+    models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
+    engine = Engine([root], Loader(models), Options())
+    assert await engine.start() == []
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+class Gate:
+    """Holds a model's executions: each waits until the test lets it go."""
+
+    def __init__(self, execute: Execute = echo) -> None:
+        self._execute = execute
+        self._entered = threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+        self.batches: list[tuple[int, int]] = []  # (requests, rows), as they came in
+
+    def __call__(self, batch: Batch) -> None:
+        self.batches.append((batch.request_count, batch.rows))
+        self._entered.release()
+        assert self._go.acquire(timeout=30)
+        self._execute(batch)
+
+    async def entered(self) -> None:
+        """Wait for one more execution to have begun."""
+        assert await asyncio.to_thread(self._entered.acquire, timeout=30), "the model was not executed"
+
+    def go(self, times: int = 1) -> None:
+        """Let so many executions go on, or not stop at all."""
+        self._go.release(times)
+
+
+def request(model: str = "m", id: str = "", outputs: tuple[str, ...] = (), **inputs: Any) -> pb.ModelInferRequest:
+    """A request with these arrays as inputs; lists are BYTES."""
+    message = pb.ModelInferRequest(model_name=model, id=id)
+    for name, value in inputs.items():
+        datatype = "BYTES" if value.dtype == object else V2_NAMES[value.dtype]
+        message.inputs.add(name=name, datatype=datatype, shape=value.shape)
+        raw = b"".join(len(e).to_bytes(4, "little") + e for e in value.flat) if datatype == "BYTES" else value.tobytes()
+        message.raw_input_contents.append(raw)
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def row(*values: int) -> np.ndarray:
+    """One row of INT64."""
+    return np.array([values], dtype=np.int64)
+
+
+@dataclass
+class Answer:
+    """What a request got."""
+
+    status: int
+    text: str = ""
+    response: pb.ModelInferResponse = field(default_factory=pb.ModelInferResponse)
+
+    def array(self, name: str = "y") -> np.ndarray:
+        index = [output.name for output in self.response.outputs].index(name)
+        output = self.response.outputs[index]
+        raw = self.response.raw_output_contents[index]
+        if output.datatype == "BYTES":
+            return np.array(strings(raw), dtype=object).reshape(tuple(output.shape))
+        return np.frombuffer(raw, dtype=DTYPES[output.datatype]).reshape(tuple(output.shape))
+
+
+def strings(raw: bytes) -> list[bytes]:
+    """The elements of an encoded BYTES tensor."""
+    out, at = [], 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "little")
+        out.append(raw[at + 4 : at + 4 + size])
+        at += 4 + size
+    return out
+
+
+class Pending:
+    """A submitted request."""
+
+    def __init__(self, engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1) -> None:
+        self.answers: list[Answer] = []
+        self._done = asyncio.Event()
+        self._submitting = True
+        self.ticket = engine.submit(message.SerializeToString(), self._deliver, timeout_ns=timeout_ns)
+        self._submitting = False
+
+    def _deliver(self, status: int, text: str, response: bytes | None) -> None:
+        assert not self._submitting, "delivered from inside submit"
+        assert (response is not None) == (status == 0)
+        self.answers.append(Answer(status, text, pb.ModelInferResponse.FromString(response or b"")))
+        self._done.set()
+
+    async def answer(self) -> Answer:
+        await asyncio.wait_for(self._done.wait(), 30)
+        [answer] = self.answers
+        return answer
+
+
+async def infer(engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1) -> Answer:
+    """Submit one request and wait for its answer."""
+    return await Pending(engine, message, timeout_ns).answer()
+
+
+async def infer_all(engine: Engine, *messages: pb.ModelInferRequest) -> list[Answer]:
+    """Submit requests in one go, so that they may share batches."""
+    pending = [Pending(engine, message) for message in messages]
+    return [await each.answer() for each in pending]
