@@ -1,39 +1,31 @@
-"""HTTP/2 and gRPC framing of a server connection, on libnghttp2, without I/O.
+"""HTTP/2 and gRPC framing of a server connection, on libnghttp2, without I/O and without Python.
 
-The owner of a connection reads from its socket into `Endpoint.receive_buffer`, calls `Connection.received`, and writes
-what `Connection.take_output` gives. Everything else happens in between: headers are read and judged, messages put
-together, native methods run, answers framed under flow control.
+`conn_receive` takes what came from the socket, `conn_collect` gives what goes there. Everything else happens in
+between: headers are read and judged, messages put together, native methods run, answers framed under flow control. Calls
+of methods that are not native are handed to `CallHooks`; `_native.connection` makes Python objects of them.
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
 messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while
 more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
 """
 
-cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.headers cimport message_encode, metadata_headers, metadata_pair, timeout_parse
+from _native.headers cimport message_encode, timeout_parse
 from _native.memory cimport LIVE_CONNECTIONS, LIVE_STREAMS, Block, block_give, block_take, live_add
 from _native.nghttp2 cimport *
 from _native.outgoing cimport (
     Outgoing,
-    outgoing_add,
     outgoing_free,
-    outgoing_new,
     output_clear,
     output_copy,
     output_message,
-    output_take,
-    write_message_prefix,
 )
 from _native.text cimport format_text, text_or_no_memory
 
 cdef enum:
-    RECEIVE_BUFFER = 256 << 10
     STREAM_WINDOW = 4 << 20          # request bytes a peer may send ahead on one stream
     CONNECTION_WINDOW = 16 << 20     # and on one connection
     MAX_FRAME = 256 << 10            # of received DATA
@@ -41,8 +33,8 @@ cdef enum:
     MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2
     UNSENT_LIMIT = 4 << 20           # bytes of answers beyond which a connection's further unary calls wait
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
-    WRITABLE_BELOW = 64 << 10        # unsent bytes of a stream below which its call is told to go on
     ALIGNMENT = 64
+    FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
     # Streams that a peer may reset at once, and per second after that, before the connection is closed. The library's
     # own 1,000 and 33 close the connections of clients that cancel much; a reset costs a few microseconds here.
     RESETS = 10000
@@ -62,13 +54,6 @@ cdef enum:
     STATUS_RESOURCE_EXHAUSTED = 8
     STATUS_UNIMPLEMENTED = 12
     STATUS_INTERNAL = 13
-
-# What Call.on_event is told.
-EVENT_MESSAGE = "message"        # take_message will give one more
-EVENT_HALF_CLOSE = "half-close"  # the client sends no more
-EVENT_WRITABLE = "writable"      # little is unsent: go on writing
-EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
-cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
 
 cdef extern from *:
     """
@@ -126,11 +111,10 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     drop_answer(stream)
     drop_fields(stream)
     block_give(stream.block)
+    stream.withheld = 0
     while stream.first_in != NULL:
-        free(pop_incoming(stream))
-    if stream.trailers != NULL:
-        with gil:
-            Py_DECREF(<object>stream.trailers)
+        stream_drop_message(stream)
+    free(stream.trailers)
     free(stream.details)
     free(stream.path)
     free(stream)
@@ -164,8 +148,7 @@ cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil:
         if stream.method.unary != NULL:
             stream.method.cancel(stream.call)
         else:
-            with gil:
-                call_closed(<Call>stream.call, error_code)
+            stream.conn.host.hooks.closed(stream, error_code)
     stream_free(stream)
 
 
@@ -176,32 +159,44 @@ cdef inline Stream *stream_of(nghttp2_session *session, int32_t id) noexcept nog
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers
 
-cdef inline void mark_dirty(Conn *conn) noexcept nogil:
+cdef void mark_dirty(Conn *conn) noexcept nogil:
     if not conn.dirty:
         conn.dirty = True
         conn.next_dirty = conn.host.first_dirty
         conn.host.first_dirty = conn
 
 
-cdef void begin_answer(Stream *stream, const nghttp2_nv *headers, size_t count) noexcept nogil:
+cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil:
     cdef nghttp2_data_provider provider
+    cdef nghttp2_nv *headers
     provider.source.ptr = stream
     provider.read_callback = read_answer
     stream.headers_sent = True
-    nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider)
+    if count == 0:
+        nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider)
+    else:
+        headers = <nghttp2_nv *>malloc((2 + count) * sizeof(nghttp2_nv))
+        if headers == NULL:
+            stream_reset(stream)
+            return
+        memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
+        memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
+        nghttp2_submit_response(stream.conn.session, stream.id, headers, 2 + count, &provider)
+        free(headers)
+    mark_dirty(stream.conn)
 
 
 cdef void go_on(Stream *stream) noexcept nogil:
     # there is something new to frame
     if not stream.headers_sent:
-        begin_answer(stream, ANSWER, 2)
+        stream_begin(stream, NULL, 0)
     elif stream.waiting:
         stream.waiting = False
         nghttp2_session_resume_data(stream.conn.session, stream.id)
     mark_dirty(stream.conn)
 
 
-cdef void queue_message(Stream *stream, Outgoing *message) noexcept nogil:
+cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     message.next = NULL
     if stream.last_out == NULL:
         stream.first_out = message
@@ -216,17 +211,38 @@ cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.ended:
         outgoing_free(message)
         return
-    queue_message(stream, message)
+    append(stream, message)
     stream.ended = True
     stream.status = STATUS_OK
     go_on(stream)
 
 
+cdef void stream_send(Stream *stream, Outgoing *message) noexcept nogil:
+    append(stream, message)
+    go_on(stream)
+
+
 cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil:
-    stream_end(stream, status, details, "200")
+    finish(stream, status, details, "200")
 
 
-cdef void stream_end(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
+cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers,
+                     size_t count) noexcept nogil:
+    if stream.ended:
+        free(trailers)
+        return
+    stream.trailers = trailers
+    stream.trailer_count = count
+    finish(stream, status, details, "200")
+
+
+cdef void stream_reset(Stream *stream) noexcept nogil:
+    stream.ended = True
+    nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+    mark_dirty(stream.conn)
+
+
+cdef void finish(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
     # final status; without any answer before it, headers and trailers are one frame ("Trailers-Only")
     if stream.ended:
         return
@@ -252,8 +268,14 @@ cdef inline void set_nv(nghttp2_nv *nv, const char *name, const char *value) noe
 
 cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogil:
     # `http_status` is given when the trailers are the whole answer
-    cdef nghttp2_nv nv[5]
+    cdef nghttp2_nv few[FIXED_TRAILERS]
+    cdef nghttp2_nv *nv = few
     cdef size_t count = 0
+    if stream.trailer_count:
+        nv = <nghttp2_nv *>malloc((FIXED_TRAILERS + stream.trailer_count) * sizeof(nghttp2_nv))
+        if nv == NULL:
+            nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+            return
     if http_status != NULL:
         set_nv(&nv[0], ":status", http_status)
         nv[1] = ANSWER[1]
@@ -266,43 +288,14 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
     if stream.details != NULL:
         set_nv(&nv[count], "grpc-message", stream.details)
         count += 1
-    if stream.trailers != NULL:
-        with gil:
-            submit_pairs(stream, nv, count, <list>stream.trailers, http_status != NULL)
-    elif http_status != NULL:
+    memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
+    count += stream.trailer_count
+    if http_status != NULL:
         nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)
     else:
         nghttp2_submit_trailer(stream.conn.session, stream.id, nv, count)
-
-
-cdef void submit_pairs(Stream *stream, const nghttp2_nv *fixed, size_t fixed_count, list pairs, bint whole) noexcept:
-    # trailers with metadata
-    cdef nghttp2_nv *nv = pairs_nv(fixed, fixed_count, pairs)
-    if nv == NULL:
-        return
-    if whole:
-        nghttp2_submit_response(stream.conn.session, stream.id, nv, fixed_count + len(pairs), NULL)
-    else:
-        nghttp2_submit_trailer(stream.conn.session, stream.id, nv, fixed_count + len(pairs))
-    free(nv)
-
-
-cdef nghttp2_nv *pairs_nv(const nghttp2_nv *fixed, size_t fixed_count, list pairs) noexcept:
-    # from malloc; the pairs' bytes must stay until it is submitted, which copies them
-    cdef nghttp2_nv *nv = <nghttp2_nv *>malloc((fixed_count + len(pairs)) * sizeof(nghttp2_nv))
-    cdef size_t i = fixed_count
-    cdef bytes name, value
-    if nv == NULL:
-        return NULL
-    memcpy(nv, fixed, fixed_count * sizeof(nghttp2_nv))
-    for name, value in pairs:
-        nv[i].name = <uint8_t *><char *>name
-        nv[i].namelen = len(name)
-        nv[i].value = <uint8_t *><char *>value
-        nv[i].valuelen = len(value)
-        nv[i].flags = NGHTTP2_NV_FLAG_NONE
-        i += 1
-    return nv
+    if nv != few:
+        free(nv)
 
 
 # --- nghttp2 asks for answer bytes
@@ -345,8 +338,7 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
                 stream.last_out = NULL
             outgoing_free(message)
     if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream.unsent:
-        with gil:
-            call_event(<Call>stream.call, EVENT_WRITABLE)
+        conn.host.hooks.writable(stream)
     return 0 if conn.output.size < conn.output_limit else NGHTTP2_ERR_PAUSE
 
 
@@ -431,7 +423,7 @@ cdef int find_method(Stream *stream, nghttp2_vec path) noexcept nogil:
         if host.natives[i].path_size == path.len and memcmp(host.natives[i].path, path.base, path.len) == 0:
             stream.method = &host.natives[i]
             return 0
-    stream.method = &host.python
+    stream.method = &host.other
     stream.path = format_text("%.*s", <int>path.len, path.base)
     return 0 if stream.path != NULL else NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
 
@@ -461,9 +453,9 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
         free(text)
     elif not stream.seen & HEADER_POST:
-        stream_end(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
+        finish(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
     elif not stream.seen & HEADER_GRPC:
-        stream_end(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc", "415")
+        finish(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc", "415")
     elif not stream.seen & HEADER_TE:
         stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")
     elif stream.seen & HEADER_BAD_TIMEOUT:
@@ -472,8 +464,8 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_UNIMPLEMENTED,
                     "the grpc-encoding of the request is not supported, accepted encodings: identity")
     elif stream.method.unary == NULL:
-        with gil:
-            call_new(stream)
+        stream.conn.host.hooks.begin(stream)
+        drop_fields(stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -566,19 +558,21 @@ cdef void end_message(Stream *stream) noexcept nogil:
     stream.last_in = message
     stream.queued_bytes += message.size
     if stream.call != NULL:
-        with gil:
-            call_event(<Call>stream.call, EVENT_MESSAGE)
+        stream.conn.host.hooks.message(stream)
 
 
-cdef Incoming *pop_incoming(Stream *stream) noexcept nogil:
-    # the oldest message; its block is given back, the structure is the caller's to free
+cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef Incoming *message = stream.first_in
     stream.first_in = message.next
     if stream.first_in == NULL:
         stream.last_in = NULL
     stream.queued_bytes -= message.size
     block_give(message.block)
-    return message
+    free(message)
+    if stream.withheld and stream.queued_bytes < QUEUED_LIMIT:
+        nghttp2_session_consume_stream(stream.conn.session, stream.id, stream.withheld)
+        stream.withheld = 0
+        mark_dirty(stream.conn)
 
 
 cdef void half_closed(Stream *stream) noexcept nogil:
@@ -588,8 +582,7 @@ cdef void half_closed(Stream *stream) noexcept nogil:
     if stream.prefix_size != 0:
         stream_fail(stream, STATUS_INTERNAL, "the request ends in the middle of a message")
     elif stream.method.unary == NULL:
-        with gil:
-            call_event(<Call>stream.call, EVENT_HALF_CLOSE)
+        stream.conn.host.hooks.half_closed(stream)
     elif stream.messages == 0:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
     elif stream.conn.unsent > UNSENT_LIMIT:
@@ -692,338 +685,83 @@ nghttp2_option_set_no_closed_streams(options, 1)
 allow_resets(options, RESETS, RESETS)
 
 
-cdef class ReceiveBuffer:
-    """Where all sockets of an endpoint are read to, one read at a time."""
-
-    cdef Endpoint endpoint
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.endpoint.host.receive, <Py_ssize_t>self.endpoint.host.receive_size, 0,
-                          flags)
-
-
-cdef class Endpoint:
-    """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
-
-    Args:
-        on_call: called with each new `Call`, that is for every path that is not a native method's.
-        max_message: largest request message in bytes; 0 for no limit.
-        max_streams: open streams that a connection may have.
-    """
-
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256):
-        self.on_call = on_call
-        self.host.max_message = max_message
-        self.host.max_streams = max_streams
-        self.host.receive_size = RECEIVE_BUFFER
-        self.host.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
-        if self.host.receive == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        cdef uint32_t i
-        for i in range(self.host.native_count):
-            free(self.host.natives[i].path)
-        free(self.host.receive)
-
-    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1:
-        cdef Method *method = &self.host.natives[self.host.native_count]
-        if self.host.native_count == MAX_NATIVES:
-            raise ValueError(f"at most {MAX_NATIVES} native methods")
-        method.path = <char *>malloc(len(path) + 1)
-        if method.path == NULL:
-            raise MemoryError
-        memcpy(method.path, <const char *>path, len(path) + 1)
-        method.path_size = len(path)
-        method.unary = unary
-        method.cancel = cancel
-        method.context = context
-        self.host.native_count += 1
-        return 0
-
-    def receive_buffer(self):
-        """The writable buffer for the next read from a socket; valid until `Connection.received`."""
-        cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
-        buffer.endpoint = self
-        return buffer
-
-    def flush_dirty(self) -> None:
-        """Call `flush` of every connection that has got output since it was last asked."""
-        cdef Conn *conn
-        while self.host.first_dirty != NULL:
-            conn = self.host.first_dirty
-            self.host.first_dirty = conn.next_dirty
-            conn.dirty = False
-            (<Connection>conn.owner).flush()
+cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
+    cdef nghttp2_settings_entry settings[4]
+    conn.host = host
+    conn.owner = owner
+    if nghttp2_session_server_new2(&conn.session, callbacks, conn, options) != 0:
+        conn.session = NULL
+        return False
+    live_add(LIVE_CONNECTIONS, 1)
+    settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
+    settings[0].value = host.max_streams
+    settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
+    settings[1].value = STREAM_WINDOW
+    settings[2].settings_id = NGHTTP2_SETTINGS_MAX_FRAME_SIZE
+    settings[2].value = MAX_FRAME
+    settings[3].settings_id = NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE
+    settings[3].value = MAX_HEADER_BYTES
+    nghttp2_submit_settings(conn.session, NGHTTP2_FLAG_NONE, settings, 4)
+    nghttp2_session_set_local_window_size(conn.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW)
+    return True
 
 
-@cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
-cdef class Connection:
-    """One peer.
-
-    Args:
-        endpoint: what it belongs to.
-        peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
-
-    Set `flush` before the first byte. Call `close` when the peer is gone.
-    """
-
-    def __init__(self, Endpoint endpoint not None, peer: str = ""):
-        cdef nghttp2_settings_entry settings[4]
-        self.endpoint = endpoint
-        self.peer = peer
-        self.events = []
-        self.conn.host = &endpoint.host
-        self.conn.owner = <void *>self
-        if nghttp2_session_server_new2(&self.conn.session, callbacks, &self.conn, options) != 0:
-            raise MemoryError("no memory for an HTTP/2 session")
-        live_add(LIVE_CONNECTIONS, 1)
-        settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
-        settings[0].value = endpoint.host.max_streams
-        settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
-        settings[1].value = STREAM_WINDOW
-        settings[2].settings_id = NGHTTP2_SETTINGS_MAX_FRAME_SIZE
-        settings[2].value = MAX_FRAME
-        settings[3].settings_id = NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE
-        settings[3].value = MAX_HEADER_BYTES
-        nghttp2_submit_settings(self.conn.session, NGHTTP2_FLAG_NONE, settings, 4)
-        nghttp2_session_set_local_window_size(self.conn.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW)
-
-    def __dealloc__(self):
-        self.free_session()
-
-    cdef void forget_dirty(self):
-        cdef Conn **link = &self.endpoint.host.first_dirty
-        while link[0] != NULL and link[0] != &self.conn:
-            link = &link[0].next_dirty
-        if link[0] != NULL:
-            link[0] = self.conn.next_dirty
-            self.conn.dirty = False
-
-    cdef void free_session(self):
-        if self.conn.session == NULL:
-            return
-        self.forget_dirty()
-        while self.conn.first_stream != NULL:
-            stream_closed(self.conn.first_stream, NGHTTP2_CANCEL)
-        nghttp2_session_del(self.conn.session)
-        self.conn.session = NULL
-        output_clear(&self.conn.output)
-        live_add(LIVE_CONNECTIONS, -1)
-
-    cdef int dispatch(self) except -1:
-        cdef list events
-        while self.events:
-            events = self.events
-            self.events = []
-            for call, kind in events:
-                if kind is EVENT_CALL:
-                    self.endpoint.on_call(call)
-                elif (<Call>call).on_event is not None:
-                    (<Call>call).on_event(kind)
-        return 0
-
-    def received(self, size: int) -> None:
-        """Process `size` bytes at the start of the endpoint's receive buffer."""
-        cdef ssize_t result
-        if not 0 <= size <= self.conn.host.receive_size:
-            raise ValueError(f"the receive buffer has {self.conn.host.receive_size} bytes, got {size}")
-        if self.conn.session == NULL or self.conn.failed:
-            return
-        result = nghttp2_session_mem_recv(self.conn.session, self.conn.host.receive, <size_t>size)
-        if result < 0:
-            self.conn.failed = True
-        end_round(self.conn.host)
-        self.dispatch()
-
-    def take_output(self, limit: int = 1 << 20) -> list:
-        """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
-        cdef const uint8_t *data
-        cdef ssize_t size
-        if self.conn.session == NULL:
-            return []
-        self.conn.output_limit = limit
-        while self.conn.output.size < self.conn.output_limit:
-            size = nghttp2_session_mem_send(self.conn.session, &data)
-            if size < 0 or (size > 0 and not output_copy(&self.conn.output, data, <size_t>size)):
-                self.conn.failed = True
-            if size <= 0 or self.conn.failed:
-                break
-        if self.conn.first_parked != NULL:
-            run_parked(&self.conn)
-            end_round(self.conn.host)
-        self.dispatch()
-        return output_take(&self.conn.output)
-
-    @property
-    def finished(self) -> bool:
-        """The peer broke the protocol, or everything is said after `go_away`: close the socket."""
-        return self.conn.session == NULL or self.conn.failed or not (
-            nghttp2_session_want_read(self.conn.session) or nghttp2_session_want_write(self.conn.session))
-
-    @property
-    def streams(self) -> int:
-        """Open streams."""
-        return self.conn.streams
-
-    @property
-    def unsent(self) -> int:
-        """Bytes of answers that flow control or a slow socket keeps back."""
-        return self.conn.unsent
-
-    def announce_shutdown(self) -> None:
-        """Ask the peer to open no more streams; those that it opens meanwhile are still served."""
-        if self.conn.session != NULL:
-            nghttp2_submit_shutdown_notice(self.conn.session)
-            mark_dirty(&self.conn)
-
-    def go_away(self) -> None:
-        """Refuse further streams; `finished` once the open ones are answered."""
-        if self.conn.session != NULL:
-            nghttp2_submit_goaway(self.conn.session, NGHTTP2_FLAG_NONE,
-                                  nghttp2_session_get_last_proc_stream_id(self.conn.session), NGHTTP2_NO_ERROR, NULL, 0)
-            mark_dirty(&self.conn)
-
-    def close(self) -> None:
-        """The peer is gone: end every call."""
-        self.free_session()
-        self.dispatch()
-        self.flush = None
+cdef void conn_close(Conn *conn) noexcept nogil:
+    cdef Conn **link
+    if conn.session == NULL:
+        return
+    link = &conn.host.first_dirty
+    while link[0] != NULL and link[0] != conn:
+        link = &link[0].next_dirty
+    if link[0] != NULL:
+        link[0] = conn.next_dirty
+        conn.dirty = False
+    while conn.first_stream != NULL:
+        stream_closed(conn.first_stream, NGHTTP2_CANCEL)
+    nghttp2_session_del(conn.session)
+    conn.session = NULL
+    output_clear(&conn.output)
+    live_add(LIVE_CONNECTIONS, -1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Calls that Python handles
-
-cdef void call_event(Call call, str kind) noexcept:
-    call.connection.events.append((call, kind))
-
-
-cdef void call_new(Stream *stream) noexcept:
-    cdef Call call = Call.__new__(Call)
-    cdef nghttp2_vec name, value
-    cdef uint32_t i
-    cdef list metadata = []
-    for i in range(stream.field_count):
-        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
-        value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
-        metadata.append(metadata_pair(name.base, name.len, value.base, value.len))
-    drop_fields(stream)
-    call.stream = stream
-    call.connection = <Connection>stream.conn.owner
-    call.path = stream.path.decode("ascii", "replace")
-    call.metadata = tuple(metadata)
-    call.timeout_ns = stream.timeout_ns
-    Py_INCREF(call)
-    stream.call = <void *>call
-    call_event(call, EVENT_CALL)
+cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept nogil:
+    if conn.session == NULL or conn.failed:
+        return
+    if nghttp2_session_mem_recv(conn.session, data, size) < 0:
+        conn.failed = True
+    end_round(conn.host)
 
 
-cdef void call_closed(Call call, uint32_t error_code) noexcept:
-    call.stream.call = NULL
-    call.stream = NULL
-    call.closed_by = error_code
-    call_event(call, EVENT_CLOSED)
-    Py_DECREF(call)
+cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
+    cdef const uint8_t *data
+    cdef ssize_t size
+    if conn.session == NULL:
+        return
+    conn.output_limit = limit
+    while conn.output.size < limit:
+        size = nghttp2_session_mem_send(conn.session, &data)
+        if size < 0 or (size > 0 and not output_copy(&conn.output, data, <size_t>size)):
+            conn.failed = True
+        if size <= 0 or conn.failed:
+            break
+    if conn.first_parked != NULL:
+        run_parked(conn)
+        end_round(conn.host)
 
 
-cdef class Call:
-    """One call of a method that Python handles: messages in, messages and a status out, nothing waits.
+cdef bint conn_finished(Conn *conn) noexcept nogil:
+    return conn.session == NULL or conn.failed or not (
+        nghttp2_session_want_read(conn.session) or nghttp2_session_want_write(conn.session))
 
-    `on_event` is called with an EVENT_* name, never from inside a method of the call.
-    """
 
-    def __init__(self):
-        raise TypeError("Call cannot be created from Python")
+cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
+    if conn.session != NULL:
+        nghttp2_submit_shutdown_notice(conn.session)
+        mark_dirty(conn)
 
-    cdef Stream *open_stream(self) except NULL:
-        if self.stream == NULL or self.stream.ended:
-            raise ConnectionError("the call is over")
-        return self.stream
 
-    cdef void touched(self):
-        if self.connection.endpoint.on_dirty is not None:
-            self.connection.endpoint.on_dirty()
-
-    def take_message(self) -> bytes | None:
-        """The next request message, None when there is none now."""
-        cdef Incoming *message
-        cdef bytes out
-        if self.stream == NULL or self.stream.first_in == NULL:
-            return None
-        message = self.stream.first_in
-        out = (<const char *>message.data)[:message.size]
-        free(pop_incoming(self.stream))
-        if self.stream.withheld and self.stream.queued_bytes < QUEUED_LIMIT:
-            nghttp2_session_consume_stream(self.stream.conn.session, self.stream.id, self.stream.withheld)
-            self.stream.withheld = 0
-            mark_dirty(self.stream.conn)
-            self.touched()
-        return out
-
-    @property
-    def half_closed(self) -> bool:
-        """The client sends no more messages than those that can be taken now."""
-        return self.stream == NULL or self.stream.remote_closed
-
-    @property
-    def open(self) -> bool:
-        """Messages and a status can still be sent."""
-        return self.stream != NULL and not self.stream.ended
-
-    @property
-    def writable(self) -> bool:
-        """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
-        return self.stream == NULL or self.stream.unsent < WRITABLE_BELOW
-
-    def send_headers(self, metadata=()) -> None:
-        """Send the initial metadata, pairs of key and value; once, before the first message."""
-        cdef Stream *stream = self.open_stream()
-        cdef list pairs = metadata_headers(metadata)
-        cdef nghttp2_nv *nv
-        if stream.headers_sent:
-            raise ValueError("the initial metadata has been sent")
-        nv = pairs_nv(ANSWER, 2, pairs)
-        if nv == NULL:
-            raise MemoryError
-        begin_answer(stream, nv, 2 + len(pairs))
-        free(nv)
-        mark_dirty(stream.conn)
-        self.touched()
-
-    def send_message(self, message: bytes) -> None:
-        """Queue one response message."""
-        cdef Stream *stream = self.open_stream()
-        cdef size_t size = len(message)
-        cdef Outgoing *out
-        if size > 0xffffffff:
-            raise ValueError("a gRPC message is smaller than 4 GiB")
-        out = outgoing_new(1, 5 + size)
-        if out == NULL:
-            raise MemoryError(f"no memory for a message of {size} bytes")
-        write_message_prefix(out.room, size)
-        memcpy(out.room + 5, <const char *>message, size)
-        outgoing_add(out, out.home, out.room, 5 + size)
-        queue_message(stream, out)
-        go_on(stream)
-        self.touched()
-
-    def end(self, status: int, details: str = "", metadata=()) -> None:
-        """Send the final status, with trailing metadata; once."""
-        cdef Stream *stream = self.open_stream()
-        cdef list pairs = metadata_headers(metadata)
-        cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
-        if not 0 <= status <= 16:
-            raise ValueError(f"a gRPC status code is 0 to 16, got {status}")
-        if pairs:
-            Py_INCREF(pairs)
-            stream.trailers = <void *>pairs
-        stream_end(stream, status, text, "200")
-        self.touched()
-
-    def reset(self) -> None:
-        """Break the call off (RST_STREAM)."""
-        cdef Stream *stream = self.open_stream()
-        stream.ended = True
-        nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
-        mark_dirty(stream.conn)
-        self.touched()
+cdef void conn_go_away(Conn *conn) noexcept nogil:
+    if conn.session != NULL:
+        nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE,
+                              nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR, NULL, 0)
+        mark_dirty(conn)

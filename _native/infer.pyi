@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from _native.bridge import BridgeHandle
-from _native.http2 import Endpoint
+from _native.connection import Endpoint
 from _native.table import ModelTable
 
 class Ticket:

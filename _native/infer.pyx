@@ -23,7 +23,8 @@ from _native.codec cimport (
     response_head_size,
     response_head_write,
 )
-from _native.http2 cimport Endpoint, Stream, stream_fail, stream_reply
+from _native.connection cimport Endpoint
+from _native.http2 cimport Stream, stream_fail, stream_reply
 from _native.lane cimport Lane, lane_push, lane_wake
 from _native.memory cimport Block, block_give, block_of_object
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix

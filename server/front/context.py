@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.http2 import EVENT_CLOSED, Call
+from _native.connection import EVENT_CLOSED, Call
 
 Metadata = Sequence[tuple[str, str | bytes]]
 

@@ -1,4 +1,4 @@
-"""The native front door: `_native.http2` connections under uvloop's buffered protocols.
+"""The native front door: `_native.connection`s under uvloop's buffered protocols.
 
 ModelInfer never comes here: it goes from the connection to its lane and back without a Python object. Every other
 method is a Python handler, hosted as on a grpc.aio server.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from _native.http2 import Call, Connection, Endpoint
+from _native.connection import Call, Connection, Endpoint
 from _native.infer import InferService
 from server.front.context import BlockingContext, NativeContext
 

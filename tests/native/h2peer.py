@@ -199,7 +199,7 @@ class Echo:
         call.on_event = on_event
 
     def answer(self, call: Call) -> None:
-        while (message := call.take_message()) is not None:
+        while call.open and (message := call.take_message()) is not None:
             call.send_message(message)
         if call.half_closed and call.open:
             call.end(0, metadata=call.metadata)

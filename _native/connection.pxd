@@ -1,0 +1,34 @@
+# Connections and their calls as Python sees them.
+
+from libc.stdint cimport int64_t, uint8_t
+
+from _native.http2 cimport Conn, Host, Stream, cancel_fn, unary_fn
+
+
+cdef class Endpoint:
+    cdef Host host
+    cdef uint8_t *receive        # where sockets are read to, one at a time
+    cdef object on_call          # called with each new Call
+    cdef public object on_dirty  # called when flush_dirty has become necessary
+    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1
+
+
+cdef class Connection:
+    cdef Conn conn
+    cdef Endpoint endpoint
+    cdef public object flush     # called without arguments when there is output to take
+    cdef readonly object peer
+    cdef list events             # (Call, kind) for the calls' owners
+    cdef int dispatch(self) except -1
+
+
+cdef class Call:
+    cdef Stream *stream          # NULL once the stream is closed
+    cdef readonly Connection connection
+    cdef readonly str path
+    cdef readonly tuple metadata
+    cdef readonly int64_t timeout_ns
+    cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
+    cdef public object on_event      # called with one of the EVENT_* names
+    cdef Stream *open_stream(self) except NULL
+    cdef void touched(self)

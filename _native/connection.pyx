@@ -1,0 +1,369 @@
+"""Connections and their calls as Python sees them.
+
+The owner of a connection reads from its socket into `Endpoint.receive_buffer`, calls `Connection.received`, and writes
+what `Connection.take_output` gives. Calls of methods that are not native come to `Endpoint.on_call` as `Call` objects,
+which never wait: they have events instead.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.headers cimport metadata_headers, metadata_pair
+from _native.http2 cimport (
+    MAX_NATIVES,
+    WRITABLE_BELOW,
+    Conn,
+    Incoming,
+    Method,
+    Stream,
+    cancel_fn,
+    conn_announce_shutdown,
+    conn_close,
+    conn_collect,
+    conn_finished,
+    conn_go_away,
+    conn_open,
+    conn_receive,
+    stream_begin,
+    stream_drop_message,
+    stream_end,
+    stream_reset,
+    stream_send,
+    unary_fn,
+)
+from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
+
+cdef enum:
+    RECEIVE_BUFFER = 256 << 10
+
+# What Call.on_event is told.
+EVENT_MESSAGE = "message"        # take_message will give one more
+EVENT_HALF_CLOSE = "half-close"  # the client sends no more
+EVENT_WRITABLE = "writable"      # little is unsent: go on writing
+EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
+cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
+
+
+cdef class ReceiveBuffer:
+    """Where all sockets of an endpoint are read to, one read at a time."""
+
+    cdef Endpoint endpoint
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.endpoint.receive, RECEIVE_BUFFER, 0, flags)
+
+
+cdef class Endpoint:
+    """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
+
+    Args:
+        on_call: called with each new `Call`, that is for every path that is not a native method's.
+        max_message: largest request message in bytes; 0 for no limit.
+        max_streams: open streams that a connection may have.
+    """
+
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256):
+        self.on_call = on_call
+        self.host.max_message = max_message
+        self.host.max_streams = max_streams
+        self.host.hooks.begin = call_begins
+        self.host.hooks.message = message_arrived
+        self.host.hooks.half_closed = client_half_closed
+        self.host.hooks.writable = little_unsent
+        self.host.hooks.closed = call_closed
+        self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
+        if self.receive == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.host.native_count):
+            free(self.host.natives[i].path)
+        free(self.receive)
+
+    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1:
+        cdef Method *method = &self.host.natives[self.host.native_count]
+        if self.host.native_count == MAX_NATIVES:
+            raise ValueError(f"at most {MAX_NATIVES} native methods")
+        method.path = <char *>malloc(len(path) + 1)
+        if method.path == NULL:
+            raise MemoryError
+        memcpy(method.path, <const char *>path, len(path) + 1)
+        method.path_size = len(path)
+        method.unary = unary
+        method.cancel = cancel
+        method.context = context
+        self.host.native_count += 1
+        return 0
+
+    def receive_buffer(self):
+        """The writable buffer for the next read from a socket; valid until `Connection.received`."""
+        cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
+        buffer.endpoint = self
+        return buffer
+
+    def flush_dirty(self) -> None:
+        """Call `flush` of every connection that has got output since it was last asked."""
+        cdef Conn *conn
+        while self.host.first_dirty != NULL:
+            conn = self.host.first_dirty
+            self.host.first_dirty = conn.next_dirty
+            conn.dirty = False
+            (<Connection>conn.owner).flush()
+
+
+@cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
+cdef class Connection:
+    """One peer.
+
+    Args:
+        endpoint: what it belongs to.
+        peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
+
+    Set `flush` before the first byte. Call `close` when the peer is gone.
+    """
+
+    def __init__(self, Endpoint endpoint not None, peer: str = ""):
+        self.endpoint = endpoint
+        self.peer = peer
+        self.events = []
+        if not conn_open(&self.conn, &endpoint.host, <void *>self):
+            raise MemoryError("no memory for an HTTP/2 session")
+
+    def __dealloc__(self):
+        conn_close(&self.conn)
+
+    cdef int dispatch(self) except -1:
+        cdef list events
+        while self.events:
+            events = self.events
+            self.events = []
+            for call, kind in events:
+                if kind is EVENT_CALL:
+                    self.endpoint.on_call(call)
+                elif (<Call>call).on_event is not None:
+                    (<Call>call).on_event(kind)
+        return 0
+
+    def received(self, size: int) -> None:
+        """Process `size` bytes at the start of the endpoint's receive buffer."""
+        if not 0 <= size <= RECEIVE_BUFFER:
+            raise ValueError(f"the receive buffer has {RECEIVE_BUFFER} bytes, got {size}")
+        conn_receive(&self.conn, self.endpoint.receive, size)
+        self.dispatch()
+
+    def take_output(self, limit: int = 1 << 20) -> list:
+        """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+        conn_collect(&self.conn, limit)
+        self.dispatch()
+        return output_take(&self.conn.output)
+
+    @property
+    def finished(self) -> bool:
+        """The peer broke the protocol, or everything is said after `go_away`: close the socket."""
+        return conn_finished(&self.conn)
+
+    @property
+    def streams(self) -> int:
+        """Open streams."""
+        return self.conn.streams
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that flow control or a slow socket keeps back."""
+        return self.conn.unsent
+
+    def announce_shutdown(self) -> None:
+        """Ask the peer to open no more streams; those that it opens meanwhile are still served."""
+        conn_announce_shutdown(&self.conn)
+
+    def go_away(self) -> None:
+        """Refuse further streams; `finished` once the open ones are answered."""
+        conn_go_away(&self.conn)
+
+    def close(self) -> None:
+        """The peer is gone: end every call."""
+        conn_close(&self.conn)
+        self.dispatch()
+        self.flush = None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calls: the hooks
+
+cdef inline void note(Stream *stream, str kind) noexcept:
+    (<Connection>stream.conn.owner).events.append((<Call>stream.call, kind))
+
+
+cdef void call_begins(Stream *stream) noexcept nogil:
+    with gil:
+        call_new(stream)
+
+
+cdef void message_arrived(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_MESSAGE)
+
+
+cdef void client_half_closed(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_HALF_CLOSE)
+
+
+cdef void little_unsent(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_WRITABLE)
+
+
+cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
+    with gil:
+        note(stream, EVENT_CLOSED)
+        (<Call>stream.call).closed_by = error_code
+        (<Call>stream.call).stream = NULL
+        Py_DECREF(<Call>stream.call)
+
+
+cdef void call_new(Stream *stream) noexcept:
+    cdef Call call = Call.__new__(Call)
+    cdef nghttp2_vec name, value
+    cdef uint32_t i
+    cdef list metadata = []
+    for i in range(stream.field_count):
+        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
+        value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
+        metadata.append(metadata_pair(name.base, name.len, value.base, value.len))
+    call.stream = stream
+    call.connection = <Connection>stream.conn.owner
+    call.path = stream.path.decode("ascii", "replace")
+    call.metadata = tuple(metadata)
+    call.timeout_ns = stream.timeout_ns
+    Py_INCREF(call)
+    stream.call = <void *>call
+    note(stream, EVENT_CALL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calls: what their owner does with them
+
+cdef nghttp2_nv *nv_of(list pairs) except? NULL:
+    # header pairs with their bytes in one allocation from malloc; NULL without an exception for no pairs
+    cdef size_t size = len(pairs) * sizeof(nghttp2_nv)
+    cdef bytes name, value
+    cdef nghttp2_nv *nv
+    cdef uint8_t *at
+    cdef size_t i = 0
+    if not pairs:
+        return NULL
+    for name, value in pairs:
+        size += len(name) + len(value)
+    nv = <nghttp2_nv *>malloc(size)
+    if nv == NULL:
+        raise MemoryError
+    at = <uint8_t *>(nv + len(pairs))
+    for name, value in pairs:
+        nv[i].flags = NGHTTP2_NV_FLAG_NONE
+        nv[i].name = at
+        nv[i].namelen = len(name)
+        memcpy(at, <const char *>name, len(name))
+        at += len(name)
+        nv[i].value = at
+        nv[i].valuelen = len(value)
+        memcpy(at, <const char *>value, len(value))
+        at += len(value)
+        i += 1
+    return nv
+
+
+cdef class Call:
+    """One call of a method that Python handles: messages in, messages and a status out, nothing waits.
+
+    `on_event` is called with an EVENT_* name, never from inside a method of the call.
+    """
+
+    def __init__(self):
+        raise TypeError("Call cannot be created from Python")
+
+    cdef Stream *open_stream(self) except NULL:
+        if self.stream == NULL or self.stream.ended:
+            raise ConnectionError("the call is over")
+        return self.stream
+
+    cdef void touched(self):
+        if self.connection.endpoint.on_dirty is not None:
+            self.connection.endpoint.on_dirty()
+
+    def take_message(self) -> bytes | None:
+        """The next request message, None when there is none now."""
+        cdef Incoming *message
+        cdef bytes out
+        if self.stream == NULL or self.stream.first_in == NULL:
+            return None
+        message = self.stream.first_in
+        out = (<const char *>message.data)[:message.size]
+        stream_drop_message(self.stream)
+        if self.stream.conn.dirty:
+            self.touched()
+        return out
+
+    @property
+    def half_closed(self) -> bool:
+        """The client sends no more messages than those that can be taken now."""
+        return self.stream == NULL or self.stream.remote_closed
+
+    @property
+    def open(self) -> bool:
+        """Messages and a status can still be sent."""
+        return self.stream != NULL and not self.stream.ended
+
+    @property
+    def writable(self) -> bool:
+        """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
+        return self.stream == NULL or self.stream.unsent < WRITABLE_BELOW
+
+    def send_headers(self, metadata=()) -> None:
+        """Send the initial metadata, pairs of key and value; once, before the first message."""
+        cdef Stream *stream = self.open_stream()
+        cdef list pairs = metadata_headers(metadata)
+        cdef nghttp2_nv *nv
+        if stream.headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        nv = nv_of(pairs)
+        stream_begin(stream, nv, len(pairs))
+        free(nv)
+        self.touched()
+
+    def send_message(self, message: bytes) -> None:
+        """Queue one response message."""
+        cdef Stream *stream = self.open_stream()
+        cdef size_t size = len(message)
+        cdef Outgoing *out
+        if size > 0xffffffff:
+            raise ValueError("a gRPC message is smaller than 4 GiB")
+        out = outgoing_new(1, 5 + size)
+        if out == NULL:
+            raise MemoryError(f"no memory for a message of {size} bytes")
+        write_message_prefix(out.room, size)
+        memcpy(out.room + 5, <const char *>message, size)
+        outgoing_add(out, out.home, out.room, 5 + size)
+        stream_send(stream, out)
+        self.touched()
+
+    def end(self, status: int, details: str = "", metadata=()) -> None:
+        """Send the final status, with trailing metadata; once."""
+        cdef Stream *stream = self.open_stream()
+        cdef list pairs = metadata_headers(metadata)
+        cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
+        if not 0 <= status <= 16:
+            raise ValueError(f"a gRPC status code is 0 to 16, got {status}")
+        stream_end(stream, status, text, nv_of(pairs), len(pairs))
+        self.touched()
+
+    def reset(self) -> None:
+        """Break the call off (RST_STREAM)."""
+        stream_reset(self.open_stream())
+        self.touched()
