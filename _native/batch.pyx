@@ -21,6 +21,7 @@ from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.lane cimport Lane
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
+    STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
     STATUS_OK,
@@ -66,7 +67,7 @@ cdef void batch_free(NativeBatch *batch) noexcept nogil:
 
 
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
-    cdef Request **grown
+    cdef Request *following
     batch.taken_ns = now_ns()
     batch.input_end_ns = 0
     batch.output_start_ns = 0
@@ -74,28 +75,37 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.count = 0
     batch.rows = 0
     while chain != NULL:
-        if batch.count == batch.capacity:
-            grown = <Request **>realloc(batch.requests, batch.capacity * 2 * sizeof(Request *))
-            if grown == NULL:
-                refuse_rest(batch, chain)
-                break
-            batch.requests = grown
-            batch.capacity *= 2
-        batch.requests[batch.count] = chain
-        batch.count += 1
-        batch.rows += chain.rows
-        chain = chain.next
-
-
-cdef void refuse_rest(NativeBatch *batch, Request *chain) noexcept nogil:
-    # no room to name these requests: they are answered, the others go on
-    cdef Request *following
-    batch.requests[batch.count - 1].next = NULL
-    while chain != NULL:
         following = chain.next
-        request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
-        bridge_return(<Bridge *>chain.bridge, chain, chain)
+        if 0 < chain.deadline_ns <= batch.taken_ns:
+            let_expire(batch, chain)
+        elif reserve(batch):
+            batch.requests[batch.count] = chain
+            batch.count += 1
+            batch.rows += chain.rows
+        else:
+            request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
+            bridge_return(<Bridge *>chain.bridge, chain, chain)
         chain = following
+
+
+cdef bint reserve(NativeBatch *batch) noexcept nogil:
+    # room to name one more request
+    cdef Request **grown
+    if batch.count < batch.capacity:
+        return True
+    grown = <Request **>realloc(batch.requests, batch.capacity * 2 * sizeof(Request *))
+    if grown == NULL:
+        return False
+    batch.requests = grown
+    batch.capacity *= 2
+    return True
+
+
+cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
+    # the loop was too busy to take it out of the queue in time: nobody waits for it any more
+    request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
+    statistics_failed(&batch.lane.statistics, 1, <uint64_t>(batch.taken_ns - request.arrived_ns))
+    bridge_return(<Bridge *>request.bridge, request, request)
 
 
 cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil:

@@ -1,8 +1,8 @@
 """HTTP/2 and gRPC framing of a server connection, on libnghttp2, without I/O and without Python.
 
 `conn_receive` takes what came from the socket, `conn_collect` gives what goes there. Everything else happens in
-between: headers are read and judged, messages put together, native methods run, answers framed under flow control. Calls
-of methods that are not native are handed to `CallHooks`; `_native.connection` makes Python objects of them.
+between: headers are read and judged, messages put together, native methods run, answers framed under flow control.
+Calls of methods that are not native are handed to `CallHooks`; `_native.connection` makes Python objects of them.
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
 messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while

@@ -70,7 +70,8 @@ cdef class InstanceLoop:
         cdef Request *chain = lane_take(self.lane.lane)
         while chain != NULL:
             batch_begin(&self.batch, chain)
-            self.executor(&self.batch, self.context)
+            if self.batch.count:
+                self.executor(&self.batch, self.context)
             batch_finish(&self.batch)
             chain = lane_take(self.lane.lane)
 
@@ -81,7 +82,7 @@ cdef class InstanceLoop:
             chain = lane_take(self.lane.lane)
             if chain != NULL:
                 batch_begin(&self.batch, chain)
-                ready = batch_gather(&self.batch)
+                ready = self.batch.count > 0 and batch_gather(&self.batch)
         if chain == NULL:
             return False
         if ready:

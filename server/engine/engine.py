@@ -116,6 +116,7 @@ class Engine:
         """Unload everything. Requests that are queued are executed first; the loop must still run."""
         self._closing = True
         await asyncio.gather(*(self._unload(name) for name in list(self._models)))
+        self._on_finished()  # the refused refer to no version, so nobody has waited for them
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timer_fd)
@@ -144,7 +145,8 @@ class Engine:
         gone = [(version, last) for version, last in self._leaving if not version.lane.in_flight]
         self._leaving = [each for each in self._leaving if each not in gone]
         for _, last in gone:
-            last.set_result(None)
+            if not last.done():
+                last.set_result(None)
 
     def _on_timer(self) -> None:
         self._bridge.expire()

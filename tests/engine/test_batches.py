@@ -314,7 +314,7 @@ async def test_classification_of_a_batch(tmp_path):
     async with serving(tmp_path, m=config) as engine:
         messages = []
         for size, classes in enumerate((0, 1, 2, 9)):
-            message = request(id="i" * size, x=scores)
+            message = request(request_id="i" * size, x=scores)
             if classes:
                 message.outputs.add(name="x").parameters["classification"].int64_param = classes
             messages.append(message)
