@@ -38,8 +38,8 @@ ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
 cdef void batch_free(NativeBatch *batch) noexcept nogil
 
-# Start with a chain of requests from lane_take. Those whose deadline has passed are answered and left out: the batch may
-# be empty, then there is nothing to execute.
+# Start with a chain of requests from lane_take. Those whose deadline has passed are answered and left out: the batch
+# may be empty, then there is nothing to execute.
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
 # Make every present input contiguous. No byte is copied when a single request, or requests that lie one behind the
 # other, are aligned already. False: the batch has failed.

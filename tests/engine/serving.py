@@ -145,7 +145,9 @@ class Gate:
         self._go.release(times)
 
 
-def request(model: str = "m", request_id: str = "", outputs: tuple[str, ...] = (), **inputs: Any) -> pb.ModelInferRequest:
+def request(
+    model: str = "m", request_id: str = "", outputs: tuple[str, ...] = (), **inputs: Any
+) -> pb.ModelInferRequest:
     """A request with these arrays as inputs; lists are BYTES."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     for name, value in inputs.items():

@@ -1,0 +1,328 @@
+"""Guards the life of a request in a real engine: cancelled, late, refused or unloaded, it is answered at most once and
+never disturbs another; and what statistics say of it.
+"""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from server.errors import Status
+from server.pb import grpc_service_pb2 as pb
+from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+
+MS = 1_000_000
+OK, INVALID, DEADLINE = Status.OK, Status.INVALID_ARGUMENT, Status.DEADLINE_EXCEEDED
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """Requests, blocks and lanes are gone when the engine is closed."""
+
+
+# -- cancellation --
+
+
+async def test_cancelled_in_the_queue_is_not_executed(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        pending = [Pending(engine, request(x=row(0)))]
+        await gate.entered()
+        pending += [Pending(engine, request(x=row(n))) for n in range(1, 7)]
+        for index in (1, 4, 6):
+            pending[index].ticket.cancel()
+            pending[index].ticket.cancel()
+        assert engine.model("m").lane.pending == 3
+        gate.go(10)
+        for index in (0, 2, 3, 5):
+            assert (await pending[index].answer()).array().item() == index
+        assert gate.batches == [(1, 1), (3, 3)]
+        assert all(not pending[index].answers for index in (1, 4, 6))
+        assert engine.model("m").statistics().inference_stats.fail.count == 3
+
+
+async def test_cancelled_while_running_does_not_disturb_its_mates(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        pending = [Pending(engine, request(x=row(n))) for n in range(4)]
+        gate.go()
+        await gate.entered()
+        pending[0].ticket.cancel()
+        pending[2].ticket.cancel()
+        gate.go()
+        await first.answer()
+        assert [(await pending[index].answer()).array().item() for index in (1, 3)] == [1, 3]
+        assert (await infer_one(engine, gate)).status == OK
+        assert not pending[0].answers
+        assert not pending[2].answers
+
+
+async def infer_one(engine, gate):
+    gate.go()
+    return await infer(engine, request(x=row(7)))
+
+
+async def test_cancelling_from_inside_deliveries(tmp_path):
+    """An answer may cancel any other request of its round, itself too."""
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        tickets, delivered = [], []
+        done = asyncio.Event()
+
+        def deliver(number):
+            def inner(status, text, response):
+                delivered.append(number)
+                for ticket in tickets[1:]:
+                    ticket.cancel()
+                done.set()
+
+            return inner
+
+        tickets += [engine.submit(request(x=row(n)).SerializeToString(), deliver(n)) for n in range(6)]
+        gate.go(10)
+        await asyncio.wait_for(done.wait(), 30)
+        await infer_one(engine, gate)
+        assert delivered == [0]
+
+
+async def test_an_exception_in_deliver_harms_nobody_else(tmp_path, monkeypatch):
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", lambda info: unraisable.append(str(info.exc_value)))
+
+    def deliver(status, text, response):
+        raise RuntimeError("broken sink")
+
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        engine.submit(request(x=row(1)).SerializeToString(), deliver)
+        mate = Pending(engine, request(x=row(2)))
+        gate.go(2)
+        assert (await mate.answer()).status == OK
+        await first.answer()
+    assert unraisable == ["broken sink"]
+
+
+# -- deadlines --
+
+
+async def test_expired_in_the_queue_is_answered_on_time_and_never_executed(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        begin = time.monotonic_ns()
+        late = Pending(engine, request(x=row(1)), timeout_ns=20 * MS)
+        mate = Pending(engine, request(x=row(2)), timeout_ns=60_000 * MS)
+        answer = await late.answer()
+        assert time.monotonic_ns() - begin >= 20 * MS
+        assert (answer.status, answer.text) == (DEADLINE, "Deadline Exceeded")
+        assert engine.model("m").lane.pending == 1
+        gate.go(2)
+        await first.answer()
+        assert (await mate.answer()).array().item() == 2
+        assert gate.batches == [(1, 1), (1, 1)]
+
+
+async def test_expired_while_the_loop_was_busy_is_not_executed(tmp_path):
+    """No timer can fire then; the instance itself leaves the late ones out."""
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        pending = [Pending(engine, request(x=row(n)), timeout_ns=(1 if n % 2 else 60_000) * MS) for n in range(1, 6)]
+        end = time.monotonic_ns() + 2 * MS
+        while time.monotonic_ns() < end:
+            pass
+        gate.go(3)
+        lane = engine.model("m").lane
+        while lane.pending:
+            pass
+        statuses = [(await each.answer()).status for each in pending]
+        assert statuses == [DEADLINE, OK, DEADLINE, OK, DEADLINE]
+        await first.answer()
+        assert gate.batches == [(1, 1), (2, 2)]
+        only_late = Pending(engine, request(x=row(9)), timeout_ns=0)
+        assert (await only_late.answer()).status == DEADLINE
+        assert gate.batches == [(1, 1), (2, 2)]
+        fail = engine.model("m").statistics().inference_stats.fail
+        assert fail.count == 4
+
+
+async def test_expired_while_running_is_answered_on_time(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        late = Pending(engine, request(x=row(1)), timeout_ns=20 * MS)
+        await gate.entered()
+        assert (await late.answer()).status == DEADLINE
+        gate.go()
+        assert (await infer_one(engine, gate)).status == OK
+        assert len(late.answers) == 1
+
+
+@pytest.mark.parametrize("timeout_ns", [(1 << 63) - 1, 1 << 62])
+async def test_longest_timeouts(tmp_path, timeout_ns):
+    async with serving(tmp_path) as engine:
+        assert (await infer(engine, request(x=row(1)), timeout_ns)).status == OK
+
+
+async def test_many_deadlines_in_any_order(tmp_path):
+    """None fires early, none is forgotten, whatever leaves the heap in between."""
+    rng = random.Random(11)
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        early, answered, done, tickets = [], 0, asyncio.Event(), []
+        expected = 0
+
+        def deliver_after(due):
+            def deliver(status, text, response):
+                nonlocal answered
+                answered += 1
+                if status != DEADLINE or time.monotonic_ns() < due:
+                    early.append((status, due))
+                if answered == expected:
+                    done.set()
+
+            return deliver
+
+        for _ in range(600):
+            timeout = rng.randrange(40 * MS)
+            due = time.monotonic_ns() + timeout
+            message = request(x=row(1)).SerializeToString()
+            tickets.append(engine.submit(message, deliver_after(due), timeout_ns=timeout))
+        for ticket in rng.sample(tickets, 200):
+            ticket.cancel()
+        expected = 400
+        await asyncio.wait_for(done.wait(), 30)
+        assert early == []
+        assert engine.model("m").lane.pending == 0
+        gate.go()
+        await first.answer()
+
+
+# -- refusals --
+
+
+async def test_refused_requests_are_answered_later_and_once(tmp_path):
+    async with serving(tmp_path) as engine:
+        garbage = []
+        engine.submit(b"\xff\xff", lambda *answer: garbage.append(answer))
+        assert garbage == []
+        unknown, wrong, good = await infer_all(engine, request("nope", x=row(1)), request(y=row(1)), request(x=row(1)))
+        assert (unknown.status, unknown.text) == (Status.NOT_FOUND, "Request for unknown model: 'nope' is not found")
+        assert (wrong.status, good.status) == (INVALID, OK)
+        [(status, text, response)] = garbage
+        assert (status, response) == (Status.INTERNAL, None)
+        assert "not a valid inference.ModelInferRequest" in text
+
+
+async def test_streamed_answers_and_errors_carry_the_id(tmp_path):
+    async with serving(tmp_path) as engine:
+        answers = []
+        done = asyncio.Event()
+
+        def deliver(*answer):
+            answers.append(answer)
+            if len(answers) == 2:
+                done.set()
+
+        engine.submit(request(request_id="good", x=row(1)).SerializeToString(), deliver, stream=True)
+        engine.submit(request("nope", request_id="bad", x=row(1)).SerializeToString(), deliver, stream=True)
+        await asyncio.wait_for(done.wait(), 30)
+        by_id = {}
+        for status, text, data in answers:
+            response = pb.ModelStreamInferResponse.FromString(data)
+            by_id[response.infer_response.id] = (status, text, response)
+        status, text, response = by_id["good"]
+        assert (status, text, response.error_message) == (OK, "", "")
+        assert response.infer_response.parameters["triton_final_response"].bool_param
+        status, text, response = by_id["bad"]
+        assert (status, response.error_message) == (Status.NOT_FOUND, text)
+
+
+# -- statistics --
+
+
+async def test_statistics_add_up(tmp_path):
+    failing = []
+
+    def execute(batch):
+        if failing:
+            raise RuntimeError("no")
+        echo(batch)
+
+    gate = Gate(execute)
+    async with serving(tmp_path, gate) as engine:
+        gate.go(1)
+        await infer(engine, request(x=row(1)))
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        await gate.entered()
+        pending = [Pending(engine, request(x=row(0).repeat(rows, axis=0))) for rows in (3, 1, 4)]
+        cancelled = Pending(engine, request(x=row(0)))
+        cancelled.ticket.cancel()
+        gate.go(2)
+        for each in (first, *pending):
+            assert (await each.answer()).status == OK
+        failing.append(True)
+        gate.go()
+        await infer(engine, request(x=row(5)))
+        statistics = engine.model("m").statistics()
+        stats = statistics.inference_stats
+        assert (stats.success.count, stats.fail.count) == (5, 2)
+        assert (statistics.inference_count, statistics.execution_count) == (10, 3)
+        assert {batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats} == {1: 2, 8: 1}
+        phases = (stats.queue, stats.compute_input, stats.compute_infer, stats.compute_output)
+        assert all(phase.count == 5 for phase in phases)
+        assert stats.success.ns == sum(phase.ns for phase in phases)
+        assert 0 < statistics.last_inference <= time.time() * 1000
+
+
+# -- unloading --
+
+
+async def test_close_answers_everything_that_was_accepted(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate) as engine:
+        pending = [Pending(engine, request(x=row(n)), timeout_ns=60_000 * MS) for n in range(40)]
+        await gate.entered()
+        closing = asyncio.create_task(engine.close())
+        while engine.index()[0].state != "UNLOADING":  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        message = request(x=row(0))
+        message.model_version = "1"
+        refused = Pending(engine, message)
+        gate.go(1000)
+        assert [(await each.answer()).array().item() for each in pending] == list(range(40))
+        answer = await refused.answer()
+        assert answer.status == Status.UNAVAILABLE
+        assert "not at ready state" in answer.text
+        await closing
+        assert not engine.ready
+        assert engine.index()[0].state == "UNAVAILABLE"
+
+
+async def test_close_answers_the_refused_too(tmp_path):
+    async with serving(tmp_path) as engine:
+        answers = []
+        await engine.close()
+        engine.submit(request(x=row(1)).SerializeToString(), lambda *answer: answers.append(answer))
+        engine.submit(b"\xff", lambda *answer: answers.append(answer))
+        await engine.close()
+        assert [answer[0] for answer in answers] == [Status.NOT_FOUND, Status.INTERNAL]
+
+
+async def test_instances_are_closed_before_their_model(tmp_path):
+    config = CONFIG.replace("count: 1", "count: 2")
+    async with serving(tmp_path, m=config) as engine:
+        await infer(engine, request(x=row(1)))
+        puppets = engine._loader.puppets
+        await engine.close()
+        assert sorted(puppets.closed[:2]) == ["m_0_0", "m_0_1"]
+        assert puppets.closed[2:] == ["m"]
