@@ -38,6 +38,8 @@ from _native.http2 cimport (
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
 
+from collections import deque
+
 cdef enum:
     RECEIVE_BUFFER = 256 << 10
 
@@ -131,7 +133,7 @@ cdef class Connection:
     def __init__(self, Endpoint endpoint not None, peer: str = ""):
         self.endpoint = endpoint
         self.peer = peer
-        self.events = []
+        self.events = deque()
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
 
@@ -139,15 +141,13 @@ cdef class Connection:
         conn_close(&self.conn)
 
     cdef int dispatch(self) except -1:
-        cdef list events
+        # when a receiver raises, the events behind it wait for the next call: none is lost
         while self.events:
-            events = self.events
-            self.events = []
-            for call, kind in events:
-                if kind is EVENT_CALL:
-                    self.endpoint.on_call(call)
-                elif (<Call>call).on_event is not None:
-                    (<Call>call).on_event(kind)
+            call, kind = self.events.popleft()
+            if kind is EVENT_CALL:
+                self.endpoint.on_call(call)
+            elif (<Call>call).on_event is not None:
+                (<Call>call).on_event(kind)
         return 0
 
     def received(self, size: int) -> None:
@@ -189,8 +189,8 @@ cdef class Connection:
     def close(self) -> None:
         """The peer is gone: end every call."""
         conn_close(&self.conn)
-        self.dispatch()
         self.flush = None
+        self.dispatch()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 from _native.connection import EVENT_CLOSED, Call
 
 Metadata = Sequence[tuple[str, str | bytes]]
+
+log = logging.getLogger("inferd.front")
 
 
 class Aborted(grpc.aio.AbortError):
@@ -54,7 +57,10 @@ class NativeContext:
             self.task.cancel()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a done callback failed")
 
     async def _changed(self) -> None:
         self._wake.clear()

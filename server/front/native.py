@@ -134,7 +134,12 @@ class NativeDoor:
     # -- calls that Python handles --
 
     def _on_call(self, call: Call) -> None:
-        handler = self._find(call)
+        try:
+            handler = self._find(call)
+        except Exception as error:  # a generic handler is the application's
+            log.exception("no handler could be looked up for %s", call.path[:256])
+            call.end(grpc.StatusCode.INTERNAL.value[0], f"internal error: {type(error).__name__}")
+            return
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
             return

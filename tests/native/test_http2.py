@@ -665,6 +665,26 @@ def test_a_flush_may_close_any_connection(lanes):
     assert live_counters()["connections"] == 0
 
 
+def test_a_raising_receiver_loses_no_event_of_others(echo):
+    """What is behind it comes with the next call."""
+    echo.hold = True
+    peer = connected(echo.endpoint)
+    for _ in range(3):
+        peer.open(ECHO)
+    peer.pump()
+    echo.calls[0].on_event = lambda kind: 1 / 0
+    events = []
+    echo.calls[1].on_event = events.append
+    for stream in peer.answers:
+        peer.send(stream, framed(b""))
+    with pytest.raises(ZeroDivisionError):
+        peer.feed(peer.h2.data_to_send())
+    with pytest.raises(ZeroDivisionError):
+        peer.close()
+    peer.close()
+    assert events == [EVENT_MESSAGE, EVENT_CLOSED]
+
+
 def test_received_checks_its_size(peer):
     for size in (-1, len(peer.buffer) + 1):
         with pytest.raises(ValueError):
