@@ -1,0 +1,101 @@
+"""The driver of a native connection: moves bytes between it and an asyncio transport."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from _native.connection import Connection, Endpoint
+
+
+class NativeProtocol(asyncio.BufferedProtocol):
+    """Moves bytes between a transport and a connection."""
+
+    def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol]) -> None:
+        self._endpoint = endpoint
+        self._protocols = protocols
+        self._buffer = endpoint.receive_buffer()
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self._connection: Connection | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._connection = Connection(self._endpoint, _peer(transport))
+        self._connection.flush = self._flush
+        self._protocols.add(self)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        self._protocols.discard(self)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> Any:  # noqa: ARG002 - the protocol's signature
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.received(nbytes)
+            self._flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def _flush(self) -> None:
+        connection, transport = self._connection, self._transport
+        if connection is None or transport is None or transport.is_closing():
+            return
+        while not self._paused:
+            pieces = connection.take_output()
+            if not pieces:
+                break
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
+            if self._connection is None:
+                return
+        if connection.finished:
+            transport.close()
+
+    def announce_shutdown(self) -> None:
+        if self._connection is not None:
+            self._connection.announce_shutdown()
+            self._flush()
+
+    def go_away(self) -> None:
+        if self._connection is not None:
+            self._connection.go_away()
+            self._flush()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    """The address as gRPC writes it."""
+    connection = transport.get_extra_info("socket")
+    name: Any = transport.get_extra_info("peername")
+    if connection is not None and connection.family == socket.AF_UNIX:
+        return f"unix:{name}" if isinstance(name, str) and name else "unix:"
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if isinstance(name, Sequence) and len(name) >= 2:
+        return f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+    return "unknown"

@@ -1,0 +1,89 @@
+"""Running a servicer's method for one call on the native door, as grpc.aio would run it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from server.front.context import BlockingContext, NativeContext
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+log = logging.getLogger("inferd.front")
+
+
+async def serve(handler: Handler, context: NativeContext, threads: Executor) -> None:
+    """Answer the call: run the method, send what it returns, and end with the status that it leaves.
+
+    Args:
+        handler: the method.
+        context: the call.
+        threads: where methods run that are not coroutines.
+    """
+    remaining = context.time_remaining()
+    timer = None
+    if remaining is not None:
+        timer = asyncio.get_running_loop().call_later(remaining, context.expire)
+    try:
+        await _run(handler, context, threads)
+    except grpc.aio.AbortError:
+        context.finish(context.code() or grpc.StatusCode.INTERNAL, context.details())
+    except asyncio.CancelledError:
+        context.finish(grpc.StatusCode.CANCELLED, "the handler was cancelled")
+        raise
+    except Exception as error:
+        log.exception("a handler failed")
+        context.finish(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+    else:
+        context.finish(context.code() or grpc.StatusCode.OK, context.details())
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _run(handler: Handler, context: NativeContext, threads: Executor) -> None:
+    behaviour = _behaviour(handler)
+    if inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour):
+        await _run_async(handler, behaviour, context)
+        return
+    loop = asyncio.get_running_loop()
+    blocking = BlockingContext(context, loop)
+    request = blocking.requests() if handler.request_streaming else await context.read_only()
+    await loop.run_in_executor(threads, _run_blocking, handler, behaviour, request, blocking)
+
+
+def _behaviour(handler: Handler) -> Callable[..., Any]:
+    if handler.request_streaming:
+        found = handler.stream_stream if handler.response_streaming else handler.stream_unary
+    else:
+        found = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    assert found is not None
+    return found
+
+
+async def _run_async(handler: Handler, behaviour: Callable[..., Any], context: NativeContext) -> None:
+    request = context.requests() if handler.request_streaming else await context.read_only()
+    if inspect.isasyncgenfunction(behaviour):
+        async for response in behaviour(request, context):
+            await context.write(response)
+        return
+    response = await behaviour(request, context)
+    if not handler.response_streaming and context.code() in (None, grpc.StatusCode.OK):
+        await context.write(response)
+
+
+def _run_blocking(handler: Handler, behaviour: Callable[..., Any], request: Any, context: BlockingContext) -> None:
+    result = behaviour(request, context)
+    if handler.response_streaming:
+        for response in result:
+            context.write(response)
+    elif context.code() in (None, grpc.StatusCode.OK):
+        context.write(result)
