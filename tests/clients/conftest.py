@@ -47,6 +47,7 @@ def report_of(command_of):
     def report(name, address):
         command = command_of(name)
         if (name, address) not in reports:
+            reports[name, address] = {}  # stays so if it fails: then every case fails at once
             reports[name, address] = toolchains.report(command, address)
         return reports[name, address]
 

