@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from typing import Any
 
 EVENT_MESSAGE: str
 EVENT_HALF_CLOSE: str
@@ -18,6 +19,7 @@ class Endpoint:
 
 class Connection:
     flush: Callable[[], None] | None
+    client: Any
     @property
     def peer(self) -> str: ...
     def __init__(self, endpoint: Endpoint, peer: str = "") -> None: ...

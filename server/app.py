@@ -20,6 +20,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
+from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
 from server.front.services import install
 from server.observe.logs import configure
@@ -109,12 +110,12 @@ async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -
     door = _door(settings, engine)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
     health = install(door, table(engine, identity), engine)
-    address = f"{settings.grpc_address}:{settings.grpc_port}"
     try:
-        port = await door.start(address)
+        await door.start(*map(str, settings.addresses))
     except OSError as error:
-        raise StartError(f"cannot listen on {address}: {error}") from error
-    log.info("Started GRPCInferenceService at %s:%d (%s)", settings.grpc_address, port, settings.transport)
+        raise StartError(str(error)) from error
+    for address in door.addresses:
+        log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)
     await stop.wait()
     log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
     health.drain()
@@ -126,8 +127,17 @@ async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -
 
 def _door(settings: Settings, engine: Engine) -> Door:
     limit = settings.grpc_max_message_size or -1
+    policy = _policy(settings)
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit)
-    door = NativeDoor(engine.infer, max_message_bytes=limit)
+        return GrpcioDoor(max_message_bytes=limit, policy=policy)
+    door = NativeDoor(engine.infer, max_message_bytes=limit, policy=policy)
     engine.after_delivery(door.flush)
     return door
+
+
+def _policy(settings: Settings) -> ListenPolicy:
+    return ListenPolicy(
+        reuse_port=settings.reuse_grpc_port,
+        unix_mode=settings.unix_mode,
+        unix_owner=settings.grpc_unix_owner,
+    )

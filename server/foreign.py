@@ -80,7 +80,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         ),
         # -- gRPC --
         "allow-grpc": Refused("gRPC is all that inferd serves", ("true",), is_flag=True),
-        **_off("several servers on one port are not served yet", ["reuse-grpc-port"]),
         **_ignored(
             _OWN_THREADS,
             (

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,6 +14,8 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
 from _native.connection import EVENT_CLOSED, Call
+from server.front.peer import Peer, identity_key
+from server.rpc.call import PeerCredentials
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -166,14 +168,25 @@ class NativeContext:
     def peer(self) -> str:
         return str(self._call.connection.peer)
 
-    def peer_identities(self) -> None:
-        return None
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The client's process, when it came over a unix socket."""
+        return self._client.credentials
 
-    def peer_identity_key(self) -> None:
-        return None
+    def peer_identities(self) -> Sequence[bytes] | None:
+        key = self.peer_identity_key()
+        return None if key is None else self._client.auth[key]
 
-    def auth_context(self) -> dict[str, Sequence[bytes]]:
-        return {}
+    def peer_identity_key(self) -> str | None:
+        return identity_key(self._client.auth)
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return self._client.auth
+
+    @property
+    def _client(self) -> Peer:
+        client: Peer = self._call.connection.client
+        return client
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
