@@ -23,6 +23,7 @@ from server.front.grpcio import GrpcioDoor
 from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
 from server.front.services import install
+from server.front.tls import Credentials, CredentialsError
 from server.observe.logs import configure
 from server.rpc.metadata import Identity
 from server.rpc.service import table
@@ -140,4 +141,14 @@ def _policy(settings: Settings) -> ListenPolicy:
         reuse_port=settings.reuse_grpc_port,
         unix_mode=settings.unix_mode,
         unix_owner=settings.grpc_unix_owner,
+        credentials=_credentials(settings),
     )
+
+
+def _credentials(settings: Settings) -> Credentials | None:
+    if settings.grpc_server_cert is None or settings.grpc_server_key is None:
+        return None
+    try:
+        return Credentials(settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert)
+    except CredentialsError as error:
+        raise StartError(str(error)) from error

@@ -103,6 +103,21 @@ class Settings:
     grpc_unix_owner: str = ""
     """Owner of unix sockets: USER, USER:GROUP or :GROUP, as names or numbers."""
 
+    grpc_use_ssl: bool = False
+    """Serve TLS on TCP; unix sockets stay plain."""
+
+    grpc_use_ssl_mutual: bool = False
+    """Ask clients for a certificate that --grpc-root-cert has signed; implies --grpc-use-ssl."""
+
+    grpc_server_cert: Path | None = None
+    """PEM file with the server's certificate chain; read again when it changes, as are the other two."""
+
+    grpc_server_key: Path | None = None
+    """PEM file with the private key of the certificate."""
+
+    grpc_root_cert: Path | None = None
+    """PEM file with the certificates that clients' certificates are checked against."""
+
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
@@ -139,6 +154,7 @@ class Settings:
         if len(set(self.addresses)) < len(self.addresses) and self.grpc_port:
             raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, self.addresses))}")
         self._check_unix_mode()
+        self._check_tls()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
         for name in ("grpc_max_message_size", "exit_timeout_secs", "log_verbose"):
@@ -155,6 +171,21 @@ class Settings:
             valid = False
         if not valid:
             raise SettingsError(f"grpc-unix-mode: expected an octal mode such as 0660, got {self.grpc_unix_mode!r}")
+
+    def _check_tls(self) -> None:
+        given = {
+            "grpc-server-cert": self.grpc_server_cert,
+            "grpc-server-key": self.grpc_server_key,
+            "grpc-root-cert": self.grpc_root_cert,
+        }
+        needed = list(given)[: 3 if self.grpc_use_ssl_mutual else 2 if self.grpc_use_ssl else 0]
+        switch = "--grpc-use-ssl-mutual" if self.grpc_use_ssl_mutual else "--grpc-use-ssl"
+        for name, path in given.items():
+            if name in needed and path is None:
+                raise SettingsError(f"{name}: {switch} needs it")
+            if name not in needed and path is not None:
+                switch = "--grpc-use-ssl-mutual" if name == "grpc-root-cert" else "--grpc-use-ssl"
+                raise SettingsError(f"{name}: it is of no use without {switch}")
 
     @property
     def addresses(self) -> tuple[Address, ...]:

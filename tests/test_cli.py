@@ -120,6 +120,17 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--grpc-address", "unix:"], "expected unix:PATH"),
         (["--grpc-address", "::1", "--grpc-address", "[::1]:8001"], "given twice"),
         (["--grpc-address", "h:70000"], "expected a port of 0 to 65535"),
+        (["--grpc-use-ssl"], "grpc-server-cert: --grpc-use-ssl needs it"),
+        (["--grpc-use-ssl", "--grpc-server-cert=c"], "grpc-server-key: --grpc-use-ssl needs it"),
+        (
+            ["--grpc-use-ssl-mutual", "--grpc-server-cert=c", "--grpc-server-key=k"],
+            "grpc-root-cert: --grpc-use-ssl-mutual needs it",
+        ),
+        (["--grpc-server-cert=c"], "grpc-server-cert: it is of no use without --grpc-use-ssl"),
+        (
+            ["--grpc-use-ssl", "--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"],
+            "grpc-root-cert: it is of no use without --grpc-use-ssl-mutual",
+        ),
         (["--grpc-unix-mode", "999"], "expected an octal mode"),
         (["--exit-timeout-secs", "-1"], "exit-timeout-secs: expected 0 or more"),
         (["--model-load-thread-count", "0"], "expected 1 or more"),

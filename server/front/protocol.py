@@ -17,7 +17,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol]) -> None:
         self._endpoint = endpoint
         self._protocols = protocols
-        self._buffer = endpoint.receive_buffer()
+        self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
         self._transport: asyncio.Transport | None = None
@@ -33,7 +33,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if tls is not None and tls.selected_alpn_protocol() != ALPN:
             transport.abort()  # the client did not offer HTTP/2
             return
-        self._encrypted = tls is not None
+        if tls is not None:
+            self._encrypted = True
+            self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
         client = peer_of(transport)
         self._connection = Connection(self._endpoint, client.address)
         self._connection.client = client
