@@ -121,6 +121,9 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    drain_delay: float = 0.0
+    """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
+
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop."""
 
@@ -157,7 +160,7 @@ class Settings:
         self._check_tls()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "exit_timeout_secs", "log_verbose"):
+        for name in ("grpc_max_message_size", "drain_delay", "exit_timeout_secs", "log_verbose"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 import grpc
 
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests"
+"""What calls are told, with UNAVAILABLE, that a stopping server does not answer; the text is Triton's."""
+
 
 class Door(Protocol):
     """A transport. Everything is registered before `start`."""

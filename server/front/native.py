@@ -7,6 +7,7 @@ method is a Python handler, hosted as on a grpc.aio server.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import grpc
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
 from server.front.context import NativeContext
+from server.front.door import STOPPING
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from server.front.protocol import NativeProtocol
 from server.front.serving import serve
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 RELOAD_INTERVAL = 1.0  # seconds between looks at the certificate files
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
+PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
 
 
@@ -66,7 +69,8 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._contexts: set[NativeContext] = set()  # of the calls that Python handles
+        self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._flush_scheduled = False
 
@@ -141,22 +145,42 @@ class NativeDoor:
             listener.remove_file()
 
     async def stop(self, grace: float | None) -> None:
-        """Close the listeners, let every call that was accepted finish within `grace` seconds, drop the rest."""
+        """Close the listeners, let every call that was accepted finish within `grace` seconds, refuse the rest."""
+        loop = asyncio.get_running_loop()
+        end = math.inf if grace is None else loop.time() + grace
         await self._close_listeners()
         for protocol in tuple(self._protocols):
             protocol.announce_shutdown()
         if self._protocols:
-            await asyncio.sleep(GOAWAY_DELAY)
-        for protocol in tuple(self._protocols):
-            protocol.go_away()
-        closing = [protocol.closed for protocol in self._protocols]
-        if closing:
-            await asyncio.wait(closing, timeout=grace)
+            await asyncio.sleep(min(GOAWAY_DELAY, end - loop.time()))
+        self._draining = True
+        for context in tuple(self._contexts):
+            context.drain()
+        await self._part(end)
+        self._refuse_calls()
+        await self._part(loop.time() + PARTING)
         for protocol in tuple(self._protocols):
             protocol.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+        tasks = [context.task for context in self._contexts if context.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
+
+    async def _part(self, end: float) -> None:
+        """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
+        loop = asyncio.get_running_loop()
+        while self._protocols and loop.time() < end:
+            for protocol in tuple(self._protocols):  # some may still come: their handshake takes time
+                protocol.go_away()
+            closing = [protocol.closed for protocol in self._protocols]
+            if closing:
+                await asyncio.wait(closing, timeout=min(GOAWAY_DELAY, end - loop.time()))
+
+    def _refuse_calls(self) -> None:
+        for context in tuple(self._contexts):
+            context.refuse()
+        for protocol in tuple(self._protocols):
+            protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
 
     def _protocol(self) -> NativeProtocol:
         return NativeProtocol(self._endpoint, self._protocols)
@@ -183,5 +207,7 @@ class NativeDoor:
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._contexts.add(context)
+        task.add_done_callback(lambda _: self._contexts.discard(context))
+        if self._draining:
+            context.drain()

@@ -20,6 +20,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
+        self._leaving = False
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,8 +96,15 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._flush()
 
     def go_away(self) -> None:
-        if self._connection is not None:
+        """Once is enough, more do no harm."""
+        if self._connection is not None and not self._leaving:
+            self._leaving = True
             self._connection.go_away()
+            self._flush()
+
+    def fail_calls(self, status: int, details: str) -> None:
+        if self._connection is not None:
+            self._connection.fail_calls(status, details)
             self._flush()
 
     def abort(self) -> None:
