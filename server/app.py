@@ -98,6 +98,7 @@ def _exit(status: int) -> None:
 
 async def _serve(settings: Settings) -> None:
     stop = StopSignal()
+    policy = _policy(settings)  # wrong certificates are told before models are loaded
     engine = _engine(settings)
     problems = await _load(settings, engine, stop)
     deadline = math.inf
@@ -107,7 +108,7 @@ async def _serve(settings: Settings) -> None:
                 f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
             )
         if problems is not None:
-            deadline = await _serve_door(settings, engine, stop)
+            deadline = await _serve_door(settings, engine, policy, stop)
     finally:
         await _close(engine, deadline)
 
@@ -154,9 +155,9 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-async def _serve_door(settings: Settings, engine: Engine, stop: StopSignal) -> float:
+async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
-    door = _door(settings, engine)
+    door = _door(settings, engine, policy)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
     health = install(door, table(engine, identity), engine)
     try:
@@ -179,9 +180,8 @@ async def _serve_door(settings: Settings, engine: Engine, stop: StopSignal) -> f
     return deadline
 
 
-def _door(settings: Settings, engine: Engine) -> Door:
+def _door(settings: Settings, engine: Engine, policy: ListenPolicy) -> Door:
     limit = settings.grpc_max_message_size or -1
-    policy = _policy(settings)
     if settings.transport == "grpcio":
         return GrpcioDoor(max_message_bytes=limit, policy=policy)
     door = NativeDoor(engine.infer, max_message_bytes=limit, policy=policy)
