@@ -24,9 +24,11 @@ from _native.codec cimport (
     response_head_write,
 )
 from _native.connection cimport Endpoint
-from _native.http2 cimport Stream, stream_fail, stream_reply
-from _native.lane cimport Lane, lane_push, lane_wake
+from _native.errorinfo cimport LoadReport, final_trailers, report_set
+from _native.http2 cimport Stream, stream_end, stream_fail, stream_reply
+from _native.lane cimport LANE_FULL, PUSHED, Lane, Pushed, lane_push, lane_wake
 from _native.memory cimport Block, block_give, block_of_object
+from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix
 from _native.request cimport (
     STATUS_OK,
@@ -55,6 +57,8 @@ cdef int64_t FOREVER = 0x7fffffffffffffff
 cdef struct InferContext:
     Table *table
     Bridge *bridge
+    uint32_t max_inflight    # requests in the house; 0: any number
+    LoadReport report        # what answers carry for balancers
     Lane *touched[TOUCHED]   # have got requests since wake_touched
     uint32_t touched_count
 
@@ -100,9 +104,20 @@ cdef void start(InferContext *self, Request *request, Block *block, const uint8_
                 int64_t timeout_ns) noexcept nogil:
     # Send a request on its way; its sink is set. It comes back over the bridge, whatever happens.
     cdef int64_t now = now_ns()
+    cdef Pushed pushed
     request.bridge = self.bridge
     request.arrived_ns = now
     request.queued_ns = now
+    if self.max_inflight and self.bridge.in_house >= self.max_inflight:
+        request.block = block
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+            self.bridge.in_house))
+        request.reason = "SERVER_FULL"
+        bridge_return(self.bridge, request, request)
+        return
+    request.admitted = True
+    self.bridge.in_house += 1
     if not prepare(self, request, block, data, size):
         bridge_return(self.bridge, request, request)
         return
@@ -112,13 +127,25 @@ cdef void start(InferContext *self, Request *request, Block *block, const uint8_
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             bridge_return(self.bridge, request, request)
             return
-    if not lane_push(<Lane *>request.lane, request):
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
-            "Request for unknown model: '%s' version %s is not at ready state",
-            request.signature.name.data, request.signature.version_text.data))
+    pushed = lane_push(<Lane *>request.lane, request)
+    if pushed != PUSHED:
+        refuse(request, pushed)
         bridge_return(self.bridge, request, request)
         return
     touch(self, <Lane *>request.lane)
+
+
+cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
+    # the lane did not take it
+    if pushed == LANE_FULL:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
+            request.signature.name.data, request.signature.version_text.data, (<Lane *>request.lane).max_queue))
+        request.reason = "QUEUE_FULL"
+    else:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request for unknown model: '%s' version %s is not at ready state",
+            request.signature.name.data, request.signature.version_text.data))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -259,15 +286,25 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
 cdef void deliver_stream(void *sink, Request *request, int status, const char *details) noexcept nogil:
     cdef Stream *stream = <Stream *>sink
     cdef Outgoing *message
+    cdef const LoadReport *report = &(<InferContext *>stream.method.context).report
     stream.call = NULL
     if status != STATUS_OK:
-        stream_fail(stream, status, details)
+        fail(stream, status, details, request.reason if request != NULL else NULL, report)
         return
     message = encode(request)
     if message == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB")
+        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
         return
+    if report.size:
+        stream.trailers = final_trailers(STATUS_OK, "", NULL, report, &stream.trailer_count)
     stream_reply(stream, message)
+
+
+cdef void fail(Stream *stream, int status, const char *details, const char *reason,
+               const LoadReport *report) noexcept nogil:
+    cdef size_t count
+    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, report, &count)
+    stream_end(stream, status, details, trailers, count)
 
 
 cdef void stream_gone(void *call) noexcept nogil:
@@ -352,6 +389,7 @@ cdef class Ticket:
     cdef Request *request
     cdef object deliver
     cdef bint stream
+    cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
 
     def __init__(self):
         raise TypeError("Ticket cannot be created from Python")
@@ -370,6 +408,8 @@ cdef class Ticket:
         except MemoryError:
             status = STATUS_RESOURCE_EXHAUSTED
             text = "no memory for the response"
+        if request != NULL and request.reason != NULL:
+            self.reason = request.reason.decode("ascii")
         self.request = NULL
         self.deliver = None
         Py_DECREF(self)
@@ -391,17 +431,29 @@ cdef class InferService:
     Args:
         table: the models.
         bridge: the way back to the loop; the owner registers its descriptors.
+        max_inflight: requests that may be in the house; further ones are refused. 0 for any number.
     """
 
     cdef InferContext context
     cdef ModelTable table
     cdef BridgeHandle bridge
 
-    def __init__(self, ModelTable table not None, BridgeHandle bridge not None):
+    def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
         self.bridge = bridge
         self.context.table = &table.table
         self.context.bridge = &bridge.bridge
+        self.context.max_inflight = max_inflight
+
+    @property
+    def in_house(self) -> int:
+        """Requests that were admitted and are not over."""
+        return self.bridge.in_house
+
+    def set_load_report(self, encoded: bytes) -> None:
+        """Send this OrcaLoadReport with every native answer from now on; none when empty."""
+        if not report_set(&self.context.report, encoded):
+            raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
@@ -431,6 +483,7 @@ cdef class InferService:
         ticket.request = request
         ticket.deliver = deliver
         ticket.stream = stream
+        ticket.reason = ""
         Py_INCREF(ticket)
         request.deliver = deliver_python
         request.sink = <void *>ticket

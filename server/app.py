@@ -101,6 +101,8 @@ def _engine(settings: Settings) -> Engine:
         options,
         load_threads=settings.model_load_thread_count,
         strict_readiness=settings.strict_readiness,
+        max_inflight=settings.max_inflight_requests,
+        max_queued=settings.max_queued_requests_per_model,
     )
 
 

@@ -35,6 +35,8 @@ class ServerError(Exception):
     """An error with an answer for the client. Not raised itself: use a family below."""
 
     status: ClassVar[Status] = Status.INTERNAL
+    reason: str = ""
+    """What google.rpc.ErrorInfo says, in UPPER_SNAKE_CASE; empty for the usual one of the status."""
 
 
 class InvalidArgument(ServerError):

@@ -69,6 +69,12 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    max_inflight_requests: int = 16384
+    """Inference requests that may be in the server at a time, over all models; 0 for any number."""
+
+    max_queued_requests_per_model: int = 4096
+    """Inference requests that may wait for one version of a model; 0 for any number."""
+
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop."""
 
@@ -99,7 +105,13 @@ class Settings:
             raise SettingsError(f"grpc-port: expected 0 to 65535, got {self.grpc_port}")
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "exit_timeout_secs", "log_verbose"):
+        for name in (
+            "grpc_max_message_size",
+            "max_inflight_requests",
+            "max_queued_requests_per_model",
+            "exit_timeout_secs",
+            "log_verbose",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:

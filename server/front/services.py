@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from server.errors import Internal, ServerError, answer
+from _native.errorinfo import rich_status
+from server.errors import Internal, ServerError, Status, answer
 from server.front.door import Door
 from server.front.health import Health, follow
 from server.pb import grpc_service_pb2 as pb
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+STATUS_DETAILS = "grpc-status-details-bin"
 
 MAX_DETAILS = 1024
 """Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
@@ -106,7 +109,15 @@ async def _abort(context: Context, method: Method, error: Exception) -> Any:
     if not isinstance(error, ServerError):
         _log.exception("%s failed", method.name, exc_info=error)
     status, details = answer(error)
-    await context.abort(_CODES[status], _shortened(details))
+    details = _shortened(details)
+    trailers = rich_details(status, details, error.reason if isinstance(error, ServerError) else "")
+    await context.abort(_CODES[status], details, trailers)
+
+
+def rich_details(status: Status, details: str, reason: str = "") -> Metadata:
+    """The trailing metadata that says in google.rpc.Status what the status and its text say."""
+    encoded = rich_status(status, details, reason)
+    return ((STATUS_DETAILS, encoded),) if encoded else ()
 
 
 def _shortened(details: str) -> str:

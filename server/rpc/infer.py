@@ -29,9 +29,10 @@ class EngineError(ServerError):
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
-    def __init__(self, status: Status, details: str) -> None:
+    def __init__(self, status: Status, details: str, reason: str = "") -> None:
         super().__init__(details)
         self.status = status
+        self.reason = reason
 
 
 class Answer:
@@ -58,7 +59,7 @@ class Answer:
         """
         status, details, response = await self._arrived
         if response is None or (status is not Status.OK and not errors_inside):
-            raise EngineError(status, details)
+            raise EngineError(status, details, self._ticket.reason)
         return response
 
     def abandon(self) -> None:

@@ -82,6 +82,8 @@ class Loaded:
 class Ticket:
     """A submitted request."""
 
+    reason = ""
+
     def __init__(self, engine: FakeEngine, deliver) -> None:
         self._engine = engine
         self._deliver = deliver
