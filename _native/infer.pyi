@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+from _native.access import Judge
 from _native.bridge import BridgeHandle
 from _native.connection import Endpoint
 from _native.table import ModelTable
@@ -13,6 +14,7 @@ class InferService:
     def __init__(self, table: ModelTable, bridge: BridgeHandle, *, max_inflight: int = 0) -> None: ...
     @property
     def in_house(self) -> int: ...
+    def guard(self, judge: Judge) -> None: ...
     def set_load_report(self, encoded: bytes) -> None: ...
     def install(self, endpoint: Endpoint) -> None: ...
     def submit(
@@ -22,4 +24,5 @@ class InferService:
         *,
         timeout_ns: int = -1,
         stream: bool = False,
+        caller: int = 0,
     ) -> Ticket: ...

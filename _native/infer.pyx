@@ -6,10 +6,11 @@ way. Everything else (the other front door, streams, tests) uses `InferService.s
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
+from _native.access cimport ALLOWED, Gate, Judge, Verdict, gate_model, gate_status, gate_text
 from _native.bridge cimport Bridge, BridgeHandle, bridge_abandon, bridge_return, bridge_watch
 from _native.clock cimport now_ns
 from _native.codec cimport (
@@ -58,6 +59,7 @@ cdef struct InferContext:
     Table *table
     Bridge *bridge
     uint32_t max_inflight    # requests in the house; 0: any number
+    Gate *gate               # who may use which model; NULL: everybody every
     LoadReport report        # what answers carry for balancers
     Lane *touched[TOUCHED]   # have got requests since wake_touched
     uint32_t touched_count
@@ -85,12 +87,15 @@ cdef inline void touch(InferContext *self, Lane *lane) noexcept nogil:
     self.touched_count += 1
 
 
-cdef bint prepare(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
+cdef bint prepare(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                  uint64_t caller) noexcept nogil:
     # decode, find the model, check; False: the request carries its error
     cdef Lane *lane
     cdef int status = STATUS_OK
     cdef char *details = NULL
     if not request_decode(request, block, data, size):
+        return False
+    if self.gate != NULL and not may_use(self.gate, request, caller):
         return False
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
@@ -100,8 +105,15 @@ cdef bint prepare(InferContext *self, Request *request, Block *block, const uint
     return request_bind(request, &lane.signature)
 
 
+cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
+    cdef Verdict verdict = gate_model(gate, caller, request.message.model_name)
+    if verdict != ALLOWED:
+        request_fail(request, gate_status(gate, verdict), gate_text(gate, verdict, 0, request.message.model_name))
+    return verdict == ALLOWED
+
+
 cdef void start(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size,
-                int64_t timeout_ns) noexcept nogil:
+                int64_t timeout_ns, uint64_t caller) noexcept nogil:
     # Send a request on its way; its sink is set. It comes back over the bridge, whatever happens.
     cdef int64_t now = now_ns()
     cdef Pushed pushed
@@ -118,7 +130,7 @@ cdef void start(InferContext *self, Request *request, Block *block, const uint8_
         return
     request.admitted = True
     self.bridge.in_house += 1
-    if not prepare(self, request, block, data, size):
+    if not prepare(self, request, block, data, size, caller):
         bridge_return(self.bridge, request, request)
         return
     if timeout_ns >= 0:
@@ -280,7 +292,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.deliver = deliver_stream
     request.sink = stream
     stream.call = request
-    start(<InferContext *>context, request, block, data, size, timeout_ns)
+    start(<InferContext *>context, request, block, data, size, timeout_ns, stream.caller)
 
 
 cdef void deliver_stream(void *sink, Request *request, int status, const char *details) noexcept nogil:
@@ -437,6 +449,7 @@ cdef class InferService:
     cdef InferContext context
     cdef ModelTable table
     cdef BridgeHandle bridge
+    cdef Judge judge
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -450,6 +463,11 @@ cdef class InferService:
         """Requests that were admitted and are not over."""
         return self.bridge.in_house
 
+    def guard(self, Judge judge not None) -> None:
+        """Have every request pass this judge of who may use which model."""
+        self.judge = judge
+        self.context.gate = &judge.gate
+
     def set_load_report(self, encoded: bytes) -> None:
         """Send this OrcaLoadReport with every native answer from now on; none when empty."""
         if not report_set(&self.context.report, encoded):
@@ -461,7 +479,8 @@ cdef class InferService:
         endpoint.host.after_receive = wake_touched
         endpoint.host.after_context = &self.context
 
-    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
+               uint64_t caller=0) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -470,6 +489,7 @@ cdef class InferService:
                 gRPC status code, the error text, and the encoded ModelInferResponse (None after an error).
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
+            caller: who asks, as `_native.access.Judge.judge` found.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)
         cdef Request *request = request_new()
@@ -487,6 +507,6 @@ cdef class InferService:
         Py_INCREF(ticket)
         request.deliver = deliver_python
         request.sink = <void *>ticket
-        start(&self.context, request, block, data, len(message), timeout_ns)
+        start(&self.context, request, block, data, len(message), timeout_ns, caller)
         wake_touched(&self.context)
         return ticket

@@ -10,7 +10,9 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Coroutine, Iterator
 from importlib import metadata
+from typing import Any
 
 import uvloop
 
@@ -18,10 +20,13 @@ from _native.memory import live_counters
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.front.door import Door
+from server.front.access import Access
+from server.front.door import Door, is_local
 from server.front.grpcio import GrpcioDoor
 from server.front.native import NativeDoor
-from server.front.services import install
+from server.front.services import Policy, install
+from server.front.tokens import TokenFileError
+from server.observe.load import LoadMeter
 from server.observe.logs import configure
 from server.rpc.metadata import Identity
 from server.rpc.service import table
@@ -108,28 +113,60 @@ def _engine(settings: Settings) -> Engine:
 
 async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
-    door = _door(settings, engine)
+    access = _access(settings, engine)
+    load = LoadMeter(engine) if settings.orca_load_metrics else None
+    door = _door(settings, engine, access)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
-    health = install(door, table(engine, identity), engine)
+    policy = Policy(access, load, reflected=_is_reflected(settings))
+    health = install(door, table(engine, identity), engine, policy)
     address = f"{settings.grpc_address}:{settings.grpc_port}"
     try:
         port = await door.start(address)
     except OSError as error:
         raise StartError(f"cannot listen on {address}: {error}") from error
     log.info("Started GRPCInferenceService at %s:%d (%s)", settings.grpc_address, port, settings.transport)
+    beside = [asyncio.create_task(each) for each in _beside(access, load)]
     await stop.wait()
     log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
     health.drain()
     engine.drain()
     deadline = asyncio.get_running_loop().time() + settings.exit_timeout_secs
     await door.stop(settings.exit_timeout_secs)
+    for task in beside:
+        task.cancel()
     return deadline
 
 
-def _door(settings: Settings, engine: Engine) -> Door:
+def _beside(access: Access | None, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
+    """What runs beside the door for as long as it does."""
+    if access is not None:
+        yield access.watch()
+    if load is not None:
+        yield load.run()
+
+
+def _access(settings: Settings, engine: Engine) -> Access | None:
+    """The rules that the settings name, in force for the engine; None without any."""
+    if not settings.grpc_restricted_protocol and settings.grpc_token_file is None:
+        return None
+    try:
+        access = Access(
+            settings.restricted_protocols, settings.grpc_token_file, triton_codes=settings.triton_auth_codes
+        )
+    except TokenFileError as error:
+        raise StartError(f"grpc-token-file: {error}") from error
+    engine.infer.guard(access.judge)
+    return access
+
+
+def _is_reflected(settings: Settings) -> bool:
+    return settings.grpc_reflection == "on" or (settings.grpc_reflection == "auto" and is_local(settings.grpc_address))
+
+
+def _door(settings: Settings, engine: Engine, access: Access | None) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit)
-    door = NativeDoor(engine.infer, max_message_bytes=limit)
+        return GrpcioDoor(max_message_bytes=limit, access=access)
+    door = NativeDoor(engine.infer, access=access, max_message_bytes=limit)
     engine.after_delivery(door.flush)
     return door

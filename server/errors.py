@@ -69,6 +69,16 @@ class Internal(ServerError):
     status = Status.INTERNAL
 
 
+class Denied(ServerError):
+    """The caller may not do this: UNAUTHENTICATED, PERMISSION_DENIED, or what Triton answers instead."""
+
+    status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
+
+    def __init__(self, status: Status, details: str) -> None:
+        super().__init__(details)
+        self.status = status
+
+
 class ConfigError(InvalidArgument):
     """A model configuration that cannot be served; the text carries file, line and what to write instead."""
 

@@ -284,6 +284,8 @@ class Engine:
 
     # -- requests --
 
-    def submit(self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+    def submit(
+        self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0
+    ) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
-        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream)
+        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -28,3 +29,13 @@ class Door(Protocol):
 
     async def stop(self, grace: float | None) -> None:
         """Refuse new calls, give those in progress `grace` seconds, then cancel what is left."""
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can connect to a listener's address: a unix socket or a loopback interface."""
+    if address.startswith("unix:") or address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -8,6 +8,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from server.front.access import Access
+from server.front.interceptor import AccessInterceptor
+
 UNLIMITED = -1
 
 _SECOND = 1000
@@ -41,8 +44,11 @@ def channel_options(*, max_message_bytes: int = UNLIMITED, reuse_port: bool = Fa
 class GrpcioDoor:
     """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
-    def __init__(self, *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False) -> None:
+    def __init__(
+        self, *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False, access: Access | None = None
+    ) -> None:
         self._options = channel_options(max_message_bytes=max_message_bytes, reuse_port=reuse_port)
+        self._interceptors = [AccessInterceptor(access)] if access is not None else []
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -57,7 +63,7 @@ class GrpcioDoor:
 
     async def start(self, address: str) -> int:
         # Made here, not in the constructor: grpc.aio binds a server to the loop that runs when it is made.
-        server = grpc.aio.server(handlers=self._generic, options=self._options)
+        server = grpc.aio.server(handlers=self._generic, interceptors=self._interceptors, options=self._options)
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:

@@ -22,6 +22,13 @@ class Call(Protocol):
     def peer(self) -> str:
         """The client's address as gRPC writes it: `ipv4:127.0.0.1:4711`, `unix:/run/inferd.sock`."""
 
+    @property
+    def caller(self) -> int:
+        """Who calls, for `Engine.submit`; 0 for nobody known."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may use this model."""
+
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, never negative; None when it set none."""
 
