@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.headers cimport metadata_headers, metadata_pair
+from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
     MAX_NATIVES,
     WRITABLE_BELOW,
@@ -236,7 +236,7 @@ cdef void call_new(Stream *stream) noexcept:
     for i in range(stream.field_count):
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
         value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
-        metadata.append(metadata_pair(name.base, name.len, value.base, value.len))
+        metadata += metadata_pairs(name.base, name.len, value.base, value.len)
     call.stream = stream
     call.connection = <Connection>stream.conn.owner
     call.path = stream.path.decode("ascii", "replace")
