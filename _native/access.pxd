@@ -51,7 +51,7 @@ cdef struct Gate:
     Rights anonymous         # of callers without a token; no groups: there must be one
     bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
 
-# Whether a call of this group (one bit) with these headers may go on; then `caller` is who makes it, 0 for nobody known.
+# Whether a call of this group (one bit) with these headers may go on; `caller` is who makes it, 0 for nobody known.
 cdef Verdict gate_judge(const Gate *gate, uint32_t group, const Field *fields, size_t count,
                         uint64_t *caller) noexcept nogil
 # Whether a caller that was allowed before may use this model now.

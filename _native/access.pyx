@@ -1,7 +1,7 @@
 """Who may call what.
 
-Two rules, both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with a value. *Tokens* are
-of callers: each has the groups and the models that it may use. A call must pass all rules that concern it.
+Two rules, both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with a value. *Tokens*
+are of callers: each has the groups and the models that it may use. A call must pass all rules that concern it.
 
 Secrets are compared in a time that depends on how many there are, and on nothing else: all of them, each in its whole
 width. No text and no log line contains one.

@@ -12,8 +12,8 @@ cdef struct LoadReport:
     size_t size
     uint8_t text[MAX_REPORT]
 
-# What goes with a final status: grpc-status-details-bin after an error (`reason` NULL: the usual one of the status), and
-# the report when there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
+# What goes with a final status: grpc-status-details-bin after an error (`reason` NULL: the usual one of the status),
+# and the report when there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
 cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
                                 size_t *count) noexcept nogil
 # Take over an encoded report; False: it is too long.

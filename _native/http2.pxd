@@ -107,7 +107,7 @@ cdef struct CallHooks:
 cdef struct Gatekeeper:
     # what native calls must pass; all NULL: nothing
     bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `admits`
-    bint (*admits)(void *context, Stream *stream) noexcept nogil  # the headers are complete; False: it has ended the call
+    bint (*admits)(void *context, Stream *stream) noexcept nogil  # headers are complete; False: it has ended the call
     void *context
 
 cdef struct Host:

@@ -123,15 +123,17 @@ def test_without_the_option_there_is_none(door, repository):
     ],
 )
 def test_reflection(door, repository, arguments, on):
-    with doors.running_server(door, repository, *arguments) as process:
-        with grpc.insecure_channel(process.address) as channel:
-            database = ProtoReflectionDescriptorDatabase(channel)
-            if on:
-                assert database.get_services()
-                return
-            with pytest.raises(grpc.RpcError) as error:
-                database.get_services()
-            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with (
+        doors.running_server(door, repository, *arguments) as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        database = ProtoReflectionDescriptorDatabase(channel)
+        if on:
+            assert database.get_services()
+            return
+        with pytest.raises(grpc.RpcError) as error:
+            database.get_services()
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(
