@@ -3,7 +3,8 @@
     python -m bench.overload                    2 and 5 times the capacity, 30 s each, on the native door
     python -m bench.overload --door grpcio --seconds 10 --factor 2
 
-The model is a stub whose batches of at most 8 take 5 ms, its queue holds 64. `--queue 0` shows a server without a bound. Capacity is measured first, in a closed loop. Beside the load a probe makes one call after the other, so that
+The model is a stub whose batches of at most 8 take 5 ms, and its queue holds 64; `--queue 0` shows a server without a
+bound. Capacity is measured first, in a closed loop. Beside the load a probe makes one call after the other, so that
 latencies of accepted and refused calls are told apart.
 """
 

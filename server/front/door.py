@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
+
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests"
+"""What calls are told, with UNAVAILABLE, that a stopping server does not answer; the text is Triton's."""
 
 
 class Door(Protocol):
@@ -20,22 +22,21 @@ class Door(Protocol):
     ) -> None:
         """Host handlers that are found by `service_name` and method name."""
 
-    async def start(self, address: str) -> int:
-        """Listen on `host:port` (port 0: any free one) or `unix:path`; returns the bound port, 0 for a unix socket.
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What it listens on since `start`, with the ports that were bound."""
+
+    async def start(self, *addresses: str) -> int:
+        """Listen on each `host:port` (port 0: any free one) or `unix:path`.
+
+        Returns the bound port of the first one, 0 for a unix socket.
 
         Raises:
-            OSError: the address cannot be bound.
+            OSError: an address cannot be bound; the text names it.
         """
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, give those in progress `grace` seconds, then cancel what is left."""
+        """Refuse new calls, give those in progress `grace` seconds, then end what is left."""
 
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can connect to a listener's address: a unix socket or a loopback interface."""
-    if address.startswith("unix:") or address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    def remove_files(self) -> None:
+        """Remove the files of unix sockets; `stop` does it too."""

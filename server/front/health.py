@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.errors import Denied, ServerError
 from server.front.access import Access
+from server.front.door import STOPPING
 from server.front.refusal import refuse
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # set at the next change, and then replaced
         self._draining = False
+        self._closed = False
 
     def set(self, name: str, serving: bool) -> None:
         """Publish the status of `name` to Check and to everyone who watches it; without effect after `drain`."""
@@ -47,6 +49,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._draining = True
         for name in self._statuses:
             self._publish(name, False)
+
+    def close(self) -> None:
+        """End every Watch, those to come too, when it has told what there is to tell."""
+        self._closed = True
+        self._changed.set()
 
     def _publish(self, name: str, serving: bool) -> None:
         self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
@@ -69,6 +76,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             if status != sent:
                 await context.write(_Response(status=status))
                 sent = status
+            elif self._closed:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, STOPPING)
             else:
                 await changed.wait()
 

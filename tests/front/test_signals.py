@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from server.front.door import is_local
 from server.observe.load import TRAILER
 from server.pb.load_report_pb2 import OrcaLoadReport
+from server.settings import parse_address
 from tests import richerrors
 from tests.conformance import doors, models
 from tests.conformance.client import floats, request
@@ -150,8 +150,7 @@ def test_reflection(door, repository, arguments, on):
         ("::", False),
         ("10.0.0.1", False),
         ("example.org", False),
-        ("", False),
     ],
 )
 def test_who_can_connect(address, local):
-    assert is_local(address) is local
+    assert parse_address(address, 8001).is_local is local
