@@ -1,6 +1,6 @@
 # A gRPC server connection without I/O: bytes in, calls and bytes out. It knows no socket, no clock and no Python.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.memory cimport Block
 from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf, nghttp2_session
@@ -36,6 +36,7 @@ cdef struct Stream:
     Conn *conn
     int32_t id
     const Method *method     # NULL until the path is known
+    uint64_t caller          # who makes a native call, as the gatekeeper found; 0: nobody known
     void *call               # set by the native method or by CallHooks.begin; NULL again once they have answered
 
     # the request headers
@@ -103,12 +104,19 @@ cdef struct CallHooks:
     void (*writable)(Stream *stream) noexcept nogil      # less than WRITABLE_BELOW is unsent again
     void (*closed)(Stream *stream, uint32_t error_code) noexcept nogil  # the stream is freed after this
 
+cdef struct Gatekeeper:
+    # what native calls must pass; all NULL: nothing
+    bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `admits`
+    bint (*admits)(void *context, Stream *stream) noexcept nogil  # headers are complete; False: it has ended the call
+    void *context
+
 cdef struct Host:
     # what all connections of one event loop share
     Method natives[MAX_NATIVES]
     uint32_t native_count
     Method other             # every other path
     CallHooks hooks
+    Gatekeeper gatekeeper
     size_t max_message       # bytes of a request message; 0: unlimited
     uint32_t max_streams
     Conn *first_dirty        # connections with output that nobody has asked for yet

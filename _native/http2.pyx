@@ -406,9 +406,15 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
             stream.seen |= HEADER_BAD_ENCODING
     elif equals(name, "grpc-accept-encoding", 20):
         pass  # answers are never compressed
-    elif name.len and name.base[0] != c":" and stream.method != NULL and stream.method.unary == NULL:
+    elif name.len and name.base[0] != c":" and stream.method != NULL and is_kept(stream, name):
         return keep_field(stream, name_buffer, value_buffer)
     return 0
+
+
+cdef inline bint is_kept(Stream *stream, nghttp2_vec name) noexcept nogil:
+    cdef Gatekeeper *gatekeeper = &stream.conn.host.gatekeeper
+    return stream.method.unary == NULL or (
+        gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len))
 
 
 cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
@@ -466,6 +472,9 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
                     "the grpc-encoding of the request is not supported, accepted encodings: identity")
     elif stream.method.unary == NULL:
         stream.conn.host.hooks.begin(stream)
+        drop_fields(stream)
+    elif stream.conn.host.gatekeeper.admits != NULL:
+        stream.conn.host.gatekeeper.admits(stream.conn.host.gatekeeper.context, stream)
         drop_fields(stream)
 
 

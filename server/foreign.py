@@ -88,8 +88,10 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
                 "buffer-manager-thread-count",
             ),
         ),
-        **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
-        **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
+        **_refused(
+            "models do not see request parameters yet, so forwarded headers would reach nobody",
+            ["grpc-header-forward-pattern"],
+        ),
         **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
         **_refused(_NO_AGE, ("grpc-max-connection-age", "grpc-max-connection-age-grace")),
         **_refused(_NO_KEEPALIVE, ["grpc-keepalive-time"], "7200000"),

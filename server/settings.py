@@ -32,6 +32,14 @@ class TcpAddress:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can connect."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
@@ -41,6 +49,11 @@ class UnixAddress:
 
     def __str__(self) -> str:
         return f"unix:{self.path}"
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can connect."""
+        return True
 
 
 Address = TcpAddress | UnixAddress
@@ -121,6 +134,27 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    max_inflight_requests: int = 16384
+    """Inference requests that may be in the server at a time, over all models; 0 for any number."""
+
+    max_queued_requests_per_model: int = 4096
+    """Inference requests that may wait for one version of a model; 0 for any number."""
+
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""
+
+    grpc_token_file: Path | None = None
+    """File with a token a line, and what its bearer may do; callers then need one. Read again when it changes."""
+
+    triton_auth_codes: bool = False
+    """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
+
+    orca_load_metrics: bool = False
+    """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
+
+    grpc_reflection: Literal["auto", "on", "off"] = "auto"
+    """Server reflection; auto: where only this machine can ask."""
+
     drain_delay: float = 0.0
     """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
@@ -160,12 +194,20 @@ class Settings:
         self._check_tls()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "drain_delay", "exit_timeout_secs", "log_verbose"):
+        for name in (
+            "grpc_max_message_size",
+            "max_inflight_requests",
+            "max_queued_requests_per_model",
+            "drain_delay",
+            "exit_timeout_secs",
+            "log_verbose",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
+        parse_restricted_protocols(self.grpc_restricted_protocol)
 
     def _check_unix_mode(self) -> None:
         try:
@@ -203,6 +245,11 @@ class Settings:
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
         """`backend_config` by backend; the key "" holds what is for all backends."""
         return parse_backend_config(self.backend_config)
+
+    @property
+    def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+        """`grpc_restricted_protocol` as groups, name and value of the header."""
+        return parse_restricted_protocols(self.grpc_restricted_protocol)
 
     @property
     def default_max_batch_size(self) -> int:
@@ -260,3 +307,52 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
             raise SettingsError(f"backend-config: default-max-batch-size must be a number, got {value!r}")
         found.setdefault(backend, {})[key] = value
     return found
+
+
+RESTRICTABLE = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+    "reflection",
+)
+"""The RPC groups: tritonserver's, and reflection, which it does not have."""
+
+_HEADER_KEY = re.compile(r"[0-9a-z_.\-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
+
+
+def parse_restricted_protocols(entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """`("inference,health:key=value",)` as groups, name and value of the header.
+
+    Raises:
+        SettingsError: an entry has another form, an unknown group, or a group of another entry. The text has no value.
+    """
+    found: list[tuple[tuple[str, ...], str, str]] = []
+    taken: set[str] = set()
+    for entry in entries:
+        head, colon, pair = entry.partition(":")
+        key, equals, value = pair.partition("=")
+        key = key.lower()
+        if key.endswith("-bin"):
+            raise SettingsError(f"grpc-restricted-protocol: key {key!r} must not end with -bin")
+        if not (colon and equals and _HEADER_KEY.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
+            raise SettingsError(
+                f"grpc-restricted-protocol: expected GROUP,GROUP:KEY=VALUE, got {head!r} with another form of KEY=VALUE"
+            )
+        groups = tuple(head.split(","))
+        for group in groups:
+            if group not in RESTRICTABLE:
+                raise SettingsError(
+                    f"grpc-restricted-protocol: unknown group {group!r}, expected some of {', '.join(RESTRICTABLE)}"
+                )
+            if group in taken:
+                raise SettingsError(f"grpc-restricted-protocol: group {group!r} can be restricted only once")
+            taken.add(group)
+        found.append((groups, f"triton-grpc-protocol-{key}", value))
+    return tuple(found)

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from server.front.access import Access
+from server.front.interceptor import AccessInterceptor
 from server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
 from server.front.tls import Credentials
 from server.settings import Address, TcpAddress, UnixAddress, parse_address
@@ -46,9 +48,16 @@ def channel_options(*, max_message_bytes: int = UNLIMITED, reuse_port: bool = Fa
 class GrpcioDoor:
     """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
-    def __init__(self, *, max_message_bytes: int = UNLIMITED, policy: ListenPolicy | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = UNLIMITED,
+        access: Access | None = None,
+        policy: ListenPolicy | None = None,
+    ) -> None:
         self._policy = policy or ListenPolicy()
         self._options = channel_options(max_message_bytes=max_message_bytes, reuse_port=self._policy.reuse_port)
+        self._interceptors = [AccessInterceptor(access)] if access is not None else []
         self._files: list[UnixFile] = []
         self.addresses: tuple[str, ...] = ()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -65,7 +74,7 @@ class GrpcioDoor:
 
     async def start(self, *addresses: str) -> int:
         # Made here, not in the constructor: grpc.aio binds a server to the loop that runs when it is made.
-        server = grpc.aio.server(handlers=self._generic, options=self._options)
+        server = grpc.aio.server(handlers=self._generic, interceptors=self._interceptors, options=self._options)
         try:
             bound = [self._bind(server, parse_address(text, 0)) for text in addresses]
             await server.start()

@@ -16,10 +16,13 @@ import grpc
 
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
+from server.errors import Denied
+from server.front.access import Access
 from server.front.context import NativeContext
 from server.front.door import STOPPING
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from server.front.protocol import NativeProtocol
+from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
 from server.settings import Address, TcpAddress, UnixAddress, parse_address
@@ -48,6 +51,7 @@ class NativeDoor:
 
     Args:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
+        access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         policy: how it listens.
     """
@@ -56,12 +60,16 @@ class NativeDoor:
         self,
         infer: InferService | None = None,
         *,
+        access: Access | None = None,
         max_message_bytes: int = -1,
         policy: ListenPolicy | None = None,
     ) -> None:
+        self._access = access
         self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes))
         if infer is not None:
             infer.install(self._endpoint)
+        if access is not None:
+            access.judge.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._policy = policy or ListenPolicy()
@@ -203,6 +211,12 @@ class NativeDoor:
         handler = self._find(call)
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
+            return
+        try:
+            if self._access is not None:
+                self._access.caller(call.path, call.metadata)
+        except Denied as error:
+            call.end(error.status, str(error), rich_details(error))
             return
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
