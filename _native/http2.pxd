@@ -1,7 +1,8 @@
 # A gRPC server connection without I/O: bytes in, calls and bytes out. It knows no socket, no clock and no Python.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from _native.budget cimport Budget
 from _native.memory cimport Block
 from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf, nghttp2_session
 from _native.outgoing cimport Outgoing, Output
@@ -90,6 +91,12 @@ cdef struct Conn:
     Conn *next_dirty
     bint dirty               # in host's list
     bint failed              # the session is beyond use
+    bint leaving             # nothing more is read or answered: a GOAWAY is the last frame
+    bint left                # it has been framed
+    bint greeted             # the preface and the peer's first SETTINGS have come
+    int64_t received_ns      # when the peer last sent anything
+    uint64_t answer_frames   # HEADERS and DATA framed so far
+    Budget budget            # for frames that bring no call forward
 
 cdef enum:
     MAX_NATIVES = 4
@@ -102,6 +109,7 @@ cdef struct CallHooks:
     void (*half_closed)(Stream *stream) noexcept nogil
     void (*writable)(Stream *stream) noexcept nogil      # less than WRITABLE_BELOW is unsent again
     void (*closed)(Stream *stream, uint32_t error_code) noexcept nogil  # the stream is freed after this
+    void (*pinged)(Conn *conn) noexcept nogil            # the peer has sent a PING, which is answered
 
 cdef struct Host:
     # what all connections of one event loop share
@@ -111,6 +119,8 @@ cdef struct Host:
     CallHooks hooks
     size_t max_message       # bytes of a request message; 0: unlimited
     uint32_t max_streams
+    int64_t spare_frames     # per second and connection, frames that bring no call forward
+    int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive
     Conn *first_dirty        # connections with output that nobody has asked for yet
     void (*after_receive)(void *context) noexcept nogil  # called when a round of native calls has been made; or NULL
     void *after_context
@@ -128,7 +138,11 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil
 cdef bint conn_finished(Conn *conn) noexcept nogil
 # Ask the peer to open no more streams; then refuse further ones.
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil
-cdef void conn_go_away(Conn *conn) noexcept nogil
+cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil
+# Send a PING; its answer counts as any other byte of the peer (received_ns).
+cdef void conn_ping(Conn *conn) noexcept nogil
+# Send the peer away (GOAWAY ENHANCE_YOUR_CALM) and be finished.
+cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 cdef void mark_dirty(Conn *conn) noexcept nogil
 
 # --- streams

@@ -16,8 +16,10 @@ import grpc
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
 from server.front.context import NativeContext
+from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.protocol import NativeProtocol
 from server.front.serving import serve
+from server.front.watch import Watchman
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -43,9 +45,16 @@ class NativeDoor:
     Args:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
+        policy: how long connections may be silent, old, or talkative.
     """
 
-    def __init__(self, infer: InferService | None = None, *, max_message_bytes: int = -1) -> None:
+    def __init__(
+        self,
+        infer: InferService | None = None,
+        *,
+        max_message_bytes: int = -1,
+        policy: ConnectionPolicy = DEFAULT_POLICY,
+    ) -> None:
         self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes))
         if infer is not None:
             infer.install(self._endpoint)
@@ -53,6 +62,7 @@ class NativeDoor:
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._servers: list[asyncio.Server] = []
         self._protocols: set[NativeProtocol] = set()
+        self._watchman = Watchman(policy)
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._flush_scheduled = False
@@ -108,10 +118,11 @@ class NativeDoor:
             protocol.abort()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
+        self._watchman.close()
         self._threads.shutdown(wait=False)
 
     def _protocol(self) -> NativeProtocol:
-        return NativeProtocol(self._endpoint, self._protocols)
+        return NativeProtocol(self._endpoint, self._protocols, self._watchman)
 
     # -- output that comes from outside a read --
 
