@@ -159,7 +159,8 @@ cdef class Connection:
         while self.events:
             call, kind = self.events.popleft()
             if kind is EVENT_CALL:
-                if (<Call>call).stream != NULL:  # else it was reset in the same read: nobody has heard of it
+                # else it was reset, or failed, in the read in which it began: nobody has heard of it
+                if (<Call>call).open:
                     self.endpoint.on_call(call)
             elif kind is EVENT_PING:
                 if self.on_ping is not None:

@@ -44,6 +44,7 @@ cdef enum:
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
     # Here resets come out of the budget, so the library's is set out of reach.
     UNLIMITED_RESETS = 1 << 30
+    CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
 cdef enum:
@@ -78,11 +79,17 @@ cdef extern from *:
         if (nghttp2_option_set_stream_reset_rate_limit)
             nghttp2_option_set_stream_reset_rate_limit(option, burst, rate);
     }
+    extern void nghttp2_option_set_max_continuations(nghttp2_option *, size_t) __attribute__((weak));
+    static void inferd_limit_continuations(nghttp2_option *option, size_t count) {
+        if (nghttp2_option_set_max_continuations)
+            nghttp2_option_set_max_continuations(option, count);
+    }
     """
     const nghttp2_nv ANSWER "inferd_answer"[2]
     const nghttp2_nv ACCEPTED "inferd_accepted"[1]
     const char *STATUS_TEXT "inferd_status_text"[17]
     void allow_resets "inferd_allow_resets"(nghttp2_option *option, long burst, long rate) nogil
+    void limit_continuations "inferd_limit_continuations"(nghttp2_option *option, size_t count) nogil
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -736,6 +743,7 @@ nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, frame_
 nghttp2_option_set_no_auto_window_update(options, 1)
 nghttp2_option_set_no_closed_streams(options, 1)
 allow_resets(options, UNLIMITED_RESETS, UNLIMITED_RESETS)
+limit_continuations(options, CONTINUATIONS)
 
 
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
