@@ -10,6 +10,7 @@ cdef class Endpoint:
     cdef uint8_t *receive        # where sockets are read to, one at a time
     cdef object on_call          # called with each new Call
     cdef public object on_dirty  # called when flush_dirty has become necessary
+    cdef public object on_waiting  # called while calls wait until peers take their answers
     cdef public object clock     # seconds; None: time.monotonic()
     cdef int look_at_clock(self) except -1
     cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1

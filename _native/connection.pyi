@@ -12,6 +12,7 @@ class ReceiveBuffer:
 
 class Endpoint:
     on_dirty: Callable[[], None] | None
+    on_waiting: Callable[[], None] | None
     clock: Callable[[], float] | None
     def __init__(
         self,
@@ -19,9 +20,14 @@ class Endpoint:
         *,
         max_message: int = 0,
         max_streams: int = 256,
+        max_unsent: int = 0,
         spare_frames: int = 10_000,
     ) -> None: ...
     def receive_buffer(self) -> ReceiveBuffer: ...
+    @property
+    def unsent(self) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
     def flush_dirty(self) -> None: ...
 
 class Connection:
@@ -40,6 +46,8 @@ class Connection:
     def unsent(self) -> int: ...
     @property
     def received_at(self) -> float: ...
+    @property
+    def taken_at(self) -> float: ...
     @property
     def greeted(self) -> bool: ...
     @property

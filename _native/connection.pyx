@@ -71,15 +71,18 @@ cdef class Endpoint:
         on_call: called with each new `Call`, that is for every path that is not a native method's.
         max_message: largest request message in bytes; 0 for no limit.
         max_streams: open streams that a connection may have.
+        max_unsent: bytes of answers that may wait for their peers, over all connections; 0 for no limit.
         spare_frames: frames a second that a connection may send without bringing a call forward.
 
     Set `clock`, a function that returns seconds, for another clock than time.monotonic().
     """
 
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000):
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
+                 spare_frames: int = 10_000):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
+        self.host.unsent_limit = max_unsent
         self.host.spare_frames = spare_frames
         self.host.hooks.begin = call_begins
         self.host.hooks.message = message_arrived
@@ -122,6 +125,16 @@ cdef class Endpoint:
         buffer.endpoint = self
         return buffer
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for their peers."""
+        return self.host.unsent
+
+    @property
+    def waiting(self) -> bool:
+        """Calls wait because too many bytes of answers do."""
+        return self.host.first_waiting != NULL
+
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
@@ -155,6 +168,12 @@ cdef class Connection:
         conn_close(&self.conn)
 
     cdef int dispatch(self) except -1:
+        if self.endpoint.host.others_ran:
+            self.endpoint.host.others_ran = False
+            if self.endpoint.on_dirty is not None:
+                self.endpoint.on_dirty()
+        if self.endpoint.host.first_waiting != NULL and self.endpoint.on_waiting is not None:
+            self.endpoint.on_waiting()
         # when a receiver raises, the events behind it wait for the next call: none is lost
         while self.events:
             call, kind = self.events.popleft()
@@ -179,6 +198,7 @@ cdef class Connection:
 
     def take_output(self, limit: int = 1 << 20) -> list:
         """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+        self.endpoint.look_at_clock()
         conn_collect(&self.conn, limit)
         self.dispatch()
         return output_take(&self.conn.output)
@@ -202,6 +222,11 @@ cdef class Connection:
     def received_at(self) -> float:
         """When the peer last sent anything, in seconds on the endpoint's clock."""
         return self.conn.received_ns * 1e-9
+
+    @property
+    def taken_at(self) -> float:
+        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock."""
+        return self.conn.taken_ns * 1e-9
 
     @property
     def greeted(self) -> bool:

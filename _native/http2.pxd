@@ -65,6 +65,7 @@ cdef struct Stream:
     Outgoing *first_out
     Outgoing *last_out
     size_t unsent            # bytes in them
+    size_t reserved          # of the host's budget, for the answer of a native call that runs
     bint headers_sent
     bint waiting             # nghttp2 asked for data when there was none
     bint ended               # status is final; nothing more will be queued
@@ -87,6 +88,11 @@ cdef struct Conn:
     uint32_t streams         # their number
     Stream *first_parked     # unary calls that wait until the peer reads
     Stream *last_parked
+    Conn *next_waiting
+    bint waiting             # in host's list: calls of it wait for the host's budget
+    bint reads               # it has taken at least one answer completely
+    uint32_t running         # native calls that run
+    int64_t taken_ns         # when answers began to wait, or their bytes were last framed
     void *owner              # whom mark_dirty is about
     Conn *next_dirty
     bint dirty               # in host's list
@@ -119,6 +125,13 @@ cdef struct Host:
     CallHooks hooks
     size_t max_message       # bytes of a request message; 0: unlimited
     uint32_t max_streams
+    size_t unsent_limit      # bytes of answers that wait for their peers, over all connections; 0: unlimited
+    size_t unsent            # so many wait
+    size_t reserved          # so many are expected of the native calls that run
+    size_t expected          # of one call: the largest answer, slowly forgotten
+    Conn *first_waiting      # whose calls wait for this budget
+    Conn *last_waiting
+    bint others_ran          # calls of connections that are not being looked at have run: flush the dirty ones
     int64_t spare_frames     # per second and connection, frames that bring no call forward
     int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive
     Conn *first_dirty        # connections with output that nobody has asked for yet

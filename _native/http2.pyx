@@ -6,7 +6,9 @@ Calls of methods that are not native are handed to `CallHooks`; `_native.connect
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
 messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while
-more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
+more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too. The same
+holds for all peers together and Host.unsent_limit. There a running call counts with the size of the largest recent
+answer, and who has taken an answer before may always have one call run: peers that never read starve only each other.
 
 Floods. Frames that bring no call forward, resets and what the server must reset for the peer's faults among them, come
 out of a budget (`_native.budget`); a peer that has spent it is sent away. CONTINUATION frames and queued
@@ -38,6 +40,8 @@ cdef enum:
     MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2
     HEADER_BOMB = 256 << 10          # beyond this the connection ends: one byte of HPACK can stand for 4 KiB
     UNSENT_LIMIT = 4 << 20           # bytes of answers beyond which a connection's further unary calls wait
+    NOT_NOTED = -1           # of Conn.taken_ns: answers have begun to wait, the clock was not looked at yet
+    EXPECTED_FADES = 1024            # answers after which a large one has mostly been forgotten
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
     FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
@@ -122,6 +126,8 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         stream.next.previous = stream.previous
     conn.streams -= 1
     conn.unsent -= stream.unsent
+    conn.host.unsent -= stream.unsent
+    release(stream)
     drop_answer(stream)
     drop_fields(stream)
     block_give(stream.block)
@@ -217,14 +223,19 @@ cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     else:
         stream.last_out.next = message
     stream.last_out = message
+    if stream.conn.unsent == 0:
+        stream.conn.taken_ns = NOT_NOTED
     stream.unsent += message.left
     stream.conn.unsent += message.left
+    stream.conn.host.unsent += message.left
+    release(stream)
 
 
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.ended:
         outgoing_free(message)
         return
+    learn(stream.conn.host, message.left)
     append(stream, message)
     stream.ended = True
     stream.status = STATUS_OK
@@ -340,6 +351,10 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
         return NGHTTP2_ERR_CALLBACK_FAILURE
     stream.unsent -= length
     conn.unsent -= length
+    conn.host.unsent -= length
+    conn.taken_ns = conn.host.now_ns
+    if stream.unsent == 0 and stream.ended:
+        conn.reads = True
     while length:
         message = stream.first_out
         part = min(length, message.left)
@@ -612,7 +627,7 @@ cdef void half_closed(Stream *stream) noexcept nogil:
         stream.conn.host.hooks.half_closed(stream)
     elif stream.messages == 0:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
-    elif stream.conn.unsent > UNSENT_LIMIT:
+    elif not may_run(stream.conn):
         park(stream)
     else:
         run_native(stream)
@@ -620,11 +635,95 @@ cdef void half_closed(Stream *stream) noexcept nogil:
 
 cdef void run_native(Stream *stream) noexcept nogil:
     cdef Block *block = stream.block
+    cdef Host *host = stream.conn.host
     stream.block = NULL
+    stream.reserved = max(host.expected, <size_t>1)
+    host.reserved += stream.reserved
+    stream.conn.running += 1
     stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, stream.timeout_ns)
 
 
-# --- unary calls of a peer that does not read its answers
+# --- unary calls of peers that do not read their answers
+
+cdef void learn(Host *host, size_t size) noexcept nogil:
+    # what to expect of the next answer
+    host.expected = max(size, host.expected - host.expected // EXPECTED_FADES)
+
+
+cdef void release(Stream *stream) noexcept nogil:
+    # the call runs no more: its answer is there, or will never be
+    if stream.reserved:
+        stream.conn.host.reserved -= stream.reserved
+        stream.conn.running -= 1
+        stream.reserved = 0
+
+
+cdef bint fits(Host *host) noexcept nogil:
+    cdef size_t held = host.unsent + host.reserved
+    return host.unsent_limit == 0 or held == 0 or held + host.expected <= host.unsent_limit
+
+
+cdef bint may_run(Conn *conn) noexcept nogil:
+    if conn.unsent > UNSENT_LIMIT:
+        return False
+    return fits(conn.host) or (conn.reads and conn.unsent == 0 and conn.running == 0)
+
+
+cdef void wait_for_host(Conn *conn) noexcept nogil:
+    cdef Host *host = conn.host
+    if conn.waiting:
+        return
+    conn.waiting = True
+    conn.next_waiting = NULL
+    if host.last_waiting == NULL:
+        host.first_waiting = conn
+    else:
+        host.last_waiting.next_waiting = conn
+    host.last_waiting = conn
+
+
+cdef void wait_no_more(Conn *conn) noexcept nogil:
+    cdef Host *host = conn.host
+    cdef Conn *before = NULL
+    cdef Conn *at = host.first_waiting
+    if not conn.waiting:
+        return
+    while at != conn:
+        before = at
+        at = at.next_waiting
+    if before == NULL:
+        host.first_waiting = at.next_waiting
+    else:
+        before.next_waiting = at.next_waiting
+    if host.last_waiting == at:
+        host.last_waiting = before
+    conn.waiting = False
+
+
+cdef void run_waiting(Host *host) noexcept nogil:
+    # one call of each connection in turn, as long as there is room
+    cdef Conn *conn
+    cdef bint ran = False
+    while host.first_waiting != NULL and fits(host):
+        conn = host.first_waiting
+        wait_no_more(conn)
+        if conn.first_parked != NULL and conn.unsent <= UNSENT_LIMIT:
+            run_first_parked(conn)
+            ran = True
+            if conn.first_parked != NULL:
+                wait_for_host(conn)
+    if ran:
+        host.others_ran = True
+        end_round(host)
+
+
+cdef void run_first_parked(Conn *conn) noexcept nogil:
+    cdef Stream *stream = conn.first_parked
+    conn.first_parked = stream.next_parked
+    if conn.first_parked == NULL:
+        conn.last_parked = NULL
+    run_native(stream)
+
 
 cdef void park(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
@@ -634,6 +733,7 @@ cdef void park(Stream *stream) noexcept nogil:
     else:
         conn.last_parked.next_parked = stream
     conn.last_parked = stream
+    wait_for_host(conn)
 
 
 cdef void unpark(Stream *stream) noexcept nogil:
@@ -660,13 +760,10 @@ cdef inline void end_round(Host *host) noexcept nogil:
 
 
 cdef void run_parked(Conn *conn) noexcept nogil:
-    cdef Stream *stream
-    while conn.first_parked != NULL and conn.unsent <= UNSENT_LIMIT:
-        stream = conn.first_parked
-        conn.first_parked = stream.next_parked
-        if conn.first_parked == NULL:
-            conn.last_parked = NULL
-        run_native(stream)
+    while conn.first_parked != NULL and may_run(conn):
+        run_first_parked(conn)
+    if conn.first_parked != NULL:
+        wait_for_host(conn)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -782,9 +879,11 @@ cdef void conn_close(Conn *conn) noexcept nogil:
         conn.dirty = False
     while conn.first_stream != NULL:
         stream_closed(conn.first_stream, NGHTTP2_CANCEL)
+    wait_no_more(conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
+    run_waiting(conn.host)
     live_add(LIVE_CONNECTIONS, -1)
 
 
@@ -799,6 +898,7 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     elif result < 0 and not conn.leaving:
         conn.failed = True
     end_round(conn.host)
+    run_waiting(conn.host)
 
 
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
@@ -807,6 +907,8 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.session == NULL:
         return
     conn.output_limit = limit
+    if conn.taken_ns == NOT_NOTED:
+        conn.taken_ns = conn.host.now_ns
     while conn.output.size < limit and not conn.left:
         size = nghttp2_session_mem_send(conn.session, &data)
         if size < 0 or (size > 0 and not output_copy(&conn.output, data, <size_t>size)):
@@ -816,6 +918,7 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.first_parked != NULL:
         run_parked(conn)
         end_round(conn.host)
+    run_waiting(conn.host)
 
 
 cdef bint conn_finished(Conn *conn) noexcept nogil:

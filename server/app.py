@@ -129,7 +129,9 @@ def _door(settings: Settings, engine: Engine) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
         return GrpcioDoor(max_message_bytes=limit, policy=_policy(settings))
-    door = NativeDoor(engine.infer, max_message_bytes=limit, policy=_policy(settings))
+    door = NativeDoor(
+        engine.infer, max_message_bytes=limit, max_unsent_bytes=settings.grpc_max_unsent_size, policy=_policy(settings)
+    )
     engine.after_delivery(door.flush)
     return door
 

@@ -14,6 +14,8 @@ from typing import Literal
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
 
+UNSENT_SIZE = 67_108_864
+
 _DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
 _COUNTS = (
     "grpc_http2_max_pings_without_data",
@@ -112,6 +114,9 @@ class Settings:
     grpc_max_connections: int = 0
     """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
 
+    grpc_max_unsent_size: int = 67_108_864
+    """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
+
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop."""
 
@@ -151,6 +156,10 @@ class Settings:
         for name in _DURATIONS:
             if not 1 <= getattr(self, name) < 2**31:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 1 to 2147483647, got {getattr(self, name)}")
+        if self.grpc_max_unsent_size < 0:
+            raise SettingsError(f"grpc-max-unsent-size: expected 0 or more, got {self.grpc_max_unsent_size}")
+        if self.grpc_max_unsent_size != UNSENT_SIZE and self.transport == "grpcio":
+            raise SettingsError("grpc-max-unsent-size: gRPC's C core has no such limit; use --transport native")
         if self.grpc_max_connections and self.transport == "grpcio":
             raise SettingsError("grpc-max-connections: gRPC's C core has no such limit; use --transport native")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:

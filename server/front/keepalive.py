@@ -32,6 +32,7 @@ class ConnectionPolicy:
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface; also until the last are written
     max_connections: int = 0  # 0: no limit
+    stall_timeout: float = 5.0  # of a peer that takes nothing of its answers while others wait for that memory
 
 
 class Action(enum.Enum):

@@ -45,6 +45,7 @@ class NativeDoor:
     Args:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
+        max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
         policy: how long connections may be silent, old, or talkative.
     """
 
@@ -53,9 +54,10 @@ class NativeDoor:
         infer: InferService | None = None,
         *,
         max_message_bytes: int = -1,
+        max_unsent_bytes: int = 64 << 20,
         policy: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:
-        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes))
+        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes), max_unsent=max_unsent_bytes)
         if infer is not None:
             infer.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
@@ -92,6 +94,7 @@ class NativeDoor:
     async def start(self, address: str) -> int:
         loop = asyncio.get_running_loop()
         self._endpoint.on_dirty = self._schedule_flush
+        self._endpoint.on_waiting = lambda: self._watchman.relieve(self._endpoint)
         if address.startswith("unix:"):
             path = address.removeprefix("unix:").removeprefix("//")
             self._servers.append(await loop.create_unix_server(self._protocol, path, backlog=BACKLOG))

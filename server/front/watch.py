@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from _native.connection import Connection
+from _native.connection import Connection, Endpoint
 from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
-from server.front.wheel import TimerWheel
+from server.front.wheel import Entry, TimerWheel
 
 
 class Watched(Protocol):
@@ -30,6 +30,8 @@ class Watchman:
     def __init__(self, policy: ConnectionPolicy) -> None:
         self.policy = policy
         self.count = 0
+        self._watches: set[Watch] = set()
+        self._relief: Entry | None = None
         self._wheel: TimerWheel | None = None
 
     @property
@@ -43,7 +45,30 @@ class Watchman:
         if self._wheel is None:
             self._wheel = TimerWheel(loop)
         self.count += 1
-        return Watch(self, self._wheel, loop, driver, connection)
+        watch = Watch(self, self._wheel, loop, driver, connection)
+        self._watches.add(watch)
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """Its connection is gone."""
+        self.count -= 1
+        self._watches.discard(watch)
+
+    def relieve(self, endpoint: Endpoint) -> None:
+        """Calls wait for the memory of unread answers: from now on drop, each second, who has stalled on it."""
+        if self._relief is not None or self._wheel is None:
+            return
+        loop = asyncio.get_running_loop()
+
+        def relief() -> None:
+            self._relief = None
+            for watch in tuple(self._watches):
+                watch.drop_if_stalled(loop.time() - self.policy.stall_timeout)
+            if endpoint.waiting:
+                self.relieve(endpoint)
+
+        self._relief = self._wheel.entry(relief)
+        self._relief.set(loop.time() + 1.0)
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -81,13 +106,19 @@ class Watch:
         if self._connection is not None:
             self._connection.on_ping = None
             self._connection = None
-            self._watchman.count -= 1
+            self._watchman.forget(self)
         self._entry.cancel()
 
     def closing(self) -> None:
         """The socket will be closed when all is written: give that the time of a handshake."""
         self._is_closing = True
         self._entry.set(self._loop.time() + self._watchman.policy.handshake_timeout)
+
+    def drop_if_stalled(self, since: float) -> None:
+        """Drop the connection if answers wait on it and none of their bytes has been taken since then."""
+        connection = self._connection
+        if connection is not None and connection.unsent and connection.taken_at < since:
+            self._driver.abort()
 
     def _schedule(self) -> None:
         self._entry.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))
