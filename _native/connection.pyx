@@ -225,7 +225,8 @@ cdef class Connection:
 
     @property
     def taken_at(self) -> float:
-        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock."""
+        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock;
+        negative when they have not been offered yet."""
         return self.conn.taken_ns * 1e-9
 
     @property

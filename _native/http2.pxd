@@ -126,7 +126,7 @@ cdef struct Host:
     size_t max_message       # bytes of a request message; 0: unlimited
     uint32_t max_streams
     size_t unsent_limit      # bytes of answers that wait for their peers, over all connections; 0: unlimited
-    size_t unsent            # so many wait
+    size_t unsent            # so many wait; a message counts as a whole until its last byte is framed
     size_t reserved          # so many are expected of the native calls that run
     size_t expected          # of one call: the largest answer, slowly forgotten
     Conn *first_waiting      # whose calls wait for this budget

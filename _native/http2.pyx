@@ -126,7 +126,6 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         stream.next.previous = stream.previous
     conn.streams -= 1
     conn.unsent -= stream.unsent
-    conn.host.unsent -= stream.unsent
     release(stream)
     drop_answer(stream)
     drop_fields(stream)
@@ -146,6 +145,7 @@ cdef void drop_answer(Stream *stream) noexcept nogil:
     while stream.first_out != NULL:
         message = stream.first_out
         stream.first_out = message.next
+        stream.conn.host.unsent -= message.size
         outgoing_free(message)
     stream.last_out = NULL
     stream.unsent = 0
@@ -227,7 +227,7 @@ cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
         stream.conn.taken_ns = NOT_NOTED
     stream.unsent += message.left
     stream.conn.unsent += message.left
-    stream.conn.host.unsent += message.left
+    stream.conn.host.unsent += message.size
     release(stream)
 
 
@@ -351,7 +351,6 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
         return NGHTTP2_ERR_CALLBACK_FAILURE
     stream.unsent -= length
     conn.unsent -= length
-    conn.host.unsent -= length
     conn.taken_ns = conn.host.now_ns
     if stream.unsent == 0 and stream.ended:
         conn.reads = True
@@ -365,6 +364,7 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
             stream.first_out = message.next
             if stream.first_out == NULL:
                 stream.last_out = NULL
+            conn.host.unsent -= message.size
             outgoing_free(message)
     if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream.unsent:
         conn.host.hooks.writable(stream)

@@ -117,7 +117,8 @@ class Watch:
     def drop_if_stalled(self, since: float) -> None:
         """Drop the connection if answers wait on it and none of their bytes has been taken since then."""
         connection = self._connection
-        if connection is not None and connection.unsent and connection.taken_at < since:
+        # before the first look at the clock, taken_at is negative
+        if connection is not None and connection.unsent and 0 <= connection.taken_at < since:
             self._driver.abort()
 
     def _schedule(self) -> None:

@@ -249,3 +249,34 @@ def test_no_connection_limit_on_the_grpcio_door(empty):
     done = subprocess.run([*command, "--grpc-max-connections=3"], cwd=doors.ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "grpc-max-connections" in done.stderr
+
+
+def test_without_free_files_others_are_served(empty):
+    """300 connections where 128 files may be open: calls go on, nothing spins, and it recovers."""
+    command = f"ulimit -n 128; exec {sys.executable} -m server serve --model-repository {empty} --grpc-port 0"
+    with doors.running("sh", "-c", command) as process, Client(process.address) as client:
+        assert client.call(LIVE).status == 0
+        server = psutil.Process(process._process.pid)
+        host, port = process.address.rsplit(":", 1)
+        crowd = [socket.create_connection((host, int(port))) for _ in range(300)]
+        try:
+            for _ in range(20):
+                assert client.call(LIVE).status == 0
+            time.sleep(0.5)
+            before = server.cpu_times()
+            time.sleep(1)
+            after = server.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.05
+        finally:
+            for peer in crowd:
+                peer.close()
+        start = time.monotonic()
+        while time.monotonic() - start < 2:
+            try:
+                with Client(process.address) as late:
+                    if late.call(LIVE).status == 0:
+                        break
+            except OSError:
+                time.sleep(0.05)
+        else:
+            raise AssertionError("it does not recover")

@@ -68,7 +68,7 @@ def test_unread_answers_are_capped_over_all_connections(lanes):
 def test_calls_that_wait_run_when_there_is_room(lanes):
     reader = Peer(lanes.endpoint)
     assert answered(lanes, reader)
-    stalled = stalled_peers(lanes, 4)
+    stalled = stalled_peers(lanes, 3)
     late = Peer(lanes.endpoint)
     stream = call(lanes, late)
     lanes.settle()
