@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
-from _native.headers cimport metadata_headers, metadata_pair
+from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
     MAX_NATIVES,
     WRITABLE_BELOW,
@@ -26,6 +26,7 @@ from _native.http2 cimport (
     conn_calm,
     conn_close,
     conn_collect,
+    conn_fail_calls,
     conn_finished,
     conn_go_away,
     conn_open,
@@ -257,6 +258,11 @@ cdef class Connection:
         cdef bytes text = reason.encode()
         conn_go_away(&self.conn, text)
 
+    def fail_calls(self, status: int, details: str) -> None:
+        """End every call that is not answered yet, native ones too, with this status."""
+        cdef bytes text = details.encode()
+        conn_fail_calls(&self.conn, status, text)
+
     def close(self) -> None:
         """The peer is gone: end every call."""
         conn_close(&self.conn)
@@ -312,7 +318,7 @@ cdef void call_new(Stream *stream) noexcept:
     for i in range(stream.field_count):
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
         value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
-        metadata.append(metadata_pair(name.base, name.len, value.base, value.len))
+        metadata += metadata_pairs(name.base, name.len, value.base, value.len)
     call.stream = stream
     call.connection = <Connection>stream.conn.owner
     call.path = stream.path.decode("ascii", "replace")

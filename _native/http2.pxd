@@ -156,6 +156,8 @@ cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil
 cdef void conn_ping(Conn *conn) noexcept nogil
 # Send the peer away (GOAWAY ENHANCE_YOUR_CALM) and be finished.
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
+# End every call that is not answered yet with an error; the text is plain UTF-8.
+cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil
 cdef void mark_dirty(Conn *conn) noexcept nogil
 
 # --- streams

@@ -313,7 +313,8 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
     if stream.details != NULL:
         set_nv(&nv[count], "grpc-message", stream.details)
         count += 1
-    memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
+    if stream.trailer_count:
+        memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
     count += stream.trailer_count
     if http_status != NULL:
         nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)
@@ -954,3 +955,15 @@ cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
                              NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
         conn.failed = True
     mark_dirty(conn)
+
+
+cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:
+    cdef Stream *stream = conn.first_stream
+    while stream != NULL:
+        if stream.method != NULL and not stream.ended:
+            unpark(stream)
+            if stream.method.unary != NULL and stream.call != NULL:
+                stream.method.cancel(stream.call)
+                stream.call = NULL
+            stream_fail(stream, status, details)
+        stream = stream.next

@@ -46,7 +46,6 @@ _GRPC_ONLY = "inferd serves gRPC only"
 _OWN_THREADS = "inferd has no such threads or pools to size"
 _NO_GPU = "GPUs are not served yet"
 _NO_CONTROL = "models are loaded at start; model control is not served yet"
-_NO_TLS = "TLS is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "the response cache is not served yet"
@@ -78,7 +77,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         ),
         # -- gRPC --
         "allow-grpc": Refused("gRPC is all that inferd serves", ("true",), is_flag=True),
-        **_off("several servers on one port are not served yet", ["reuse-grpc-port"]),
         **_ignored(
             _OWN_THREADS,
             (
@@ -91,8 +89,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
         **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
         **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
-        **_off(_NO_TLS, ("grpc-use-ssl", "grpc-use-ssl-mutual")),
-        **_refused(_NO_TLS, ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")),
         # -- models --
         "strict-model-config": Refused(
             "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True
