@@ -12,6 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from _native.compression cimport encoding_parse
 from _native.headers cimport metadata_headers, metadata_pair
 from _native.http2 cimport (
     MAX_NATIVES,
@@ -28,15 +29,20 @@ from _native.http2 cimport (
     conn_go_away,
     conn_open,
     conn_receive,
+    jobs_done,
     stream_begin,
+    stream_compress,
     stream_drop_message,
     stream_end,
+    stream_inflates,
     stream_reset,
     stream_send,
+    stream_unsent,
     unary_fn,
 )
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
+from _native.workers cimport Workers, crew_drain
 
 from collections import deque
 
@@ -67,12 +73,21 @@ cdef class Endpoint:
         on_call: called with each new `Call`, that is for every path that is not a native method's.
         max_message: largest request message in bytes; 0 for no limit.
         max_streams: open streams that a connection may have.
+        max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
+        native_level: zlib's level for answers of native methods; 0 for not compressing them.
+        workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
     """
 
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256):
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_inflated: int = 0,
+                 native_level: int = 0, Workers workers=None):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
+        self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
+        self.host.native_level = native_level
+        self.workers = workers
+        if workers is not None:
+            self.host.crew = &workers.crew
         self.host.hooks.begin = call_begins
         self.host.hooks.message = message_arrived
         self.host.hooks.half_closed = client_half_closed
@@ -112,11 +127,21 @@ cdef class Endpoint:
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
+        cdef Connection connection
         while self.host.first_dirty != NULL:
             conn = self.host.first_dirty
             self.host.first_dirty = conn.next_dirty
             conn.dirty = False
-            (<Connection>conn.owner).flush()
+            connection = <Connection>conn.owner
+            connection.dispatch()  # events of jobs; a receiver may close the connection
+            if connection.flush is not None:
+                connection.flush()
+
+    def collect_jobs(self) -> None:
+        """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
+        crew_drain(&self.workers.crew)
+        jobs_done(&self.host)
+        self.flush_dirty()
 
 
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
@@ -313,7 +338,7 @@ cdef class Call:
     @property
     def half_closed(self) -> bool:
         """The client sends no more messages than those that can be taken now."""
-        return self.stream == NULL or self.stream.remote_closed
+        return self.stream == NULL or (self.stream.remote_closed and not stream_inflates(self.stream))
 
     @property
     def open(self) -> bool:
@@ -323,7 +348,20 @@ cdef class Call:
     @property
     def writable(self) -> bool:
         """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
-        return self.stream == NULL or self.stream.unsent < WRITABLE_BELOW
+        return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
+
+    def set_compression(self, encoding: str, level: int = 6) -> None:
+        """Compress messages from now on, if the client takes the encoding; before the headers are sent.
+
+        Args:
+            encoding: "gzip", "deflate", "identity", or "" for the best that the client takes.
+            level: zlib's.
+        """
+        cdef Stream *stream = self.open_stream()
+        cdef bytes name = encoding.encode()
+        if stream.headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        stream_compress(stream, encoding_parse(<const uint8_t *><const char *>name, len(name)), level)
 
     def send_headers(self, metadata=()) -> None:
         """Send the initial metadata, pairs of key and value; once, before the first message."""
@@ -337,8 +375,8 @@ cdef class Call:
         free(nv)
         self.touched()
 
-    def send_message(self, message: bytes) -> None:
-        """Queue one response message."""
+    def send_message(self, message: bytes, compress: bool = True) -> None:
+        """Queue one response message; with `compress`, as `set_compression` says."""
         cdef Stream *stream = self.open_stream()
         cdef size_t size = len(message)
         cdef Outgoing *out
@@ -350,7 +388,7 @@ cdef class Call:
         write_message_prefix(out.room, size)
         memcpy(out.room + 5, <const char *>message, size)
         outgoing_add(out, out.home, out.room, 5 + size)
-        stream_send(stream, out)
+        stream_send(stream, out, compress)
         self.touched()
 
     def end(self, status: int, details: str = "", metadata=()) -> None:

@@ -28,6 +28,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
     message.current = 0
     message.offset = 0
     message.left = 0
+    message.compress = False
     message.room = home.data + head
     return message
 
