@@ -32,7 +32,7 @@ from _native.request cimport (
     request_fail,
 )
 from _native.signature cimport TensorSignature
-from _native.statistics cimport statistics_executed, statistics_failed
+from _native.statistics cimport Execution, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
 from _native.view cimport block_of_array, view_new
 
@@ -347,42 +347,46 @@ cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
 
 
 cdef void batch_finish(NativeBatch *batch) noexcept nogil:
-    cdef int64_t end
-    cdef uint64_t success_ns = 0
-    cdef uint64_t queue_ns = 0
-    cdef uint64_t fail_ns = 0
-    cdef uint32_t failed = 0
     cdef uint32_t i
-    cdef Request *request
-    if batch.input_end_ns == 0:
-        batch.input_end_ns = batch.taken_ns
     give_inputs(batch)
     for i in range(batch.count):
-        request = batch.requests[i]
         if batch.failed:
-            fail_request(batch, request)
-        elif request.status == STATUS_OK:
-            complete(request)
-    end = now_ns()
-    if batch.output_start_ns == 0:
-        batch.output_start_ns = end
+            fail_request(batch, batch.requests[i])
+        elif batch.requests[i].status == STATUS_OK:
+            complete(batch.requests[i])
+    account(batch)
+    return_requests(batch)
+
+
+cdef void account(NativeBatch *batch) noexcept nogil:
+    cdef Execution execution
+    cdef int64_t end = now_ns()
+    cdef uint64_t fail_ns = 0
+    cdef uint32_t i
+    cdef const Request *request
+    memset(&execution, 0, sizeof(Execution))
     for i in range(batch.count):
         request = batch.requests[i]
         if request.status == STATUS_OK:
-            success_ns += <uint64_t>(end - request.arrived_ns)
-            queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
+            execution.requests += 1
+            execution.served_rows += request.rows
+            execution.success_ns += <uint64_t>(end - request.arrived_ns)
+            execution.queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
         else:
-            failed += 1
             fail_ns += <uint64_t>(end - request.arrived_ns)
-    if failed:
-        statistics_failed(&batch.lane.statistics, failed, fail_ns)
-    if failed < batch.count:
-        statistics_executed(
-            &batch.lane.statistics, batch.count - failed, batch.rows, success_ns, queue_ns,
-            <uint64_t>(batch.input_end_ns - batch.taken_ns),
-            <uint64_t>(batch.output_start_ns - batch.input_end_ns),
-            <uint64_t>(end - batch.output_start_ns))
-    return_requests(batch)
+    if execution.requests < batch.count:
+        statistics_failed(&batch.lane.statistics, batch.count - execution.requests, fail_ns)
+    if execution.requests:
+        # a native executor that works request by request has no phases of input and output
+        if batch.input_end_ns == 0:
+            batch.input_end_ns = batch.taken_ns
+        if batch.output_start_ns == 0:
+            batch.output_start_ns = end
+        execution.rows = batch.rows
+        execution.input_ns = <uint64_t>(batch.input_end_ns - batch.taken_ns)
+        execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
+        execution.output_ns = <uint64_t>(end - batch.output_start_ns)
+        statistics_executed(&batch.lane.statistics, &execution)
 
 
 cdef void return_requests(NativeBatch *batch) noexcept nogil:

@@ -12,8 +12,8 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.compression cimport encoding_parse
-from _native.headers cimport metadata_headers, metadata_pair
+from _native.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
     MAX_NATIVES,
     WRITABLE_BELOW,
@@ -261,7 +261,7 @@ cdef void call_new(Stream *stream) noexcept:
     for i in range(stream.field_count):
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
         value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
-        metadata.append(metadata_pair(name.base, name.len, value.base, value.len))
+        metadata += metadata_pairs(name.base, name.len, value.base, value.len)
     call.stream = stream
     call.connection = <Connection>stream.conn.owner
     call.path = stream.path.decode("ascii", "replace")
@@ -356,12 +356,19 @@ cdef class Call:
         Args:
             encoding: "gzip", "deflate", "identity", or "" for the best that the client takes.
             level: zlib's.
+
+        Raises:
+            ValueError: the encoding is unknown, or the headers have been sent.
         """
         cdef Stream *stream = self.open_stream()
         cdef bytes name = encoding.encode()
+        cdef Encoding wanted
         if stream.headers_sent:
             raise ValueError("the initial metadata has been sent")
-        stream_compress(stream, encoding_parse(<const uint8_t *><const char *>name, len(name)), level)
+        wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
+        if encoding and wanted == ENCODING_UNKNOWN:
+            raise ValueError(f"expected gzip, deflate or identity, got {encoding!r}")
+        stream_compress(stream, wanted, level)
 
     def send_headers(self, metadata=()) -> None:
         """Send the initial metadata, pairs of key and value; once, before the first message."""

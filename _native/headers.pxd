@@ -9,5 +9,6 @@ cdef int64_t timeout_parse(const uint8_t *text, size_t size) noexcept nogil
 cdef char *message_encode(const char *text) noexcept nogil
 
 # Metadata between Python pairs (str, str or bytes) and header bytes.
-cdef tuple metadata_pair(const uint8_t *name, size_t name_size, const uint8_t *value, size_t value_size)
+# A binary value may be several, joined by commas.
+cdef list metadata_pairs(const uint8_t *name, size_t name_size, const uint8_t *value, size_t value_size)
 cdef list metadata_headers(object metadata)

@@ -81,16 +81,20 @@ cdef char *message_encode(const char *text) noexcept nogil:
     return out
 
 
-cdef tuple metadata_pair(const uint8_t *name, size_t name_size, const uint8_t *value, size_t value_size):
-    # -bin values are base64, with or without padding; what cannot be read is given as it came
+cdef list metadata_pairs(const uint8_t *name, size_t name_size, const uint8_t *value, size_t value_size):
     cdef str key = (<const char *>name)[:name_size].decode("ascii", "replace")
     cdef bytes raw = (<const char *>value)[:value_size]
     if key.endswith("-bin"):
-        try:
-            return (key, binascii.a2b_base64(raw + b"=" * (3 - (len(raw) + 3) % 4)))
-        except binascii.Error:
-            return (key, raw)
-    return (key, raw.decode("ascii", "replace"))
+        return [(key, binary_value(part)) for part in raw.split(b",")]
+    return [(key, raw.decode("ascii", "replace"))]
+
+
+cdef bytes binary_value(bytes raw):
+    # base64, with or without padding; what cannot be read is given as it came
+    try:
+        return binascii.a2b_base64(raw + b"=" * (3 - (len(raw) + 3) % 4))
+    except binascii.Error:
+        return raw
 
 
 cdef list metadata_headers(object metadata):
@@ -128,8 +132,8 @@ def _message(text: bytes) -> bytes:
         free(encoded)
 
 
-def _pair(name: bytes, value: bytes) -> tuple:
-    return metadata_pair(name, len(name), value, len(value))
+def _pairs(name: bytes, value: bytes) -> list:
+    return metadata_pairs(name, len(name), value, len(value))
 
 
 def _headers(metadata) -> list:

@@ -327,7 +327,8 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
     if stream.details != NULL:
         set_nv(&nv[count], "grpc-message", stream.details)
         count += 1
-    memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
+    if stream.trailer_count:
+        memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
     count += stream.trailer_count
     if http_status != NULL:
         nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)

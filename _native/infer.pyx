@@ -180,7 +180,8 @@ cdef uint8_t *answer_write(const Answer *answer, const Request *request, uint8_t
         out = &request.outputs[i]
         if out.wanted:
             at = raw_prefix_write(out.size, at)
-            memcpy(at, out.data, out.size)
+            if out.size:  # else `data` may be NULL, which memcpy forbids
+                memcpy(at, out.data, out.size)
             at += out.size
     return at
 
@@ -209,7 +210,8 @@ cdef Outgoing *answer_by_reference(const Answer *answer, const Request *request)
             continue
         at = raw_prefix_write(out.size, at)
         if out.size < REFERENCE_FROM:
-            memcpy(at, out.data, out.size)
+            if out.size:
+                memcpy(at, out.data, out.size)
             at += out.size
         else:
             outgoing_add(message, message.home, start, <size_t>(at - start))

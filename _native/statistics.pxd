@@ -30,14 +30,21 @@ cdef struct Statistics:
     uint32_t batch_count
     uint32_t batch_capacity
 
+cdef struct Execution:
+    # one executed batch
+    uint32_t rows            # that were executed together
+    uint32_t requests        # that succeeded
+    uint32_t served_rows     # of those
+    uint64_t success_ns      # their time from arrival, summed
+    uint64_t queue_ns        # their time in the queue, summed
+    uint64_t input_ns        # of the batch in each phase
+    uint64_t infer_ns
+    uint64_t output_ns
+
 cdef void statistics_init(Statistics *statistics) noexcept nogil
 cdef void statistics_clear(Statistics *statistics) noexcept nogil
 # Requests that failed or were cancelled, and the time from arrival that they took together.
 cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
-# One executed batch: `requests` requests of `rows` rows together; their time from arrival and their time in the queue,
-# each summed over the requests; and the time of the batch in each phase.
-cdef void statistics_executed(Statistics *statistics, uint32_t requests, uint32_t rows, uint64_t success_ns,
-                              uint64_t queue_ns, uint64_t input_ns, uint64_t infer_ns,
-                              uint64_t output_ns) noexcept nogil
+cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
 # A dict of the fields, durations as (count, ns), batches as a list of (rows, input, infer, output).
 cdef dict statistics_dict(Statistics *statistics)

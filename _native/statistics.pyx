@@ -68,24 +68,23 @@ cdef BatchStatistics *batch_of(Statistics *statistics, uint32_t rows) noexcept n
     return &statistics.batches[low]
 
 
-cdef void statistics_executed(Statistics *statistics, uint32_t requests, uint32_t rows, uint64_t success_ns,
-                              uint64_t queue_ns, uint64_t input_ns, uint64_t infer_ns,
-                              uint64_t output_ns) noexcept nogil:
+cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil:
     cdef BatchStatistics *batch
+    cdef uint32_t requests = execution.requests
     lock(&statistics.guard)
     statistics.last_inference_ms = wall_ms()
-    statistics.inference_count += rows
+    statistics.inference_count += execution.served_rows
     statistics.execution_count += 1
-    add(&statistics.success, requests, success_ns)
-    add(&statistics.queue, requests, queue_ns)
-    add(&statistics.compute_input, requests, input_ns * requests)
-    add(&statistics.compute_infer, requests, infer_ns * requests)
-    add(&statistics.compute_output, requests, output_ns * requests)
-    batch = batch_of(statistics, rows)
+    add(&statistics.success, requests, execution.success_ns)
+    add(&statistics.queue, requests, execution.queue_ns)
+    add(&statistics.compute_input, requests, execution.input_ns * requests)
+    add(&statistics.compute_infer, requests, execution.infer_ns * requests)
+    add(&statistics.compute_output, requests, execution.output_ns * requests)
+    batch = batch_of(statistics, execution.rows)
     if batch != NULL:
-        add(&batch.compute_input, 1, input_ns)
-        add(&batch.compute_infer, 1, infer_ns)
-        add(&batch.compute_output, 1, output_ns)
+        add(&batch.compute_input, 1, execution.input_ns)
+        add(&batch.compute_infer, 1, execution.infer_ns)
+        add(&batch.compute_output, 1, execution.output_ns)
     unlock(&statistics.guard)
 
 

@@ -88,25 +88,26 @@ cdef class Workers:
     Whoever submits jobs registers `event_fd` as a reader of the loop and drains it.
 
     Args:
-        threads: how many.
+        threads: how many; they run from `start` to `close`.
     """
 
     def __cinit__(self, threads: int):
         mutex_init(&self.crew.guard, NULL)
         condition_init(&self.crew.work)
         self.event_fd = self.crew.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.threads = []
-
-    def __init__(self, threads: int):
-        for index in range(threads):
-            thread = threading.Thread(target=self._run, name=f"worker_{index}", daemon=True)
-            thread.start()
-            self.threads.append(thread)
+        self.threads = [
+            threading.Thread(target=self._run, name=f"worker_{index}", daemon=True) for index in range(threads)
+        ]
 
     def __dealloc__(self):
         close(self.crew.event_fd)
         condition_destroy(&self.crew.work)
         mutex_destroy(&self.crew.guard)
+
+    def start(self) -> None:
+        """Begin to work; once."""
+        for thread in self.threads:
+            thread.start()
 
     def _run(self) -> None:
         thread_name(b"inferd-worker")
@@ -130,7 +131,8 @@ cdef class Workers:
             notify_all(&self.crew.work)
             unlock(&self.crew.guard)
         for thread in self.threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         self.threads.clear()
         while self.crew.first != NULL:
             job = self.crew.first

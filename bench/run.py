@@ -211,6 +211,11 @@ class Bench:
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def fail(self, work: Work, error: RuntimeError) -> None:
+        """A peer that does not manage a load leaves it, and the results say so."""
+        self.absent.append(f"{work.title}: {error}")
+        self.say(f"  FAILED: {error}")
+
     def start(self, stack: ExitStack, servers: Iterable[type[Peer]], exchange: Exchange) -> list[Peer]:
         """Start those that are there; name the others."""
         started = []
@@ -235,11 +240,22 @@ class Bench:
             peers = self.start(stack, work.servers, work.exchange)
             loads = [workload(peer, work.exchange) for peer in peers]
             rounds: list[list[Measure]] = [[] for _ in peers]
+            out: set[Peer] = set()
             for _ in range(self.effort.rounds):
                 for peer, load, found in zip(peers, loads, rounds, strict=True):
-                    with Driver(peer.address, connections=work.connections) as driver:
-                        found.append(measure(peer, driver, load, work.in_flight, self.effort))
+                    if peer in out:
+                        continue
+                    try:
+                        with Driver(peer.address, connections=work.connections) as driver:
+                            found.append(measure(peer, driver, load, work.in_flight, self.effort))
+                    except RuntimeError as error:
+                        if isinstance(peer, Inferd):
+                            raise
+                        out.add(peer)
+                        self.fail(work, error)
             for peer, found in zip(peers, rounds, strict=True):
+                if not found:
+                    continue
                 row = Row(work.name, peer.name, work.connections, work.in_flight, found)
                 self.rows.append(row)
                 best = row.best

@@ -92,7 +92,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         ),
         **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
         **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
-        **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
         **_off(_NO_TLS, ("grpc-use-ssl", "grpc-use-ssl-mutual")),
         **_refused(_NO_TLS, ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")),
         **_refused(_NO_AGE, ("grpc-max-connection-age", "grpc-max-connection-age-grace")),

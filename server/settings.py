@@ -13,6 +13,9 @@ from typing import Literal
 
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
+DECOMPRESSED_SIZE = 64 << 20
+"""Default limit of a message after decompression, in bytes."""
+
 
 class SettingsError(ValueError):
     """The value of an option is out of its range; the text names the option."""
@@ -69,6 +72,12 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    grpc_max_decompressed_size: int = DECOMPRESSED_SIZE
+    """Largest message in bytes after decompression; 0 for no limit but --grpc-max-message-size."""
+
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
+    """How hard inference responses are compressed for clients that take it (gzip preferred, else deflate)."""
+
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop."""
 
@@ -99,9 +108,14 @@ class Settings:
             raise SettingsError(f"grpc-port: expected 0 to 65535, got {self.grpc_port}")
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "exit_timeout_secs", "log_verbose"):
+        for name in ("grpc_max_message_size", "grpc_max_decompressed_size", "exit_timeout_secs", "log_verbose"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
+        if self.transport == "grpcio" and self.grpc_max_decompressed_size != DECOMPRESSED_SIZE:
+            raise SettingsError(
+                "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
+                "with --transport=grpcio set --grpc-max-message-size"
+            )
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)

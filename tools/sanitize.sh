@@ -1,7 +1,7 @@
 #!/bin/sh
 # Run native tests on the debug and sanitizer builds, without touching the build in the checkout.
 #
-#   tools/sanitize.sh [debug|asan|all] [pytest arguments]        default: all tests/native
+#   tools/sanitize.sh [debug|asan|all] [pytest arguments]        default: all, tests/native tests/engine
 #
 #   debug   bounds checks of Cython, assertions of our own (NDEBUG is not defined), -O1 -g
 #   asan    the same with the address and undefined-behaviour sanitizers of gcc: any report ends the run
@@ -23,7 +23,7 @@ case "${1:-}" in
     debug | asan) builds=$1 && shift ;;
     all) shift ;;
 esac
-[ $# -gt 0 ] || set -- tests/native
+[ $# -gt 0 ] || set -- tests/native tests/engine
 
 copy_sources() {
     mkdir -p "$1"
@@ -45,5 +45,6 @@ for build in $builds; do
         PYTHONMALLOC=malloc
         export LD_PRELOAD ASAN_OPTIONS UBSAN_OPTIONS PYTHONMALLOC
     fi
-    "$python" -m pytest -q -p no:cacheprovider "$@"
+    # Sanitizers write to the descriptor of standard error and end the process: pytest must not capture that.
+    "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@"
 done

@@ -28,21 +28,33 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def channel_options(*, max_message_bytes: int = UNLIMITED, reuse_port: bool = False) -> tuple[tuple[str, int], ...]:
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+"""C core's own levels. They choose the algorithm among those that the client takes, for all responses of the server:
+grpc.aio offers nothing that does it for one method."""
+
+
+def channel_options(
+    *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False, compression_level: str = "none"
+) -> tuple[tuple[str, int], ...]:
     """The options of the C core server; `max_message_bytes` holds both ways, UNLIMITED as in Triton."""
     return (
         *_OPTIONS,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.default_compression_level", COMPRESSION_LEVELS[compression_level]),
     )
 
 
 class GrpcioDoor:
     """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
-    def __init__(self, *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False) -> None:
-        self._options = channel_options(max_message_bytes=max_message_bytes, reuse_port=reuse_port)
+    def __init__(
+        self, *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False, compression_level: str = "none"
+    ) -> None:
+        self._options = channel_options(
+            max_message_bytes=max_message_bytes, reuse_port=reuse_port, compression_level=compression_level
+        )
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._server: grpc.aio.Server | None = None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tests.conformance import doors, models
+from tests.conformance import doors, generic, models
 from tests.conformance.client import Control, Stub
 
+SERVICER_PATHS = (f"/{generic.GENERIC}/", f"/{generic.REGISTERED}/")
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
@@ -22,6 +23,21 @@ def pytest_generate_tests(metafunc):
     if "engine" in metafunc.fixturenames:
         engines = ["target"] if target else ["fake"] if "hosted" in metafunc.fixturenames else ["fake", "real"]
         metafunc.parametrize("engine", engines, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Only the fake engine's process hosts the generic servicer: its paths are no tests of another server."""
+    elsewhere = [item for item in items if _calls_the_servicer_elsewhere(item)]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item not in set(elsewhere)]
+
+
+def _calls_the_servicer_elsewhere(item):
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or parameters.params.get("engine", "fake") == "fake":
+        return False
+    values = [value[0] if isinstance(value, tuple) else value for value in parameters.params.values()]
+    return any(isinstance(value, str) and value.startswith(SERVICER_PATHS) for value in values)
 
 
 @pytest.fixture(scope="session")

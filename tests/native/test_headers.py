@@ -5,7 +5,7 @@ import string
 from urllib.parse import unquote_to_bytes
 
 import pytest
-from _native.headers import _headers, _message, _pair, _timeout
+from _native.headers import _headers, _message, _pairs, _timeout
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ def test_long_message_is_cut_between_characters(text):
 def test_ascii_metadata_travels_as_it_is(key, value):
     [(name, wire)] = _headers([(key, value)])
     assert (name, wire) == (key.encode(), value.encode())
-    assert _pair(name, wire) == (key, value)
+    assert _pairs(name, wire) == [(key, value)]
     assert _headers([(key, value.encode())]) == [(name, wire)]
 
 
@@ -81,12 +81,17 @@ def test_ascii_metadata_travels_as_it_is(key, value):
 def test_binary_metadata_travels_as_base64(key, value):
     [(name, wire)] = _headers([(key + "-bin", value)])
     assert b"=" not in wire
-    assert _pair(name, wire) == (key + "-bin", value)
-    assert _pair(name, base64.b64encode(value)) == (key + "-bin", value)
+    assert _pairs(name, wire) == [(key + "-bin", value)]
+    assert _pairs(name, base64.b64encode(value)) == [(key + "-bin", value)]
 
 
 def test_binary_metadata_that_is_no_base64_is_given_as_it_came():
-    assert _pair(b"x-bin", b"A") == ("x-bin", b"A")
+    assert _pairs(b"x-bin", b"A") == [("x-bin", b"A")]
+
+
+def test_binary_values_joined_by_commas():
+    """As intermediaries may join them, says the gRPC protocol."""
+    assert _pairs(b"x-bin", b"AQ,Ag==") == [("x-bin", b"\x01"), ("x-bin", b"\x02")]
 
 
 @pytest.mark.parametrize(

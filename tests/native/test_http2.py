@@ -9,6 +9,7 @@ import random
 import h2.errors
 import h2.events
 import h2.settings
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,33 @@ def test_native_answer_through_a_small_window(lanes):
     peer.pump()
     [message] = peer.answers[stream].messages
     assert output(message) == ("id", data)
+    peer.close()
+
+
+def test_tensor_bytes_are_not_copied_on_their_way_to_the_socket(lanes):
+    """What is given to the socket are pieces of one and the same memory, in order: the block of the output.
+
+    The identity model hands the input back where it was received, and there is no other memory of that size.
+    """
+    size = 16 << 20
+    peer = connected(lanes.endpoint, window=1 << 30)
+    peer.h2.increment_flow_control_window(1 << 30)
+    before = live_counters()["blocks"]
+    stream = peer.open()
+    peer.send_all(stream, framed(lanes.request(bytes(size))))
+    lanes.settle()
+    pieces = []
+    while taken := peer.connection.take_output():
+        pieces += [np.frombuffer(piece, np.uint8) for piece in taken]
+    tensor = [piece for piece in pieces if piece.nbytes >= 4096]
+    assert size - 4096 < sum(piece.nbytes for piece in tensor) <= size  # the last frame may be small, and copied
+    address = tensor[0].ctypes.data
+    for piece in tensor:
+        assert piece.ctypes.data == address
+        address += piece.nbytes
+    assert sum(piece.nbytes for piece in pieces) < size * 1.01
+    del pieces, tensor, piece, taken
+    assert live_counters()["blocks"] <= before
     peer.close()
 
 
