@@ -70,7 +70,7 @@ cdef struct Stream:
 
     # the answer
     uint8_t accepted         # encodings that the client takes, as bits 1 << ENCODING_*
-    Encoding answer_encoding # ENCODING_IDENTITY: answers are not compressed
+    Encoding answer_encoding  # ENCODING_IDENTITY: answers are not compressed
     int level                # zlib's, of the answers
     Outgoing *first_plain    # messages that wait for the one that is being compressed
     Outgoing *last_plain

@@ -105,9 +105,10 @@ cdef class Workers:
         mutex_destroy(&self.crew.guard)
 
     def start(self) -> None:
-        """Begin to work; once."""
+        """Begin to work, if that has not been said before."""
         for thread in self.threads:
-            thread.start()
+            if thread.ident is None:
+                thread.start()
 
     def _run(self) -> None:
         thread_name(b"inferd-worker")

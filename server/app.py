@@ -127,7 +127,12 @@ async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -
 def _door(settings: Settings, engine: Engine) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit)
-    door = NativeDoor(engine.infer, max_message_bytes=limit)
+        return GrpcioDoor(max_message_bytes=limit, compression_level=settings.grpc_infer_response_compression_level)
+    door = NativeDoor(
+        engine.infer,
+        max_message_bytes=limit,
+        max_decompressed_bytes=settings.grpc_max_decompressed_size,
+        compression_level=settings.grpc_infer_response_compression_level,
+    )
     engine.after_delivery(door.flush)
     return door

@@ -7,6 +7,7 @@ method is a Python handler, hosted as on a grpc.aio server.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,19 @@ import grpc
 
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
+from _native.workers import Workers
 from server.front.context import NativeContext
 from server.front.protocol import NativeProtocol
 from server.front.serving import serve
+from server.rpc.service import RAW, SERVICE
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 BACKLOG = 4096
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}  # zlib's
+INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose responses are compressed
 GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
 
 
@@ -43,10 +48,27 @@ class NativeDoor:
     Args:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
+        max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
+        compression_level: of inference responses, a key of COMPRESSION_LEVELS.
     """
 
-    def __init__(self, infer: InferService | None = None, *, max_message_bytes: int = -1) -> None:
-        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes))
+    def __init__(
+        self,
+        infer: InferService | None = None,
+        *,
+        max_message_bytes: int = -1,
+        max_decompressed_bytes: int = 0,
+        compression_level: str = "none",
+    ) -> None:
+        self._level = COMPRESSION_LEVELS[compression_level]
+        self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
+        self._endpoint = Endpoint(
+            self._on_call,
+            max_message=max(0, max_message_bytes),
+            max_inflated=max_decompressed_bytes,
+            native_level=self._level,
+            workers=self._workers,
+        )
         if infer is not None:
             infer.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
@@ -82,6 +104,8 @@ class NativeDoor:
     async def start(self, address: str) -> int:
         loop = asyncio.get_running_loop()
         self._endpoint.on_dirty = self._schedule_flush
+        loop.add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
+        self._workers.start()
         if address.startswith("unix:"):
             path = address.removeprefix("unix:").removeprefix("//")
             self._servers.append(await loop.create_unix_server(self._protocol, path, backlog=BACKLOG))
@@ -109,6 +133,8 @@ class NativeDoor:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         self._threads.shutdown(wait=False)
+        asyncio.get_running_loop().remove_reader(self._workers.event_fd)
+        self._workers.close()
 
     def _protocol(self) -> NativeProtocol:
         return NativeProtocol(self._endpoint, self._protocols)
@@ -132,6 +158,8 @@ class NativeDoor:
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
             return
+        if self._level and call.path in INFERENCE:
+            call.set_compression("", self._level)
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
