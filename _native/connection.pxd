@@ -20,6 +20,7 @@ cdef class Connection:
     cdef Endpoint endpoint
     cdef public object flush     # called without arguments when there is output to take
     cdef readonly object peer
+    cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
     cdef int dispatch(self) except -1
 

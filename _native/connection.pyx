@@ -25,6 +25,7 @@ from _native.http2 cimport (
     conn_announce_shutdown,
     conn_close,
     conn_collect,
+    conn_fail_calls,
     conn_finished,
     conn_go_away,
     conn_open,
@@ -210,6 +211,11 @@ cdef class Connection:
     def go_away(self) -> None:
         """Refuse further streams; `finished` once the open ones are answered."""
         conn_go_away(&self.conn)
+
+    def fail_calls(self, status: int, details: str) -> None:
+        """End every call that is not answered yet, native ones too, with this status."""
+        cdef bytes text = details.encode()
+        conn_fail_calls(&self.conn, status, text)
 
     def close(self) -> None:
         """The peer is gone: end every call."""

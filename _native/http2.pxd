@@ -147,6 +147,8 @@ cdef bint conn_finished(Conn *conn) noexcept nogil
 # Ask the peer to open no more streams; then refuse further ones.
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil
 cdef void conn_go_away(Conn *conn) noexcept nogil
+# End every call that is not answered yet with an error; the text is plain UTF-8.
+cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil
 cdef void mark_dirty(Conn *conn) noexcept nogil
 
 # --- streams

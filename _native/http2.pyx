@@ -1100,3 +1100,15 @@ cdef void conn_go_away(Conn *conn) noexcept nogil:
         nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE,
                               nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR, NULL, 0)
         mark_dirty(conn)
+
+
+cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:
+    cdef Stream *stream = conn.first_stream
+    while stream != NULL:
+        if stream.method != NULL and not stream.ended:
+            unpark(stream)
+            if stream.method.unary != NULL and stream.call != NULL:
+                stream.method.cancel(stream.call)
+                stream.call = NULL
+            stream_fail(stream, status, details)
+        stream = stream.next

@@ -16,9 +16,17 @@ READY_PATH = "/inference.GRPCInferenceService/ServerReady"
 
 
 def start(
-    repository: Path, log: Path, *, door: str = "native", options: Sequence[str] = (), patience: float = 60.0
+    repository: Path,
+    log: Path,
+    *,
+    door: str = "native",
+    options: Sequence[str] = (),
+    patience: float = 60.0,
+    address: str = "",
 ) -> ServerProcess:
-    """Start `inferd serve` on a repository and wait until ServerReady says so.
+    """Start `inferd serve` on a repository and wait until ServerReady says so, at `address` if that is given.
+
+    With an `address` of its own in the options, the server must listen on the port of --grpc-port, too.
 
     Raises:
         RuntimeError: it ends or does not become ready; with the end of its log.
@@ -28,19 +36,19 @@ def start(
     command += ["--model-repository", repository, "--grpc-port", str(port), "--transport", door, *options]
     server = ServerProcess(command, port, log=log, env={"INFERD_DEBUG_COUNTERS": "1"}, patience=patience)
     try:
-        wait_ready(server, patience)
+        wait_ready(server, patience, address)
     except BaseException:
         server.stop()
         raise
     return server
 
 
-def wait_ready(server: ServerProcess, patience: float) -> None:
+def wait_ready(server: ServerProcess, patience: float, address: str = "") -> None:
     """Ask ServerReady until it is true."""
     ready = pb.ServerReadyResponse(ready=True).SerializeToString()
     give_up = time.monotonic() + patience
     while time.monotonic() < give_up:
-        with Driver(server.address) as driver:
+        with Driver(address or server.address) as driver:
             if driver.run(Fixed([b""], [ready]), requests=1, path=READY_PATH).correct:
                 return
         time.sleep(0.1)

@@ -12,6 +12,7 @@ the client, 10 % carry a deadline, 5 % are wrong on purpose. What must hold, for
                   no deadline fires early (through the grpcio door: by more than the millisecond of its clock)
     reset     0   the server resets no stream, except one whose deadline has passed
     growth        resident memory does not grow: Theil-Sen slope over the last two thirds of the run, times its length
+                  (through the grpcio door: beyond what grpc.aio loses with each call that is cancelled or too late)
     live          every native object is gone when the server has stopped
 
 The summary is printed as JSON; the exit status is 0 when all of it holds.
@@ -41,8 +42,12 @@ from bench.report import Report
 from bench.repository import SOAK, write
 
 MIB = 1 << 20
+DEADLINE_EXCEEDED = 4
 # The clock by which gRPC's C core, and so grpc.aio without any code of ours, fires deadlines counts milliseconds.
 EARLY_US = {"native": 0, "grpcio": 1000}
+# What grpc.aio itself loses with each call that ends before its answer (https://github.com/grpc/grpc/issues/43360):
+# about 400 bytes with grpcio 1.81, while the number of Python objects and of native objects of ours stays the same.
+LOST_BYTES = {"native": 0, "grpcio": 512}
 # With fewer samples a slope says nothing.
 ENOUGH_SAMPLES = 20
 LIVE_LINE = re.compile(r"^live: (\{.*\})", re.MULTILINE)
@@ -63,7 +68,7 @@ class Plan:
     seed: int = 1
     early_us: int = 0  # how much before its deadline a call may be answered DEADLINE_EXCEEDED
     growth_limit: int = 8 * MIB
-    sample_seconds: float = 1.0
+    sample_seconds: float = 0.25
 
 
 class MemoryWatch:
@@ -117,6 +122,12 @@ class Outcome:
     live: dict[str, int] | None = None  # native objects left after the server stopped
     exit_status: int | None = None
 
+    @property
+    def lost_bytes(self) -> int:
+        """What the transport itself is known to lose over such a run."""
+        unanswered = self.report.cancelled + self.report.statuses.get(DEADLINE_EXCEEDED, 0)
+        return LOST_BYTES.get(self.door, 0) * unanswered
+
     def faults(self, plan: Plan) -> list[str]:
         """What does not hold, in words."""
         report, found = self.report, []
@@ -124,8 +135,9 @@ class Outcome:
             found.append(f"{report.requests} requests were sent, expected {plan.requests}")
         found += [f"{count} {what}" for what, count in (("lost", report.lost), ("reset", report.reset)) if count]
         found += [f"{count} wrong: {reason}" for reason, count in report.wrong.items()]
-        if self.growth is not None and self.growth > plan.growth_limit:
-            found.append(f"memory grew by {self.growth / MIB:.1f} MiB, expected at most {plan.growth_limit / MIB:.1f}")
+        limit = plan.growth_limit + self.lost_bytes
+        if self.growth is not None and self.growth > limit:
+            found.append(f"memory grew by {self.growth / MIB:.1f} MiB, expected at most {limit / MIB:.1f}")
         if self.exit_status is not None:
             if self.exit_status != 0:
                 found.append(f"the server ended with {self.exit_status}")
@@ -186,7 +198,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=16, help="on each connection")
     parser.add_argument("--large-fraction", type=float, default=0.01, help="of tensors with a long first dimension")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sample-seconds", type=float, default=1.0)
+    parser.add_argument("--sample-seconds", type=float, default=0.25)
     parser.add_argument("--address", help="of a server that runs already and has the soak models")
     parser.add_argument("--write-models", type=Path, help="only write the repository with the soak models there")
     return parser.parse_args()

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib import metadata
 
 import uvloop
@@ -20,8 +21,10 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
+from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
 from server.front.services import install
+from server.front.tls import Credentials, CredentialsError
 from server.observe.logs import configure
 from server.rpc.metadata import Identity
 from server.rpc.service import table
@@ -59,22 +62,71 @@ def run(settings: Settings) -> int:
     return 0
 
 
+class StopSignal:
+    """SIGINT and SIGTERM: the first asks for an orderly stop, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._cleaning: list[Callable[[], None]] = []
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    async def wait(self) -> None:
+        """Return when the first has come."""
+        await self._asked.wait()
+
+    def at_once(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called before the process ends at once."""
+        self._cleaning.append(callback)
+
+    def _on_signal(self, number: int) -> None:
+        if not self._asked.is_set():
+            self._asked.set()
+            return
+        log.error("a second signal: exiting immediately")
+        for callback in self._cleaning:
+            callback()
+        _exit(128 + number)
+
+
+def _exit(status: int) -> None:
+    """End the process now: threads that load or execute models cannot be stopped."""
+    logging.shutdown()
+    os._exit(status)
+
+
 async def _serve(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = StopSignal()
+    policy = _policy(settings)  # wrong certificates are told before models are loaded
     engine = _engine(settings)
-    problems = await engine.start()
+    problems = await _load(settings, engine, stop)
     deadline = math.inf
     try:
         if problems and settings.exit_on_error:
             raise StartError(
                 f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
             )
-        deadline = await _serve_door(settings, engine, stop)
+        if problems is not None:
+            deadline = await _serve_door(settings, engine, policy, stop)
     finally:
         await _close(engine, deadline)
+
+
+async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:
+    """Load the models; what went wrong, None when the server was told to stop meanwhile."""
+    loop = asyncio.get_running_loop()
+    loading, stopped = loop.create_task(engine.start()), loop.create_task(stop.wait())
+    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.done():
+        stopped.cancel()
+        return await loading
+    log.info("stopping: loading has %d s to finish", settings.exit_timeout_secs)
+    await asyncio.wait({loading}, timeout=settings.exit_timeout_secs)
+    if not loading.done():
+        log.error("Exit timeout expired. Exiting immediately.")
+        _exit(0)
+    return None
 
 
 async def _close(engine: Engine, deadline: float) -> None:
@@ -84,8 +136,7 @@ async def _close(engine: Engine, deadline: float) -> None:
         await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
     except TimeoutError:
         log.error("Exit timeout expired. Exiting immediately.")
-        logging.shutdown()
-        os._exit(0)  # threads that execute models cannot be stopped
+        _exit(0)
 
 
 def _engine(settings: Settings) -> Engine:
@@ -104,35 +155,61 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-async def _serve_door(settings: Settings, engine: Engine, stop: asyncio.Event) -> float:
+async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
-    door = _door(settings, engine)
+    door = _door(settings, engine, policy)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
     health = install(door, table(engine, identity), engine)
-    address = f"{settings.grpc_address}:{settings.grpc_port}"
     try:
-        port = await door.start(address)
+        await door.start(*map(str, settings.addresses))
     except OSError as error:
-        raise StartError(f"cannot listen on {address}: {error}") from error
-    log.info("Started GRPCInferenceService at %s:%d (%s)", settings.grpc_address, port, settings.transport)
+        raise StartError(str(error)) from error
+    for address in door.addresses:
+        log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)
+    stop.at_once(door.remove_files)
     await stop.wait()
-    log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
     health.drain()
     engine.drain()
+    if settings.drain_delay:
+        log.info("stopping: not ready any more, served for %g s", settings.drain_delay)
+        await asyncio.sleep(settings.drain_delay)
+    log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
+    health.close()
     deadline = asyncio.get_running_loop().time() + settings.exit_timeout_secs
     await door.stop(settings.exit_timeout_secs)
     return deadline
 
 
-def _door(settings: Settings, engine: Engine) -> Door:
+def _door(settings: Settings, engine: Engine, policy: ListenPolicy) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit, compression_level=settings.grpc_infer_response_compression_level)
+        return GrpcioDoor(
+            max_message_bytes=limit, compression_level=settings.grpc_infer_response_compression_level, policy=policy
+        )
     door = NativeDoor(
         engine.infer,
         max_message_bytes=limit,
         max_decompressed_bytes=settings.grpc_max_decompressed_size,
         compression_level=settings.grpc_infer_response_compression_level,
+        policy=policy,
     )
     engine.after_delivery(door.flush)
     return door
+
+
+def _policy(settings: Settings) -> ListenPolicy:
+    return ListenPolicy(
+        reuse_port=settings.reuse_grpc_port,
+        unix_mode=settings.unix_mode,
+        unix_owner=settings.grpc_unix_owner,
+        credentials=_credentials(settings),
+    )
+
+
+def _credentials(settings: Settings) -> Credentials | None:
+    if settings.grpc_server_cert is None or settings.grpc_server_key is None:
+        return None
+    try:
+        return Credentials(settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert)
+    except CredentialsError as error:
+        raise StartError(str(error)) from error

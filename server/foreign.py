@@ -46,7 +46,6 @@ _GRPC_ONLY = "inferd serves gRPC only"
 _OWN_THREADS = "inferd has no such threads or pools to size"
 _NO_GPU = "GPUs are not served yet"
 _NO_CONTROL = "models are loaded at start; model control is not served yet"
-_NO_TLS = "TLS is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "the response cache is not served yet"
@@ -80,7 +79,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         ),
         # -- gRPC --
         "allow-grpc": Refused("gRPC is all that inferd serves", ("true",), is_flag=True),
-        **_off("several servers on one port are not served yet", ["reuse-grpc-port"]),
         **_ignored(
             _OWN_THREADS,
             (
@@ -92,8 +90,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         ),
         **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
         **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
-        **_off(_NO_TLS, ("grpc-use-ssl", "grpc-use-ssl-mutual")),
-        **_refused(_NO_TLS, ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")),
         **_refused(_NO_AGE, ("grpc-max-connection-age", "grpc-max-connection-age-grace")),
         **_refused(_NO_KEEPALIVE, ["grpc-keepalive-time"], "7200000"),
         **_refused(_NO_KEEPALIVE, ["grpc-keepalive-timeout"], "20000"),

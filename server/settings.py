@@ -6,10 +6,14 @@ variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `serve
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+LONGEST_SOCKET_PATH = 107  # what the kernel takes
 
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
@@ -19,6 +23,30 @@ DECOMPRESSED_SIZE = 64 << 20
 
 class SettingsError(ValueError):
     """The value of an option is out of its range; the text names the option."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A host, by name or number, and a port; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """The path of a unix socket."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+Address = TcpAddress | UnixAddress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +91,35 @@ class Settings:
     transport: Literal["native", "grpcio"] = "native"
     """The gRPC implementation: the native one, or grpcio."""
 
-    grpc_address: str = "127.0.0.1"
-    """Address that the gRPC service listens on; 0.0.0.0 for all."""
+    grpc_address: tuple[str, ...] = ("127.0.0.1",)
+    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH; may be given several times."""
 
     grpc_port: int = 8001
-    """Port of the gRPC service; 0 for any free one."""
+    """Port of the addresses that name none; 0 for any free one."""
+
+    reuse_grpc_port: bool = False
+    """Share the ports with other processes that do the same (SO_REUSEPORT)."""
+
+    grpc_unix_mode: str = "0660"
+    """Mode of unix sockets, octal."""
+
+    grpc_unix_owner: str = ""
+    """Owner of unix sockets: USER, USER:GROUP or :GROUP, as names or numbers."""
+
+    grpc_use_ssl: bool = False
+    """Serve TLS on TCP; unix sockets stay plain."""
+
+    grpc_use_ssl_mutual: bool = False
+    """Ask clients for a certificate that --grpc-root-cert has signed; implies --grpc-use-ssl."""
+
+    grpc_server_cert: Path | None = None
+    """PEM file with the server's certificate chain; read again when it changes, as are the other two."""
+
+    grpc_server_key: Path | None = None
+    """PEM file with the private key of the certificate."""
+
+    grpc_root_cert: Path | None = None
+    """PEM file with the certificates that clients' certificates are checked against."""
 
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
@@ -77,6 +129,8 @@ class Settings:
 
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
     """How hard inference responses are compressed for clients that take it (gzip preferred, else deflate)."""
+    drain_delay: float = 0.0
+    """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop."""
@@ -106,9 +160,21 @@ class Settings:
                 raise SettingsError(f"model-repository: {path} is not local; remote repositories are not served")
         if not 0 <= self.grpc_port <= 65535:
             raise SettingsError(f"grpc-port: expected 0 to 65535, got {self.grpc_port}")
+        if not self.grpc_address:
+            raise SettingsError("grpc-address: give at least one")
+        if len(set(self.addresses)) < len(self.addresses) and self.grpc_port:
+            raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, self.addresses))}")
+        self._check_unix_mode()
+        self._check_tls()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "grpc_max_decompressed_size", "exit_timeout_secs", "log_verbose"):
+        for name in (
+            "grpc_max_message_size",
+            "grpc_max_decompressed_size",
+            "drain_delay",
+            "exit_timeout_secs",
+            "log_verbose",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
         if self.transport == "grpcio" and self.grpc_max_decompressed_size != DECOMPRESSED_SIZE:
@@ -120,6 +186,38 @@ class Settings:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
 
+    def _check_unix_mode(self) -> None:
+        try:
+            valid = 0 < self.unix_mode <= 0o777
+        except ValueError:
+            valid = False
+        if not valid:
+            raise SettingsError(f"grpc-unix-mode: expected an octal mode such as 0660, got {self.grpc_unix_mode!r}")
+
+    def _check_tls(self) -> None:
+        given = {
+            "grpc-server-cert": self.grpc_server_cert,
+            "grpc-server-key": self.grpc_server_key,
+            "grpc-root-cert": self.grpc_root_cert,
+        }
+        needed = list(given)[: 3 if self.grpc_use_ssl_mutual else 2 if self.grpc_use_ssl else 0]
+        switch = "--grpc-use-ssl-mutual" if self.grpc_use_ssl_mutual else "--grpc-use-ssl"
+        for name, path in given.items():
+            if name in needed and path is None:
+                raise SettingsError(f"{name}: {switch} needs it")
+            if name not in needed and path is not None:
+                switch = "--grpc-use-ssl-mutual" if name == "grpc-root-cert" else "--grpc-use-ssl"
+                raise SettingsError(f"{name}: it is of no use without {switch}")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """`grpc_address`, understood."""
+        return tuple(parse_address(text, self.grpc_port) for text in self.grpc_address)
+
+    @property
+    def unix_mode(self) -> int:
+        return int(self.grpc_unix_mode, 8)
+
     @property
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
         """`backend_config` by backend; the key "" holds what is for all backends."""
@@ -129,6 +227,40 @@ class Settings:
     def default_max_batch_size(self) -> int:
         """What auto-complete gives a model that can batch: `--backend-config=default-max-batch-size=N`."""
         return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
+
+
+def parse_address(text: str, port: int) -> Address:
+    """`HOST`, `HOST:PORT`, `[IPV6]:PORT`, a bare IPv6 address, `unix:PATH` or `unix://PATH`.
+
+    Args:
+        text: the address.
+        port: the port where it names none.
+
+    Raises:
+        SettingsError: it is none of these, or the port is not one.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path or "\0" in path or len(path.encode()) > LONGEST_SOCKET_PATH:
+            raise SettingsError(f"grpc-address: expected unix:PATH of 1 to {LONGEST_SOCKET_PATH} bytes, got {text!r}")
+        return UnixAddress(path)
+    if _is_ipv6(text):
+        return TcpAddress(text, port)
+    found = re.fullmatch(r"(?:\[(?P<ipv6>[^\[\]/]+)\]|(?P<host>[^:\[\]/]+))(?::(?P<port>\d{1,5}))?", text)
+    if found is None or (found["ipv6"] and not _is_ipv6(found["ipv6"])):
+        raise SettingsError(f"grpc-address: expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got {text!r}")
+    number = int(found["port"]) if found["port"] else port
+    if number > 65535:
+        raise SettingsError(f"grpc-address: expected a port of 0 to 65535, got {text!r}")
+    return TcpAddress(found["ipv6"] or found["host"], number)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:

@@ -11,7 +11,14 @@ import pytest
 
 from server import cli
 from server.foreign import FOREIGN, Ignored, Refused
-from server.settings import Settings, SettingsError, parse_backend_config
+from server.settings import (
+    Settings,
+    SettingsError,
+    TcpAddress,
+    UnixAddress,
+    parse_address,
+    parse_backend_config,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ["serve", "--model-repository", "/models"]
@@ -48,7 +55,10 @@ def refused(capsys, *arguments: str) -> str:
     ("arguments", "name", "value"),
     [
         ([], "grpc_port", 8001),
-        ([], "grpc_address", "127.0.0.1"),
+        ([], "grpc_address", ("127.0.0.1",)),
+        (["--grpc-address=::1", "--grpc-address", "unix:/s"], "grpc_address", ("::1", "unix:/s")),
+        (["--reuse-grpc-port", "true"], "reuse_grpc_port", True),
+        (["--grpc-unix-mode=600"], "unix_mode", 0o600),
         (["--grpc-port=9000"], "grpc_port", 9000),
         (["--grpc-port", "9000"], "grpc_port", 9000),
         (["--exit-on-error=false"], "exit_on_error", False),
@@ -105,6 +115,23 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--grp-port", "1"], "Did you mean --grpc-port?"),
         (["--grpc-port", "http"], "--grpc-port"),
         (["--grpc-port", "70000"], "grpc-port: expected 0 to 65535, got 70000"),
+        (["--grpc-address", "a:b:"], "grpc-address: "),
+        (["--grpc-address", "[::1"], "expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got '[::1'"),
+        (["--grpc-address", "unix:"], "expected unix:PATH"),
+        (["--grpc-address", "::1", "--grpc-address", "[::1]:8001"], "given twice"),
+        (["--grpc-address", "h:70000"], "expected a port of 0 to 65535"),
+        (["--grpc-use-ssl"], "grpc-server-cert: --grpc-use-ssl needs it"),
+        (["--grpc-use-ssl", "--grpc-server-cert=c"], "grpc-server-key: --grpc-use-ssl needs it"),
+        (
+            ["--grpc-use-ssl-mutual", "--grpc-server-cert=c", "--grpc-server-key=k"],
+            "grpc-root-cert: --grpc-use-ssl-mutual needs it",
+        ),
+        (["--grpc-server-cert=c"], "grpc-server-cert: it is of no use without --grpc-use-ssl"),
+        (
+            ["--grpc-use-ssl", "--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"],
+            "grpc-root-cert: it is of no use without --grpc-use-ssl-mutual",
+        ),
+        (["--grpc-unix-mode", "999"], "expected an octal mode"),
         (["--exit-timeout-secs", "-1"], "exit-timeout-secs: expected 0 or more"),
         (["--model-load-thread-count", "0"], "expected 1 or more"),
         (["--model-config-name", "a/b"], "without folder"),
@@ -168,6 +195,24 @@ def test_settings_are_frozen() -> None:
     settings = Settings(model_repository=(Path("/m"),))
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.grpc_port = 1
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost", TcpAddress("localhost", 8001)),
+        ("0.0.0.0:9", TcpAddress("0.0.0.0", 9)),
+        ("::", TcpAddress("::", 8001)),
+        ("[::1]", TcpAddress("::1", 8001)),
+        ("[fe80::1%eth0]:9", TcpAddress("fe80::1%eth0", 9)),
+        ("unix:///run/x.sock", UnixAddress("/run/x.sock")),
+        ("unix:x.sock", UnixAddress("x.sock")),
+    ],
+)
+def test_an_address(text: str, address: object) -> None:
+    found = parse_address(text, 8001)
+    assert found == address
+    assert parse_address(str(found), 0) == address
 
 
 def test_backend_settings_by_backend() -> None:

@@ -26,7 +26,16 @@ class Driven:
     rate: float
 
 
-def h2load(address: str, request: bytes, *, requests: int, connections: int, in_flight: int, folder: Path) -> Driven:
+def h2load(
+    address: str,
+    request: bytes,
+    *,
+    requests: int,
+    connections: int,
+    in_flight: int,
+    folder: Path,
+    encrypted: bool = False,
+) -> Driven:
     """Run h2load; it looks at HTTP statuses only.
 
     Raises:
@@ -39,7 +48,8 @@ def h2load(address: str, request: bytes, *, requests: int, connections: int, in_
     body = folder / "h2load.body"
     body.write_bytes(frame(request))
     arguments = [f"-n{requests}", f"-c{connections}", f"-m{in_flight}", "-H", "content-type: application/grpc"]
-    arguments += ["-H", "te: trailers", "-d", str(body), f"http://{address}{INFER_PATH}"]
+    scheme = "https" if encrypted else "http"
+    arguments += ["-H", "te: trailers", "-d", str(body), f"{scheme}://{address}{INFER_PATH}"]
     text = subprocess.run([binary, *arguments], check=True, capture_output=True, text=True).stdout
     finished = re.search(r"finished in ([\d.]+)(us|ms|s), ([\d.]+) req/s", text)
     succeeded = re.search(r"(\d+) succeeded", text)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,6 +14,9 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
 from _native.connection import EVENT_CLOSED, Call
+from server.front.door import STOPPING
+from server.front.peer import Peer, identity_key
+from server.rpc.call import PeerCredentials
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -37,6 +40,7 @@ class NativeContext:
         self._call = call
         self._serialize = handler.response_serializer
         self._deserialize = handler.request_deserializer
+        self._conversation = handler.request_streaming and handler.response_streaming
         self._deadline = time.monotonic() + call.timeout_ns / 1e9 if call.timeout_ns >= 0 else None
         self._wake: asyncio.Event = asyncio.Event()
         self._code: grpc.StatusCode | None = None
@@ -46,6 +50,8 @@ class NativeContext:
         self._compress_next = True
         self._callbacks: list[Callable[[Any], None]] = []
         self._over = False
+        self._draining = False
+        self._cut_short = False  # there was an end of the requests that the client had not set
         self.task: asyncio.Task[None] | None = None
         call.on_event = self._on_event
 
@@ -78,20 +84,36 @@ class NativeContext:
         self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self._close()
 
+    def drain(self) -> None:
+        """The server stops: a conversation ends when the requests that have come are answered."""
+        if self._conversation:
+            self._draining = True
+            self._wake.set()
+
+    def refuse(self) -> None:
+        """The server has stopped: the call gets no answer any more."""
+        self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
+        self._close()
+
     def finish(self, code: grpc.StatusCode, details: str) -> None:
         """Send the final status, unless the call is over."""
+        if self._cut_short and code is grpc.StatusCode.OK:
+            code, details = grpc.StatusCode.UNAVAILABLE, STOPPING
         if self._call.open:
             self._call.end(code.value[0], details, self._trailing)
 
     # -- requests --
 
     async def read(self) -> Any:
-        """The next request message, grpc.aio.EOF after the last."""
+        """The next request message, grpc.aio.EOF after the last; of a draining call, after the last that has come."""
         while True:
             message = self._call.take_message()
             if message is not None:
                 return self._deserialize(message) if self._deserialize else message
             if self._call.half_closed:
+                return EOF
+            if self._draining:
+                self._cut_short = True
                 return EOF
             await self._changed()
 
@@ -179,14 +201,25 @@ class NativeContext:
     def peer(self) -> str:
         return str(self._call.connection.peer)
 
-    def peer_identities(self) -> None:
-        return None
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The client's process, when it came over a unix socket."""
+        return self._client.credentials
 
-    def peer_identity_key(self) -> None:
-        return None
+    def peer_identities(self) -> Sequence[bytes] | None:
+        key = self.peer_identity_key()
+        return None if key is None else self._client.auth[key]
 
-    def auth_context(self) -> dict[str, Sequence[bytes]]:
-        return {}
+    def peer_identity_key(self) -> str | None:
+        return identity_key(self._client.auth)
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return self._client.auth
+
+    @property
+    def _client(self) -> Peer:
+        client: Peer = self._call.connection.client
+        return client
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 import grpc
 
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests"
+"""What calls are told, with UNAVAILABLE, that a stopping server does not answer; the text is Triton's."""
+
 
 class Door(Protocol):
     """A transport. Everything is registered before `start`."""
@@ -19,12 +22,21 @@ class Door(Protocol):
     ) -> None:
         """Host handlers that are found by `service_name` and method name."""
 
-    async def start(self, address: str) -> int:
-        """Listen on `host:port` (port 0: any free one) or `unix:path`; returns the bound port, 0 for a unix socket.
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What it listens on since `start`, with the ports that were bound."""
+
+    async def start(self, *addresses: str) -> int:
+        """Listen on each `host:port` (port 0: any free one) or `unix:path`.
+
+        Returns the bound port of the first one, 0 for a unix socket.
 
         Raises:
-            OSError: the address cannot be bound.
+            OSError: an address cannot be bound; the text names it.
         """
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, give those in progress `grace` seconds, then cancel what is left."""
+        """Refuse new calls, give those in progress `grace` seconds, then end what is left."""
+
+    def remove_files(self) -> None:
+        """Remove the files of unix sockets; `stop` does it too."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
+
+from server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
+from server.front.tls import Credentials
+from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 UNLIMITED = -1
 
@@ -50,11 +55,20 @@ class GrpcioDoor:
     """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
     def __init__(
-        self, *, max_message_bytes: int = UNLIMITED, reuse_port: bool = False, compression_level: str = "none"
+        self,
+        *,
+        max_message_bytes: int = UNLIMITED,
+        compression_level: str = "none",
+        policy: ListenPolicy | None = None,
     ) -> None:
+        self._policy = policy or ListenPolicy()
         self._options = channel_options(
-            max_message_bytes=max_message_bytes, reuse_port=reuse_port, compression_level=compression_level
+            max_message_bytes=max_message_bytes,
+            reuse_port=self._policy.reuse_port,
+            compression_level=compression_level,
         )
+        self._files: list[UnixFile] = []
+        self.addresses: tuple[str, ...] = ()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -67,17 +81,65 @@ class GrpcioDoor:
         # grpc.aio accepts this call and then ignores it; a method that is registered only here must be found too.
         self._generic.append(grpc.method_handlers_generic_handler(service_name, dict(method_handlers)))
 
-    async def start(self, address: str) -> int:
+    async def start(self, *addresses: str) -> int:
         # Made here, not in the constructor: grpc.aio binds a server to the loop that runs when it is made.
         server = grpc.aio.server(handlers=self._generic, options=self._options)
         try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: is it in use, or not an address of this machine?") from error
-        await server.start()
+            bound = [self._bind(server, parse_address(text, 0)) for text in addresses]
+            await server.start()
+        except BaseException:
+            self.remove_files()
+            raise
         self._server = server
-        return 0 if address.startswith("unix:") else port
+        self.addresses = tuple(map(str, bound))
+        return bound[0].port if isinstance(bound[0], TcpAddress) else 0
+
+    def _bind(self, server: grpc.aio.Server, address: Address) -> Address:
+        if isinstance(address, UnixAddress):
+            self._bind_unix(server, address)
+            return address
+        try:
+            return TcpAddress(address.host, self._add_tcp(server, address))
+        except RuntimeError as error:
+            raise why_not(address, reuse_port=self._policy.reuse_port) from error
+
+    def _add_tcp(self, server: grpc.aio.Server, address: TcpAddress) -> int:
+        credentials = self._policy.credentials_for(address)
+        if credentials is None:
+            return server.add_insecure_port(str(address))
+        return server.add_secure_port(str(address), _server_credentials(credentials))
+
+    def _bind_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
+        with claimed(address):
+            # C core binds and listens in one step: until the mode is set nobody else may connect
+            mask = os.umask(0o177)
+            try:
+                server.add_insecure_port(str(address))
+            except RuntimeError as error:
+                raise ListenError(f"cannot listen on {address}") from error
+            finally:
+                os.umask(mask)
+            self._files.append(UnixFile(address.path))
+            set_access(address, self._policy)
 
     async def stop(self, grace: float | None) -> None:
         if self._server is not None:
             await self._server.stop(grace)
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        for file in self._files:
+            file.remove()
+
+
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    """C core's form of `credentials`; it asks for changed certificates at each handshake."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        found = credentials.material
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.root)
+
+    def fetch() -> Any:
+        return configuration() if credentials.refresh() else None  # None: as before
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=credentials.mutual)

@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.errors import ServerError
+from server.front.door import STOPPING
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -32,6 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # set at the next change, and then replaced
         self._draining = False
+        self._closed = False
 
     def set(self, name: str, serving: bool) -> None:
         """Publish the status of `name` to Check and to everyone who watches it; without effect after `drain`."""
@@ -43,6 +45,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._draining = True
         for name in self._statuses:
             self._publish(name, False)
+
+    def close(self) -> None:
+        """End every Watch, those to come too, when it has told what there is to tell."""
+        self._closed = True
+        self._changed.set()
 
     def _publish(self, name: str, serving: bool) -> None:
         self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
@@ -63,6 +70,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             if status != sent:
                 await context.write(_Response(status=status))
                 sent = status
+            elif self._closed:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, STOPPING)
             else:
                 await changed.wait()
 

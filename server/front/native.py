@@ -7,6 +7,7 @@ method is a Python handler, hosted as on a grpc.aio server.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +19,22 @@ from _native.connection import Call, Endpoint
 from _native.infer import InferService
 from _native.workers import Workers
 from server.front.context import NativeContext
+from server.front.door import STOPPING
+from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from server.front.protocol import NativeProtocol
 from server.front.serving import serve
+from server.front.tls import Credentials
 from server.rpc.service import RAW, SERVICE
+from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-BACKLOG = 4096
+RELOAD_INTERVAL = 1.0  # seconds between looks at the certificate files
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}  # zlib's
 INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose responses are compressed
+PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
 
 
@@ -50,6 +56,7 @@ class NativeDoor:
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
+        policy: how it listens.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class NativeDoor:
         max_message_bytes: int = -1,
         max_decompressed_bytes: int = 0,
         compression_level: str = "none",
+        policy: ListenPolicy | None = None,
     ) -> None:
         self._level = COMPRESSION_LEVELS[compression_level]
         self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
@@ -73,9 +81,13 @@ class NativeDoor:
             infer.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
-        self._servers: list[asyncio.Server] = []
+        self._policy = policy or ListenPolicy()
+        self._listeners: list[Listener] = []
+        self._reloading: asyncio.Task[None] | None = None
+        self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._contexts: set[NativeContext] = set()  # of the calls that Python handles
+        self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._flush_scheduled = False
 
@@ -101,40 +113,95 @@ class NativeDoor:
 
     # -- listening --
 
-    async def start(self, address: str) -> int:
-        loop = asyncio.get_running_loop()
+    async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
-        loop.add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
+        asyncio.get_running_loop().add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
         self._workers.start()
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix:").removeprefix("//")
-            self._servers.append(await loop.create_unix_server(self._protocol, path, backlog=BACKLOG))
-            return 0
-        host, _, port = address.rpartition(":")
-        server = await loop.create_server(self._protocol, host.strip("[]") or None, int(port), backlog=BACKLOG)
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        try:
+            bound = [await self._listen(parse_address(text, 0)) for text in addresses]
+        except BaseException:
+            await self._close_listeners()
+            raise
+        if self._policy.credentials is not None:
+            self._reloading = asyncio.get_running_loop().create_task(self._reload(self._policy.credentials))
+        self.addresses = tuple(map(str, bound))
+        return bound[0].port if isinstance(bound[0], TcpAddress) else 0
+
+    async def _listen(self, address: Address) -> Address:
+        if isinstance(address, UnixAddress):
+            opened, file = open_unix(address, self._policy)
+            self._listeners.append(Listener(opened, self._protocol, None, file))
+            await self._listeners[-1].serve()
+            return address
+        sockets = open_tcp(address, reuse_port=self._policy.reuse_port)
+        self._listeners += [Listener(opened, self._protocol, self._policy.credentials) for opened in sockets]
+        for listener in self._listeners[-len(sockets) :]:
+            try:
+                await listener.serve()
+            except OSError as error:
+                raise explained(address, error) from error
+        return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
+
+    async def _reload(self, credentials: Credentials) -> None:
+        """Serve new connections with the certificate that is in the files; those there are keep theirs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(RELOAD_INTERVAL)
+            if await loop.run_in_executor(self._threads, credentials.refresh):
+                for listener in self._listeners:
+                    await listener.serve()
+
+    async def _close_listeners(self) -> None:
+        """Take the connections that are already waiting, and no more."""
+        if self._reloading is not None:
+            self._reloading.cancel()
+        self.remove_files()
+        listeners, self._listeners = self._listeners, []
+        await asyncio.gather(*(listener.close() for listener in listeners))
+
+    def remove_files(self) -> None:
+        for listener in self._listeners:
+            listener.remove_file()
 
     async def stop(self, grace: float | None) -> None:
-        """Close the listeners, let every call that was accepted finish within `grace` seconds, drop the rest."""
-        for server in self._servers:
-            server.close()
+        """Close the listeners, let every call that was accepted finish within `grace` seconds, refuse the rest."""
+        loop = asyncio.get_running_loop()
+        end = math.inf if grace is None else loop.time() + grace
+        await self._close_listeners()
         for protocol in tuple(self._protocols):
             protocol.announce_shutdown()
         if self._protocols:
-            await asyncio.sleep(GOAWAY_DELAY)
-        for protocol in tuple(self._protocols):
-            protocol.go_away()
-        closing = [protocol.closed for protocol in self._protocols]
-        if closing:
-            await asyncio.wait(closing, timeout=grace)
+            await asyncio.sleep(min(GOAWAY_DELAY, end - loop.time()))
+        self._draining = True
+        for context in tuple(self._contexts):
+            context.drain()
+        await self._part(end)
+        self._refuse_calls()
+        await self._part(loop.time() + PARTING)
         for protocol in tuple(self._protocols):
             protocol.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+        tasks = [context.task for context in self._contexts if context.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
-        asyncio.get_running_loop().remove_reader(self._workers.event_fd)
+        loop.remove_reader(self._workers.event_fd)
         self._workers.close()
+
+    async def _part(self, end: float) -> None:
+        """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
+        loop = asyncio.get_running_loop()
+        while self._protocols and loop.time() < end:
+            for protocol in tuple(self._protocols):  # some may still come: their handshake takes time
+                protocol.go_away()
+            closing = [protocol.closed for protocol in self._protocols]
+            if closing:
+                await asyncio.wait(closing, timeout=min(GOAWAY_DELAY, end - loop.time()))
+
+    def _refuse_calls(self) -> None:
+        for context in tuple(self._contexts):
+            context.refuse()
+        for protocol in tuple(self._protocols):
+            protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
 
     def _protocol(self) -> NativeProtocol:
         return NativeProtocol(self._endpoint, self._protocols)
@@ -163,5 +230,7 @@ class NativeDoor:
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._contexts.add(context)
+        task.add_done_callback(lambda _: self._contexts.discard(context))
+        if self._draining:
+            context.drain()

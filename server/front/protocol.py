@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from _native.connection import Connection, Endpoint
+from server.front.peer import peer_of
+from server.front.tls import ALPN
 
 
 class NativeProtocol(asyncio.BufferedProtocol):
@@ -16,15 +17,29 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol]) -> None:
         self._endpoint = endpoint
         self._protocols = protocols
-        self._buffer = endpoint.receive_buffer()
+        self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
+        self._encrypted = False
+        self._leaving = False
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._connection = Connection(self._endpoint, _peer(transport))
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != ALPN:
+            transport.abort()  # the client did not offer HTTP/2
+            return
+        if tls is not None:
+            self._encrypted = True
+            self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
+        client = peer_of(transport)
+        self._connection = Connection(self._endpoint, client.address)
+        self._connection.client = client
         self._connection.flush = self._flush
         self._protocols.add(self)
         self._flush()
@@ -66,6 +81,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
                 break
             if len(pieces) == 1:
                 transport.write(pieces[0])
+            elif self._encrypted:
+                transport.write(b"".join(pieces))  # each write is a record of its own
             else:
                 transport.writelines(pieces)
             if self._connection is None:
@@ -79,23 +96,17 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._flush()
 
     def go_away(self) -> None:
-        if self._connection is not None:
+        """Once is enough, more do no harm."""
+        if self._connection is not None and not self._leaving:
+            self._leaving = True
             self._connection.go_away()
+            self._flush()
+
+    def fail_calls(self, status: int, details: str) -> None:
+        if self._connection is not None:
+            self._connection.fail_calls(status, details)
             self._flush()
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-def _peer(transport: asyncio.Transport) -> str:
-    """The address as gRPC writes it."""
-    connection = transport.get_extra_info("socket")
-    name: Any = transport.get_extra_info("peername")
-    if connection is not None and connection.family == socket.AF_UNIX:
-        return f"unix:{name}" if isinstance(name, str) and name else "unix:"
-    if connection is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if isinstance(name, Sequence) and len(name) >= 2:
-        return f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
-    return "unknown"

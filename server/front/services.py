@@ -23,8 +23,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from server.errors import Internal, ServerError, answer
 from server.front.door import Door
 from server.front.health import Health, follow
+from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME
 from server.pb import grpc_service_pb2 as pb
-from server.rpc.call import Metadata
+from server.rpc.call import Metadata, PeerCredentials
 from server.rpc.service import SERVICE, Method
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class ContextCall:
     @property
     def peer(self) -> str:
         return self._context.peer()
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        return getattr(self._context, "peer_credentials", None)  # grpc.aio's context has none
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        auth = self._context.auth_context()
+        names = (name for key in (COMMON_NAME, ALTERNATIVE_NAME) for name in auth.get(key, ()))
+        return tuple(dict.fromkeys(name.decode("utf-8", "replace") for name in names))
 
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()

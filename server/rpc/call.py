@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 LONGEST = 1e9
 """Seconds that a deadline is at most away, 31 years: clients may name times that do not fit 64 bits of nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCredentials:
+    """The process at the other end of a unix socket, as the kernel knew it when it connected."""
+
+    pid: int  # 0: in another PID namespace
+    uid: int
+    gid: int
 
 
 class Call(Protocol):
@@ -21,6 +31,14 @@ class Call(Protocol):
     @property
     def peer(self) -> str:
         """The client's address as gRPC writes it: `ipv4:127.0.0.1:4711`, `unix:/run/inferd.sock`."""
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The client's process when it came over a unix socket of the native door, else None."""
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """The subject's common name and alternative names in the certificate that the client has proved to own."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, never negative; None when it set none."""

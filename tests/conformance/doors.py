@@ -76,6 +76,15 @@ class Process:
         """Ask it to stop."""
         self._process.terminate()
 
+    def interrupt(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+
     def wait(self) -> int:
         """Its exit status, when it has ended; it is killed if that takes too long."""
         try:

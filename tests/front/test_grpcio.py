@@ -33,7 +33,7 @@ def test_taken_address():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         run = subprocess.run([sys.executable, "-c", _TAKEN, str(port)], cwd=doors.ROOT, capture_output=True, text=True)
-    assert f"cannot listen on 127.0.0.1:{port}" in run.stdout, run.stderr
+    assert f"Socket '127.0.0.1:{port}' already in use" in run.stdout, run.stderr
 
 
 def test_unix_socket(tmp_path):

@@ -1,0 +1,158 @@
+"""What TLS costs, and what a unix socket saves: one native door, listening three ways at once.
+
+    python -m bench.doors
+
+Each round measures all of a row's ways one after the other, so that they share the machine's good and bad moments; the
+best round of each counts. TLS is driven by h2load, which speaks it; sockets by our driver, which compares answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import inferd, messages
+from bench.driver import Driver, Fixed
+from bench.peers.drivers import h2load
+from bench.processes import ServerProcess
+from bench.repository import GATHER, Identity, write
+
+MODEL = Identity("identity", (("FP32", 1),), parameters=GATHER)
+SIZES = (64, 4096, 65536, 600_000, 4 << 20)
+LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One way under one load."""
+
+    rate: float  # requests per second
+    cpu_us: float  # of the server, a request
+    p50_us: float = 0.0
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key; P-256, which is what gRPC users mostly have."""
+    made, key = folder / "server.pem", folder / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    return made, key
+
+
+def best(measure: Callable[[str], Figure], ways: dict[str, str], rounds: int) -> dict[str, Figure]:
+    """Way -> its best round, by server CPU; `ways` are names and addresses."""
+    found: dict[str, list[Figure]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, address in ways.items():
+            found[name].append(measure(address))
+    return {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
+
+
+def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
+    """A table of plain and encrypted TCP, 64-byte tensor."""
+    made, key = certificate(folder)
+    repository = write(folder / "models", [MODEL])
+    plain = inferd.start(repository, folder / "plain.log")
+    exchange = messages.identity(64)
+    lines = [
+        "| connections × in flight | plain | TLS | server CPU, TLS / plain |",
+        "|---|---|---|---|",
+    ]
+    with ExitStack() as stack:
+        stack.callback(plain.stop)
+        options = ["--grpc-use-ssl", "--grpc-server-cert", str(made), "--grpc-server-key", str(key)]
+        # readiness is asked in plain text, over the unix socket
+        options += ["--grpc-address", "127.0.0.1", "--grpc-address", f"unix:{folder}/tls"]
+        tls = inferd.start(repository, folder / "tls.log", options=options, address=f"unix:{folder}/tls")
+        stack.callback(tls.stop)
+        servers = {plain.address: plain, tls.address: tls}
+        for connections, in_flight in LOADS:
+            count = requests if in_flight > 1 else requests // 4
+
+            def measure(address: str, connections: int = connections, in_flight: int = in_flight, n: int = count) -> Figure:
+                server = servers[address]
+                cpu = server.cpu_seconds()
+                driven = h2load(
+                    address,
+                    exchange.request,
+                    requests=n,
+                    connections=connections,
+                    in_flight=in_flight,
+                    folder=folder,
+                    encrypted=server is tls,
+                )
+                return Figure(driven.rate, (server.cpu_seconds() - cpu) / n * 1e6)
+
+            found = best(measure, dict(zip(("plain", "TLS"), servers, strict=True)), rounds)
+            cells = [f"{found[way].cpu_us:.1f} µs · {found[way].rate / 1000:.1f} k/s" for way in found]
+            ratio = found["TLS"].cpu_us / found["plain"].cpu_us
+            lines.append(f"| {connections} × {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+    return lines
+
+
+def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
+    """A table of a unix socket and loopback TCP, by tensor size, one call in flight and sixteen."""
+    unix = f"unix:{folder}/door"
+    options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix]
+    server = inferd.start(write(folder / "models", [MODEL]), folder / "sockets.log", options=options)
+    lines = [
+        "| tensor, connections × in flight | TCP: p50 · rate · server CPU | unix: p50 · rate · server CPU | rate, unix / TCP |",
+        "|---|---|---|---|",
+    ]
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        for size in SIZES:
+            for connections, in_flight in ((1, 1), (4, 4)):
+                found = best(
+                    lambda address, size=size, c=connections, n=in_flight: driven(server, address, size, c, n, seconds),
+                    {"TCP": server.address, "unix": unix},
+                    rounds,
+                )
+                cells = [
+                    f"{found[way].p50_us:.0f} µs · {found[way].rate:.0f} /s · {found[way].cpu_us:.1f} µs" for way in found
+                ]
+                ratio = found["unix"].rate / found["TCP"].rate
+                lines.append(f"| {size} B, {connections} × {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+    return lines
+
+
+def driven(
+    server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float
+) -> Figure:
+    """One round of our driver; every answer is compared."""
+    exchange = messages.identity(size)
+    workload = Fixed([exchange.request], [exchange.response])
+    with Driver(address, connections=connections) as driver:
+        driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
+        cpu = server.cpu_seconds()
+        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
+        cpu = server.cpu_seconds() - cpu
+    if report.correct != report.requests:
+        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset")
+    return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each round on a socket")
+    parser.add_argument("--requests", type=int, default=40_000, help="of each round of TLS")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="inferd-doors-") as name:
+        for lines in (
+            encrypted(Path(name), arguments.rounds, arguments.requests),
+            sockets(Path(name), arguments.rounds, arguments.seconds),
+        ):
+            print(*lines, "", sep="\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""The sockets that a server listens on: how they are opened, and what becomes of a unix socket's file.
+
+A unix socket's file outlives a process that was killed. Such a stale file is replaced, a socket on which somebody
+answers is not; and the file is removed when the server ends, unless it is another's by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import grp
+import os
+import pwd
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.front.tls import HANDSHAKE_TIMEOUT, Credentials
+from server.settings import Address, TcpAddress, UnixAddress
+
+BACKLOG = 4096
+TAKE_TIMEOUT = 0.1  # seconds
+
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenPolicy:
+    """How a door listens. TLS is for TCP; a unix socket is guarded by its mode and owner."""
+
+    reuse_port: bool = False  # share TCP ports with other processes (SO_REUSEPORT)
+    unix_mode: int = 0o660
+    unix_owner: str = ""  # USER, USER:GROUP or :GROUP, names or numbers; "" leaves what the process makes
+    credentials: Credentials | None = None
+
+    def credentials_for(self, address: Address) -> Credentials | None:
+        return None if isinstance(address, UnixAddress) else self.credentials
+
+
+class InUseError(OSError):
+    """Somebody else listens there; the text is Triton's."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(errno.EADDRINUSE, f"Socket '{address}' already in use")
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class ListenError(OSError):
+    """The address cannot be listened on; the text says which and why."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# TCP
+
+
+def open_tcp(address: TcpAddress, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Bound sockets that do not listen yet, one for each address that the host name stands for, all on one port.
+
+    Raises:
+        InUseError, ListenError: no socket can be bound there.
+    """
+    sockets: list[socket.socket] = []
+    port = address.port
+    failure: OSError | None = None
+    try:
+        for family, host in _resolved(address):
+            try:
+                sockets.append(_bound(family, host, port, reuse_port))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FAMILY:
+                    raise
+                failure = error
+            else:
+                port = sockets[0].getsockname()[1]
+        if not sockets and failure is not None:
+            raise failure
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise explained(address, error) from error
+    return sockets
+
+
+def _resolved(address: TcpAddress) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(
+        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    )
+    return list(dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found))
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int, reuse_port: bool) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            # the wildcard takes IPv4 as well, as it does with gRPC's C core; every other address is only itself
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+        made.bind((host, port))
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def explained(address: Address, error: OSError) -> OSError:
+    """The error with the address in it, as an operator wants to read it."""
+    if error.errno == errno.EADDRINUSE:
+        return InUseError(address)
+    return ListenError(f"cannot listen on {address}: {error.strerror or error}")
+
+
+def why_not(address: TcpAddress, *, reuse_port: bool) -> OSError:
+    """What keeps others from binding `address`, for a library that does not tell."""
+    try:
+        for opened in open_tcp(address, reuse_port=reuse_port):
+            opened.close()
+    except OSError as error:
+        return error
+    return ListenError(f"cannot listen on {address}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Unix sockets
+
+
+class UnixFile:
+    """The file of a unix socket that this process has bound."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self._identity = _identity(self.path)
+
+    def remove(self) -> None:
+        """Remove it, unless another process has put its own there. Several calls do no harm."""
+        with suppress(OSError):
+            if _identity(self.path) == self._identity:
+                self.path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    # with the time it was made: inode numbers are used again
+    status = path.lstat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+@contextmanager
+def claimed(address: UnixAddress) -> Iterator[None]:
+    """Around making the socket's file: nobody answers there, a stale file is gone, and no rival does the same now.
+
+    Raises:
+        InUseError: somebody answers.
+        ListenError: the folder is missing or may not be written, or the file is not a socket.
+    """
+    try:
+        folder = os.open(Path(address.path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise explained(address, error) from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _remove_stale(address)
+        yield
+    except (InUseError, ListenError):
+        raise
+    except OSError as error:
+        raise explained(address, error) from error
+    finally:
+        os.close(folder)
+
+
+def _remove_stale(address: UnixAddress) -> None:
+    try:
+        mode = Path(address.path).lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"cannot listen on {address}: the file exists and is not a socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            Path(address.path).unlink()
+            return
+        except BlockingIOError:
+            pass  # its backlog is full: somebody is there
+    raise InUseError(address)
+
+
+def open_unix(address: UnixAddress, policy: ListenPolicy) -> tuple[socket.socket, UnixFile]:
+    """A bound and listening socket with the mode and the owner of the policy.
+
+    Raises:
+        InUseError, ListenError: no socket can be bound there, or its owner cannot be set.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with claimed(address):
+            made.bind(address.path)
+            file = UnixFile(address.path)
+            try:
+                set_access(address, policy)
+            except BaseException:
+                file.remove()
+                raise
+            made.listen(BACKLOG)  # only now can anybody connect
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made, file
+
+
+def set_access(address: UnixAddress, policy: ListenPolicy) -> None:
+    """Give the socket's file the owner and the mode of the policy.
+
+    Raises:
+        ListenError: there is no such user or group, or this process may not give files to them.
+    """
+    try:
+        if policy.unix_owner:
+            os.chown(address.path, *owner(policy.unix_owner))
+        Path(address.path).chmod(policy.unix_mode)
+    except (KeyError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no such user or group"
+        raise ListenError(f"cannot give {address} to '{policy.unix_owner}': {reason}") from error
+
+
+def owner(text: str) -> tuple[int, int]:
+    """The user's and the group's number of `USER`, `USER:GROUP` or `:GROUP`; -1 for what is not given.
+
+    Raises:
+        KeyError: there is no such user or group.
+    """
+    user, _, group = text.partition(":")
+    uid = -1 if not user else int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    gid = -1 if not group else int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    return uid, gid
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Serving a socket on the event loop
+
+
+class Listener:
+    """A bound socket whose connections are given to protocols.
+
+    Args:
+        bound: the socket, taken over.
+        protocol: makes the protocol of a connection.
+        credentials: TLS, with the certificate as it is at `serve`.
+        file: of a unix socket.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        credentials: Credentials | None,
+        file: UnixFile | None = None,
+    ) -> None:
+        self._socket = bound
+        self._protocol = protocol
+        self._credentials = credentials
+        self._file = file
+        self._server: asyncio.Server | None = None
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        if self._credentials is None:
+            return {}
+        return {"ssl": self._credentials.material.context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
+
+    async def serve(self) -> None:
+        """Take connections from now on; called again, with the certificate as it is then."""
+        loop = asyncio.get_running_loop()
+        before = self._server
+        create = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
+        self._server = await create(self._protocol, sock=self._socket.dup(), backlog=BACKLOG, **self._tls)
+        if before is not None:
+            before.close()
+
+    async def close(self) -> None:
+        """Take the connections that the kernel has accepted already, then refuse more."""
+        if self._server is not None:
+            self._server.close()
+        self._socket.setblocking(False)
+        waiting = []
+        with suppress(OSError):  # in the end BlockingIOError, there are no more
+            while self._server is not None:
+                waiting.append(self._socket.accept()[0])
+        self._socket.close()
+        self.remove_file()
+        if waiting:
+            await self._take(waiting)
+
+    async def _take(self, waiting: list[socket.socket]) -> None:
+        """Make connections of accepted sockets; handshakes that take longer than a moment go on by themselves."""
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(loop.connect_accepted_socket(self._protocol, each, **self._tls)) for each in waiting]
+        await asyncio.wait(tasks, timeout=TAKE_TIMEOUT)
+
+    def remove_file(self) -> None:
+        if self._file is not None:
+            self._file.remove()

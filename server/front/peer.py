@@ -1,0 +1,68 @@
+"""Who is at the other end of a connection of the native door."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.rpc.call import PeerCredentials
+
+AuthContext = Mapping[str, Sequence[bytes]]
+
+COMMON_NAME = "x509_common_name"
+ALTERNATIVE_NAME = "x509_subject_alternative_name"
+
+_UCRED = struct.Struct("=iII")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What is known of a client when it has connected."""
+
+    address: str  # as gRPC writes it: "ipv4:127.0.0.1:4711", "unix:"
+    credentials: PeerCredentials | None = None  # of a process on a unix socket
+    auth: AuthContext = field(default_factory=dict)  # of a TLS client; keys and values are grpc's
+
+
+def peer_of(transport: Any) -> Peer:
+    """The client behind an asyncio transport."""
+    address, credentials = "unknown", None
+    connection = transport.get_extra_info("socket")
+    name: Any = transport.get_extra_info("peername")
+    if connection is not None and connection.family == socket.AF_UNIX:
+        address = f"unix:{name}" if isinstance(name, str) and name else "unix:"
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        credentials = PeerCredentials(*_UCRED.unpack(raw))
+    elif isinstance(name, Sequence) and len(name) >= 2:
+        address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+    tls = transport.get_extra_info("ssl_object")
+    return Peer(address, credentials, {} if tls is None else _auth(tls))
+
+
+def _auth(tls: ssl.SSLObject) -> AuthContext:
+    found: dict[str, list[bytes]] = {
+        "transport_security_type": [b"ssl"],
+        "security_level": [b"TSI_PRIVACY_AND_INTEGRITY"],
+    }
+    certificate: Any = tls.getpeercert()
+    der = tls.getpeercert(binary_form=True)
+    if not certificate or der is None:
+        return found
+    for attributes in certificate.get("subject", ()):
+        for key, value in attributes:
+            if key == "commonName":
+                found.setdefault(COMMON_NAME, []).append(value.encode())
+    names = [value.encode() for _, value in certificate.get("subjectAltName", ())]
+    if names:
+        found[ALTERNATIVE_NAME] = names
+    found["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(der).encode()]
+    return found
+
+
+def identity_key(auth: AuthContext) -> str | None:
+    """The key of `auth` that tells who the client is: the alternative names before the common name, as grpc has it."""
+    return next((key for key in (ALTERNATIVE_NAME, COMMON_NAME) if key in auth), None)

@@ -1,0 +1,151 @@
+"""TLS of the front doors: certificates from files, read again when the files change."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("inferd.front")
+
+ALPN = "h2"
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that a client may take for its handshake."""
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+class CredentialsError(Exception):
+    """The certificates cannot be used; the text names the option and the file, and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the files held: checked, and belonging together."""
+
+    certificate: bytes  # PEM, the chain
+    key: bytes
+    root: bytes | None
+    context: ssl.SSLContext
+
+
+class Credentials:
+    """A server certificate and its key, and for mutual TLS the root that clients' certificates must come from.
+
+    Args:
+        certificate: PEM file with the certificate chain.
+        key: PEM file with the private key, without a passphrase.
+        root: PEM file with the certificates that clients are checked against; None asks clients for none.
+
+    Raises:
+        CredentialsError: a file cannot be read or used, or they do not belong together.
+    """
+
+    def __init__(self, certificate: Path, key: Path, root: Path | None = None) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._root = root
+        self._lock = threading.Lock()
+        self._refused: Signature | None = None  # what could not be used is complained about once
+        self._signature = self._sign()
+        self._material = self._load()
+
+    @property
+    def mutual(self) -> bool:
+        """Clients must show a certificate."""
+        return self._root is not None
+
+    @property
+    def material(self) -> Material:
+        """What was last read and could be used."""
+        return self._material
+
+    def refresh(self) -> bool:
+        """Read the files again if they have changed; whether there is new material. Any thread may call it.
+
+        Files that cannot be used, as while they are being replaced, leave the old material and one line in the log.
+        """
+        with self._lock:
+            try:
+                signature = self._sign()
+                if signature in (self._signature, self._refused):
+                    return False
+                material = self._load()
+                if self._sign() != signature:
+                    return False  # written to meanwhile: read again at the next occasion
+            except CredentialsError as error:
+                self._complain(error)
+                return False
+            self._material, self._signature, self._refused = material, signature, None
+        log.info("the TLS certificate has been read again")
+        return True
+
+    def _complain(self, error: CredentialsError) -> None:
+        try:
+            signature = self._sign()
+        except CredentialsError:
+            signature = ()
+        if signature != self._refused:
+            self._refused = signature
+            log.error("the TLS certificate stays as it was: %s", error)
+
+    def _sign(self) -> Signature:
+        """Changes whenever a file is replaced or written to, also behind a symbolic link."""
+        found = []
+        for option, path in self._files():
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise CredentialsError(f"--{option}: cannot read {path}: {error.strerror}") from error
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+    def _files(self) -> list[tuple[str, Path]]:
+        files = [("grpc-server-cert", self._certificate), ("grpc-server-key", self._key)]
+        return files if self._root is None else [*files, ("grpc-root-cert", self._root)]
+
+    def _load(self) -> Material:
+        certificate = _pem("grpc-server-cert", self._certificate, b" CERTIFICATE-----")
+        key = _pem("grpc-server-key", self._key, b"PRIVATE KEY-----")
+        root = None if self._root is None else _pem("grpc-root-cert", self._root, b" CERTIFICATE-----")
+        return Material(certificate, key, root, self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([ALPN])
+        # Connections live long: nothing is won by resuming sessions, and a resumed one escapes a changed root.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=self._refuse_passphrase)
+        except ssl.SSLError as error:
+            raise CredentialsError(self._reason(error)) from error
+        if self._root is not None:
+            try:
+                context.load_verify_locations(self._root)
+            except ssl.SSLError as error:
+                raise CredentialsError(f"--grpc-root-cert: {self._root} cannot be used: {error.reason}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _refuse_passphrase(self) -> str:
+        raise CredentialsError(f"--grpc-server-key: the key in {self._key} has a passphrase; give it without one")
+
+    def _reason(self, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"the key in {self._key} does not belong to the certificate in {self._certificate}"
+        return f"the certificate in {self._certificate} or the key in {self._key} cannot be used: {error.reason}"
+
+
+def _pem(option: str, path: Path, mark: bytes) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CredentialsError(f"--{option}: cannot read {path}: {error.strerror}") from error
+    if mark not in content:
+        kind = "private key" if b"KEY" in mark else "certificate"
+        raise CredentialsError(f"--{option}: {path} holds no {kind} in PEM form")
+    return content

@@ -1,0 +1,243 @@
+"""The end of the real server, in order at the first signal, at once at the second; the command's TLS and sockets."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from server.front.door import STOPPING
+from server.pb import grpc_service_pb2 as pb
+from tests.conformance import doors, models
+from tests.conformance.client import Stub, floats, request
+from tests.conformance.raw import Client, framed
+from tests.front.certificates import Authority
+
+both_doors = pytest.mark.parametrize("door", doors.NAMES)
+
+SLOW = models.SLOW_US / 1e6
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    models.write_repository(root)
+    return root
+
+
+@pytest.mark.parametrize("repetition", range(4))
+def test_none_of_128_calls_is_lost(repository, repetition):
+    """The signal comes at another moment each time, the last time while calls are still being sent."""
+    with doors.running_server("native", repository) as process:
+        channels = [
+            grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(8)
+        ]
+        for channel in channels:
+            grpc.channel_ready_future(channel).result(10)
+        calls = [
+            Stub(channels[i % 8]).ModelInfer.future(request("slow", floats(i), id=str(i)), timeout=30)
+            for i in range(128)
+        ]
+        time.sleep((0.4, 0.2, 0.1, 0.0)[repetition])
+        process.terminate()
+        outcome = Counter(call.code() for call in calls)
+        accepted = [i for i, call in enumerate(calls) if call.code() is grpc.StatusCode.OK]
+        for i in accepted:
+            assert calls[i].result().id == str(i)
+        assert process.wait() == 0
+        for channel in channels:
+            channel.close()
+    if repetition < 3:
+        assert outcome == {grpc.StatusCode.OK: 128}
+    # a call that the server never took may be told that nobody is there any more
+    assert set(outcome) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+
+@both_doors
+def test_readiness_goes_first_and_service_later(door, repository):
+    with (
+        doors.running_server(door, repository, "--drain-delay", "1.5") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        stub, health = Stub(channel), health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        process.terminate()
+        begin = time.monotonic()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert time.monotonic() - begin < 1
+        assert not stub.ServerReady(pb.ServerReadyRequest()).ready
+        with grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) as late:
+            while time.monotonic() - begin < 1.2:
+                assert Stub(late).ModelInfer(request("simple", floats(1))).outputs
+        with pytest.raises(grpc.RpcError) as ended:
+            next(watch)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert process.wait() == 0
+        assert 1.4 < time.monotonic() - begin < 5
+
+
+def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
+    with (
+        doors.running_server("native", repository) as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        done = threading.Event()
+
+        def requests():
+            for i in range(2):
+                yield request("slow", floats(i), id=str(i))
+            done.wait(20)  # the client does not half-close
+
+        responses = Stub(channel).ModelStreamInfer(requests())
+        time.sleep(SLOW / 2)
+        process.terminate()
+        begin = time.monotonic()
+        assert [next(responses).infer_response.id for _ in range(2)] == ["0", "1"]
+        with pytest.raises(grpc.RpcError) as ended:
+            next(responses)
+        done.set()
+        assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert process.wait() == 0
+        assert time.monotonic() - begin < 5
+
+
+def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
+    with (
+        doors.running_server("native", repository, "--exit-timeout-secs", "1") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        stub = Stub(channel)
+        unary = [stub.ModelInfer.future(request("hang", floats(i))) for i in range(3)]
+        stream = stub.ModelStreamInfer(iter([request("hang", floats(1))]))
+        time.sleep(0.3)
+        process.terminate()
+        begin = time.monotonic()
+        for call in unary:
+            assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        with pytest.raises(grpc.RpcError) as ended:
+            next(stream)
+        assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert process.wait() == 0
+        assert time.monotonic() - begin < 3.5
+
+
+def test_a_request_on_its_way_is_received_and_answered(repository):
+    """The call was accepted with its headers; its message is still coming when the server is told to stop."""
+    message = framed(request("simple", floats(*range(16))).SerializeToString())
+    with doors.running_server("native", repository) as process, Client(process.address) as client:
+        stream = client.headers(INFER)
+        client.data(stream, message[:20])
+        time.sleep(0.1)
+        process.terminate()
+        client.receive_until(lambda: client.goaway is not None)
+        time.sleep(0.3)
+        client.data(stream, message[20:], end=True)
+        assert client.answer(stream).status == 0
+        assert process.wait() == 0
+
+
+@both_doors
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
+    process = doors.Process(
+        *(sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--transport", door),
+        *("--grpc-port", "0", "--grpc-address", "127.0.0.1", "--grpc-address", f"unix:{tmp_path}/s"),
+        *("--drain-delay", "20"),
+    )
+    process.wait_until_it_listens()
+    process.interrupt(number)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    process.interrupt(number)
+    assert process.wait() == 128 + number
+    assert time.monotonic() - begin < 2
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_signal_while_models_are_loading(tmp_path):
+    slow = tmp_path / "backends" / "slow_to_load.py"
+    slow.parent.mkdir()
+    slow.write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
+    folder = tmp_path / "models" / "slow"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text('backend: "slow_to_load"\nmax_batch_size: 1\n')
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "server", "serve", "--model-repository", str(folder.parent), "--grpc-port", "0"),
+            *("--backend-directory", str(slow.parent), "--exit-timeout-secs", "1"),
+        ],
+        cwd=doors.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "loading\n"
+    begin = time.monotonic()
+    process.terminate()
+    assert process.wait(20) == 0
+    assert time.monotonic() - begin < 3
+
+
+# ---- the command's options ------------------------------------------------------------------------------------------
+
+
+@both_doors
+def test_the_command_serves_tls_and_a_unix_socket(door, repository, tmp_path):
+    grpcclient = pytest.importorskip("tritonclient.grpc")
+    authority = Authority(tmp_path / "authority")
+    server, client = authority.issue("server", "DNS:localhost", "IP:127.0.0.1"), authority.issue("client")
+    options = (
+        *("--grpc-address", "127.0.0.1", "--grpc-address", f"unix://{tmp_path}/s", "--grpc-unix-mode", "600"),
+        *("--grpc-use-ssl-mutual", "--grpc-server-cert", str(server.certificate), "--grpc-server-key", str(server.key)),
+        *("--grpc-root-cert", str(authority.root)),
+    )
+    encrypted = {
+        "ssl": True,
+        "root_certificates": str(authority.root),
+        "private_key": str(client.key),
+        "certificate_chain": str(client.certificate),
+    }
+    with doors.running_server(door, repository, *options) as process:
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+        for address, security in ((process.address, encrypted), (f"unix:{tmp_path}/s", {})):
+            with grpcclient.InferenceServerClient(address, **security) as connection:
+                tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
+                tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+                assert connection.infer("simple", [tensor]).as_numpy("OUTPUT0").tolist() == [[1, 1, 1, 1]]
+
+
+@both_doors
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--grpc-address", "unix:/nonexistent/s"), "cannot listen on unix:/nonexistent/s: No such file or directory"),
+        (
+            ("--grpc-use-ssl", "--grpc-server-cert=/nonexistent/c", "--grpc-server-key=/nonexistent/k"),
+            "--grpc-server-cert: cannot read /nonexistent/c: No such file or directory",
+        ),
+    ],
+)
+def test_the_command_says_in_one_sentence_why_it_does_not_start(door, repository, options, line):
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--grpc-port", "0"),
+            *("--transport", door, "--log-info=false", *options),
+        ],
+        cwd=doors.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    (said,) = (run.stdout + run.stderr).strip().splitlines()
+    assert said.endswith(f'"{line}"')

@@ -1,0 +1,217 @@
+"""Where the doors listen: TCP on both families, unix sockets and their files, shared ports, and who the client is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+from server.front import listeners
+from server.front.listeners import InUseError, ListenError, ListenPolicy
+from server.settings import TcpAddress, UnixAddress
+from tests.conformance import doors
+from tests.front import host
+
+doors_under_test = pytest.mark.parametrize("door", doors.NAMES)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
+
+
+def told(address: str) -> dict:
+    with grpc.insecure_channel(address) as channel:
+        return host.ask(channel)
+
+
+def addresses(process) -> list[str]:
+    """What the host listens on, from the lines that it prints."""
+    first = next(i for i, line in enumerate(process.lines) if line.startswith("port "))
+    return process.lines[first + 1 :]
+
+
+def failed(door: str, *arguments: str) -> str:
+    """The output of a host that cannot start."""
+    command = [sys.executable, "-m", "tests.front.host", door, *arguments]
+    environment = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    run = subprocess.run(command, cwd=doors.ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0
+    return run.stderr
+
+
+# ---- both doors -----------------------------------------------------------------------------------------------------
+
+
+@needs_ipv6
+@doors_under_test
+def test_several_listeners_at_once(door, tmp_path):
+    path = tmp_path / "s"
+    with host.started(door, "127.0.0.1:0", "[::1]:0", f"unix://{path}") as process:
+        first = process.address
+        assert told(first)["peer"].startswith("ipv4:127.0.0.1:")
+        second = next(line for line in _lines(process, 3) if line.startswith("[::1]:"))
+        assert told(second)["peer"].startswith("ipv6:")
+        assert told(f"unix:{path}")["peer"].startswith("unix:")
+    assert not path.exists()
+
+
+def _lines(process, count: int) -> list[str]:
+    for _ in range(100):
+        if len(addresses(process)) >= count:
+            break
+        time.sleep(0.05)
+    return addresses(process)
+
+
+@doors_under_test
+def test_the_mode_of_a_unix_socket(door, tmp_path):
+    path = tmp_path / "s"
+    with host.started(door, f"unix:{path}", "--mode", "640", "--owner", f":{os.getgid()}"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert path.stat().st_gid == os.getgid()
+
+
+@doors_under_test
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(door, tmp_path):
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with host.started(door, f"unix:{path}"):
+        assert f"Socket 'unix:{path}' already in use" in failed(door, f"unix:{path}")
+        assert told(f"unix:{path}")["peer"].startswith("unix:")
+
+
+@doors_under_test
+def test_the_socket_of_a_killed_server_is_replaced(door, tmp_path):
+    path = tmp_path / "s"
+    killed = doors.Process(sys.executable, "-m", "tests.front.host", door, f"unix:{path}")
+    killed.wait_until_it_listens()
+    killed.kill()
+    assert path.exists()
+    with host.started(door, f"unix:{path}"):
+        assert told(f"unix:{path}")
+
+
+@doors_under_test
+def test_a_taken_port_gives_one_sentence(door):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"Socket '127.0.0.1:{port}' already in use" in failed(door, f"127.0.0.1:{port}")
+
+
+@doors_under_test
+def test_an_address_of_another_machine(door):
+    assert "cannot listen on 192.0.2.1:1234: Cannot assign requested address" in failed(door, "192.0.2.1:1234")
+
+
+@doors_under_test
+def test_a_shared_port(door):
+    with host.started(door, "127.0.0.1:0", "--reuse-port") as first:
+        with host.started(door, first.address, "--reuse-port") as second:
+            assert second.address == first.address
+        assert told(first.address)
+        assert "already in use" in failed(door, first.address)
+
+
+# ---- who the client is ----------------------------------------------------------------------------------------------
+
+
+def test_the_native_door_knows_the_process_behind_a_unix_socket(tmp_path):
+    with host.started("native", "127.0.0.1:0", f"unix:{tmp_path}/s") as process:
+        assert told(f"unix:{tmp_path}/s")["credentials"] == [os.getpid(), os.getuid(), os.getgid()]
+        assert told(process.address)["credentials"] is None
+
+
+def test_the_grpcio_door_does_not(tmp_path):
+    with host.started("grpcio", f"unix:{tmp_path}/s"):
+        assert told(f"unix:{tmp_path}/s")["credentials"] is None
+
+
+# ---- the sockets ----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_name_is_all_its_addresses_on_one_port():
+    sockets = listeners.open_tcp(TcpAddress("localhost", 0))
+    try:
+        assert len({opened.getsockname()[1] for opened in sockets}) == 1
+        assert len({opened.family for opened in sockets}) == len(sockets)
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+@needs_ipv6
+def test_the_ipv6_wildcard_takes_ipv4_too():
+    (opened,) = listeners.open_tcp(TcpAddress("::", 0))
+    with opened:
+        opened.listen()
+        socket.create_connection(("127.0.0.1", opened.getsockname()[1]), timeout=5).close()
+
+
+def test_an_unknown_host():
+    with pytest.raises(ListenError, match=r"cannot listen on no\.such\.host\.invalid:1"):
+        listeners.open_tcp(TcpAddress("no.such.host.invalid", 1))
+
+
+def opened_unix(path, **policy):
+    return listeners.open_unix(UnixAddress(str(path)), ListenPolicy(**policy))
+
+
+def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path):
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(ListenError, match="is not a socket"):
+        opened_unix(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(ListenError, match=f"cannot listen on unix:{tmp_path}/no/s: No such file or directory"):
+        opened_unix(tmp_path / "no" / "s")
+
+
+def test_an_unknown_owner_leaves_no_file(tmp_path):
+    with pytest.raises(ListenError, match="to 'nobody-of-that-name': no such user or group"):
+        opened_unix(tmp_path / "s", unix_owner="nobody-of-that-name")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_socket_whose_backlog_is_full_is_alive(tmp_path):
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(str(tmp_path / "s"))
+        busy.listen(0)
+        waiting.connect(str(tmp_path / "s"))
+        with pytest.raises(InUseError):
+            opened_unix(tmp_path / "s")
+
+
+def test_the_file_of_a_successor_is_not_removed(tmp_path):
+    first, file = opened_unix(tmp_path / "s")
+    first.close()
+    second, successor = opened_unix(tmp_path / "s")
+    file.remove()
+    assert (tmp_path / "s").exists()
+    successor.remove()
+    second.close()
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("root", (0, -1)), ("root:root", (0, 0)), (":0", (-1, 0)), ("12:34", (12, 34))]
+)
+def test_owners(text, ids):
+    assert listeners.owner(text) == ids

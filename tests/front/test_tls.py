@@ -1,0 +1,281 @@
+"""TLS on both doors: what is refused, who the client is, and certificates that change while calls are running."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+
+import grpc
+import pytest
+
+from server.front.tls import Credentials, CredentialsError
+from tests.conformance import doors
+from tests.front import host
+from tests.front.certificates import Authority, openssl
+
+both_doors = pytest.mark.parametrize("door", doors.NAMES)
+
+LOCAL = ("DNS:localhost", "IP:127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("stranger"), "another root")
+
+
+@pytest.fixture(scope="session")
+def server_pair(authority):
+    return authority.issue("server", *LOCAL)
+
+
+@pytest.fixture(scope="session")
+def client_pair(authority):
+    return authority.issue("client", "DNS:client.example", "URI:spiffe://example/client")
+
+
+def channel(address, authority, pair=None):
+    own = (
+        {}
+        if pair is None
+        else {"private_key": pair.key.read_bytes(), "certificate_chain": pair.certificate.read_bytes()}
+    )
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority.root.read_bytes(), **own))
+
+
+def told(address, authority, pair=None):
+    with channel(address, authority, pair) as opened:
+        return host.ask(opened)
+
+
+def started(door, pair, *arguments):
+    return host.started(door, "127.0.0.1:0", "--certificate", pair.certificate, "--key", pair.key, *arguments)
+
+
+def client_context(authority, *protocols):
+    context = ssl.create_default_context(cafile=authority.root)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    return context
+
+
+def handshake(address, context):
+    """The name of the certificate that the server shows, and what the connection gives first."""
+    name, port = address.rsplit(":", 1)
+    with (
+        socket.create_connection((name, int(port)), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname=name) as encrypted,
+    ):
+        subject = dict(pair for names in encrypted.getpeercert()["subject"] for pair in names)
+        encrypted.settimeout(5)
+        return subject["commonName"], encrypted.recv(9)
+
+
+@both_doors
+def test_a_call(door, authority, server_pair):
+    with started(door, server_pair) as process:
+        answer = told(process.address, authority)
+        assert answer["peer"].startswith("ipv4:127.0.0.1:")
+        assert "transport_security_type" in answer["auth"]
+        assert answer["names"] == answer["identities"] == []
+        assert answer["identity_key"] is None
+        with grpc.insecure_channel(process.address) as plain, pytest.raises(grpc.RpcError) as refused:
+            host.ask(plain, timeout=2)
+        assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@both_doors
+def test_old_versions_are_refused(door, authority, server_pair):
+    with started(door, server_pair) as process:
+        old = client_context(authority, "h2")
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        old.minimum_version = ssl.TLSVersion.TLSv1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            handshake(process.address, old)
+        assert handshake(process.address, client_context(authority, "h2"))[0] == "server"
+
+
+@both_doors
+@pytest.mark.parametrize("protocols", [(), ("http/1.1",)])
+def test_without_http2_there_is_no_connection(door, authority, server_pair, protocols):
+    with started(door, server_pair) as process:
+        try:
+            _, first = handshake(process.address, client_context(authority, *protocols))
+        except (ssl.SSLError, ConnectionError):
+            return
+        assert first == b""
+
+
+@both_doors
+def test_a_client_must_show_a_certificate_of_the_root(door, authority, stranger, server_pair, client_pair):
+    with started(door, server_pair, "--root", authority.root) as process:
+        answer = told(process.address, authority, client_pair)
+        assert answer["names"] == ["client", "client.example", "spiffe://example/client"]
+        assert answer["identity_key"] == "x509_subject_alternative_name"
+        assert answer["identities"] == ["client.example", "spiffe://example/client"]
+        assert {"x509_common_name", "x509_pem_cert"} <= set(answer["auth"])
+        for pair in (None, stranger.issue("intruder")):
+            with pytest.raises(grpc.RpcError) as refused:
+                told(process.address, authority, pair)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        nameless = told(process.address, authority, authority.issue("plain"))
+        assert nameless["identity_key"] == "x509_common_name"
+        assert nameless["identities"] == nameless["names"] == ["plain"]
+
+
+@both_doors
+def test_unix_sockets_stay_plain(door, authority, server_pair, tmp_path):
+    files = ("--certificate", server_pair.certificate, "--key", server_pair.key)
+    with host.started(door, "127.0.0.1:0", f"unix:{tmp_path}/s", *files) as process:
+        assert told(process.address, authority)
+        with grpc.insecure_channel(f"unix:{tmp_path}/s") as plain:
+            assert host.ask(plain)["peer"].startswith("unix:")
+
+
+@both_doors
+def test_a_changed_certificate_is_served_and_drops_no_call(door, authority, tmp_path):
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    first, second = (authority.issue(f"generation{i}", *LOCAL) for i in (1, 2))
+    first.install(certificate, key)
+    outcome: Counter[str] = Counter()
+    stopping = threading.Event()
+
+    def call(opened):
+        while not stopping.is_set():
+            try:
+                host.ask(opened, wait=0.01)
+                outcome["answered"] += 1
+            except grpc.RpcError as error:
+                outcome[str(error)] += 1
+
+    with (
+        host.started(door, "127.0.0.1:0", "--certificate", certificate, "--key", key) as process,
+        channel(process.address, authority) as opened,
+    ):
+        context = client_context(authority, "h2")
+        assert handshake(process.address, context)[0] == "generation1"
+        long = opened.unary_unary(host.WHO).future(b"3", timeout=20)
+        threads = [threading.Thread(target=call, args=(opened,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        # half of a change, as while files are being replaced: the old pair stays
+        key.write_bytes(second.key.read_bytes())
+        time.sleep(1.5)
+        assert handshake(process.address, context)[0] == "generation1"
+        second.install(certificate, key)
+        deadline = time.monotonic() + 10
+        while handshake(process.address, context)[0] != "generation2":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert long.result()
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    assert set(outcome) == {"answered"}
+    complaints = [line for line in process.lines if "stays as it was" in line]
+    assert len(complaints) == 1
+    assert "does not belong to the certificate" in complaints[0]
+
+
+@both_doors
+def test_a_changed_root_counts_for_new_connections(door, authority, stranger, server_pair, client_pair, tmp_path):
+    root = tmp_path / "root.pem"
+    root.write_bytes(authority.root.read_bytes())
+    with started(door, server_pair, "--root", root) as process, channel(process.address, authority, client_pair) as old:
+        assert host.ask(old)
+        root.write_bytes(stranger.root.read_bytes())
+        friend = stranger.issue("friend")
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                assert told(process.address, authority, friend)["names"] == ["friend"]
+                break
+            except grpc.RpcError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        assert host.ask(old)
+
+
+def test_a_client_that_never_shakes_hands_is_dropped(authority, server_pair):
+    with started("native", server_pair) as process:
+        name, port = process.address.rsplit(":", 1)
+        with socket.create_connection((name, int(port)), timeout=15) as silent:
+            assert silent.recv(1) == b""
+        assert told(process.address, authority)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(server_pair, authority, tmp_path):
+    certificate, key, root = tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "root.pem"
+    server_pair.install(certificate, key)
+    root.write_bytes(authority.root.read_bytes())
+    return certificate, key, root
+
+
+@pytest.mark.parametrize(
+    ("missing", "option"), [(0, "grpc-server-cert"), (1, "grpc-server-key"), (2, "grpc-root-cert")]
+)
+def test_files_that_cannot_be_read(files, missing, option):
+    files[missing].unlink()
+    with pytest.raises(CredentialsError, match=f"--{option}: cannot read {files[missing]}: No such file"):
+        Credentials(*files)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (0, "--grpc-server-cert: {} holds no certificate in PEM form"),
+        (1, "--grpc-server-key: {} holds no private key in PEM form"),
+        (2, "--grpc-root-cert: {} holds no certificate in PEM form"),
+    ],
+)
+def test_files_that_hold_something_else(files, wrong, text):
+    files[wrong].write_text("nothing of use")
+    with pytest.raises(CredentialsError, match=text.format(files[wrong])):
+        Credentials(*files)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_files_that_are_damaged(files, wrong):
+    lines = files[wrong].read_text().splitlines()
+    files[wrong].write_text("\n".join([*lines[:1], "AAAA", *lines[-1:]]) + "\n")
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        Credentials(*files)
+
+
+def test_a_key_of_another_certificate(files, client_pair):
+    files[1].write_bytes(client_pair.key.read_bytes())
+    with pytest.raises(CredentialsError, match=r"the key in .*server\.key does not belong to the certificate in"):
+        Credentials(*files)
+
+
+def test_a_key_with_a_passphrase(files):
+    openssl("ec", "-aes128", "-passout", "pass:secret", "-in", files[1], "-out", files[1].with_suffix(".locked"))
+    files[1].with_suffix(".locked").replace(files[1])
+    with pytest.raises(CredentialsError, match="has a passphrase"):
+        Credentials(*files)
+
+
+def test_a_file_that_is_gone_for_a_while_changes_nothing(files, caplog):
+    credentials = Credentials(*files)
+    before = credentials.material
+    kept = files[0].read_bytes()
+    files[0].unlink()
+    assert not credentials.refresh()
+    assert not credentials.refresh()
+    assert len(caplog.records) == 1
+    files[0].write_bytes(kept)
+    assert credentials.refresh()
+    assert credentials.material is not before
