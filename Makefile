@@ -4,6 +4,7 @@
 #   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
 #   make test     all tests, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make clients  installs clients in other languages and proxies (as root on Debian), tests with them
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make bench    measures the server and its peers, writes bench/results/
@@ -35,7 +36,7 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test lint fuzz bench soak proto clean
+.PHONY: setup build serve test clients lint fuzz bench soak proto clean
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) build
@@ -81,6 +82,10 @@ serve: $(DEMO)
 test: setup
 	$(PY) -m pytest -q $(ARGS)
 	$(MAKE) --no-print-directory lint
+
+clients: setup
+	tools/client_packages.sh $(PY)
+	$(PY) -m pytest -q tests/clients tests/proxy tests/conformance/test_grpc_js.py $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

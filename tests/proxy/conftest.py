@@ -1,0 +1,69 @@
+"""Fixtures: each proxy with two servers behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import grpc
+import pytest
+
+from tests.clients.conftest import or_skip
+from tests.clients.toolchains import Missing
+from tests.conformance import models
+from tests.conformance.client import Stub, pb
+from tests.proxy.proxies import PROXIES, Server, running
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    models.write_repository(root)
+    return root
+
+
+@pytest.fixture(scope="session", params=PROXIES)
+def installed(request):
+    """A proxy and its program."""
+    proxy = PROXIES[request.param]
+    program = or_skip(proxy.name, proxy.program)
+    if isinstance(program, Missing):
+        pytest.skip(str(program))
+    return proxy, program
+
+
+@pytest.fixture(scope="session")
+def servers(repository):
+    """Two servers."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(2):
+            started.append(Server(repository))
+            stack.callback(started[-1].stop)
+        yield started
+
+
+@pytest.fixture
+def address(installed, servers, tmp_path):
+    """`host:port` of the proxy in front of the servers."""
+    with running(*installed, tmp_path, [server.port for server in servers]) as address:
+        wait_until_served(address)
+        yield address
+
+
+@pytest.fixture
+def channel(address):
+    unlimited = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+    with grpc.insecure_channel(address, options=unlimited) as channel:
+        yield channel
+
+
+def wait_until_served(address):
+    """Until the proxy has found a server that is well."""
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(100):
+            with contextlib.suppress(grpc.RpcError):
+                Stub(channel).ServerReady(pb.ServerReadyRequest(), timeout=1)
+                return
+            time.sleep(0.1)
+    raise AssertionError("the proxy reaches no server")
