@@ -22,6 +22,7 @@ FLAGS = {
     "debug": ["-O1", "-g"],
     "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
 }
+ZLIB_USERS = {"_native.compression"}
 NGHTTP2_USERS = {
     "_native.access",
     "_native.connection",
@@ -60,7 +61,7 @@ def extension(path: Path) -> Extension:
         + (pkg_config("--cflags") if http2 else []),
         extra_link_args=(["-fsanitize=address,undefined"] if BUILD == "asan" else [])
         + (pkg_config("--libs") if http2 else []),
-        libraries=["pthread", "m"],
+        libraries=["pthread", "m"] + (["z"] if name in ZLIB_USERS else []),
     )
 
 

@@ -3,10 +3,12 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from _native.http2 cimport Conn, Host, Stream, cancel_fn, unary_fn
+from _native.workers cimport Workers
 
 
 cdef class Endpoint:
     cdef Host host
+    cdef Workers workers
     cdef uint8_t *receive        # where sockets are read to, one at a time
     cdef object on_call          # called with each new Call
     cdef public object on_dirty  # called when flush_dirty has become necessary

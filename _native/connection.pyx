@@ -13,6 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
+from _native.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
     MAX_NATIVES,
@@ -32,15 +33,20 @@ from _native.http2 cimport (
     conn_open,
     conn_ping,
     conn_receive,
+    jobs_done,
     stream_begin,
+    stream_compress,
     stream_drop_message,
     stream_end,
+    stream_inflates,
     stream_reset,
     stream_send,
+    stream_unsent,
     unary_fn,
 )
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
+from _native.workers cimport Workers, crew_drain
 
 from collections import deque
 
@@ -74,17 +80,25 @@ cdef class Endpoint:
         max_streams: open streams that a connection may have.
         max_unsent: bytes of answers that may wait for their peers, over all connections; 0 for no limit.
         spare_frames: frames a second that a connection may send without bringing a call forward.
+        max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
+        native_level: zlib's level for answers of native methods; 0 for not compressing them.
+        workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
 
     Set `clock`, a function that returns seconds, for another clock than time.monotonic().
     """
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
-                 spare_frames: int = 10_000):
+                 spare_frames: int = 10_000, max_inflated: int = 0, native_level: int = 0, Workers workers=None):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
         self.host.unsent_limit = max_unsent
         self.host.spare_frames = spare_frames
+        self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
+        self.host.native_level = native_level
+        self.workers = workers
+        if workers is not None:
+            self.host.crew = &workers.crew
         self.host.hooks.begin = call_begins
         self.host.hooks.message = message_arrived
         self.host.hooks.half_closed = client_half_closed
@@ -139,11 +153,21 @@ cdef class Endpoint:
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
+        cdef Connection connection
         while self.host.first_dirty != NULL:
             conn = self.host.first_dirty
             self.host.first_dirty = conn.next_dirty
             conn.dirty = False
-            (<Connection>conn.owner).flush()
+            connection = <Connection>conn.owner
+            connection.dispatch()  # events of jobs; a receiver may close the connection
+            if connection.flush is not None:
+                connection.flush()
+
+    def collect_jobs(self) -> None:
+        """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
+        crew_drain(&self.workers.crew)
+        jobs_done(&self.host)
+        self.flush_dirty()
 
 
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
@@ -395,7 +419,7 @@ cdef class Call:
     @property
     def half_closed(self) -> bool:
         """The client sends no more messages than those that can be taken now."""
-        return self.stream == NULL or self.stream.remote_closed
+        return self.stream == NULL or (self.stream.remote_closed and not stream_inflates(self.stream))
 
     @property
     def open(self) -> bool:
@@ -405,7 +429,27 @@ cdef class Call:
     @property
     def writable(self) -> bool:
         """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
-        return self.stream == NULL or self.stream.unsent < WRITABLE_BELOW
+        return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
+
+    def set_compression(self, encoding: str, level: int = 6) -> None:
+        """Compress messages from now on, if the client takes the encoding; before the headers are sent.
+
+        Args:
+            encoding: "gzip", "deflate", "identity", or "" for the best that the client takes.
+            level: zlib's.
+
+        Raises:
+            ValueError: the encoding is unknown, or the headers have been sent.
+        """
+        cdef Stream *stream = self.open_stream()
+        cdef bytes name = encoding.encode()
+        cdef Encoding wanted
+        if stream.headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
+        if encoding and wanted == ENCODING_UNKNOWN:
+            raise ValueError(f"expected gzip, deflate or identity, got {encoding!r}")
+        stream_compress(stream, wanted, level)
 
     def send_headers(self, metadata=()) -> None:
         """Send the initial metadata, pairs of key and value; once, before the first message."""
@@ -419,8 +463,8 @@ cdef class Call:
         free(nv)
         self.touched()
 
-    def send_message(self, message: bytes) -> None:
-        """Queue one response message."""
+    def send_message(self, message: bytes, compress: bool = True) -> None:
+        """Queue one response message; with `compress`, as `set_compression` says."""
         cdef Stream *stream = self.open_stream()
         cdef size_t size = len(message)
         cdef Outgoing *out
@@ -432,7 +476,7 @@ cdef class Call:
         write_message_prefix(out.room, size)
         memcpy(out.room + 5, <const char *>message, size)
         outgoing_add(out, out.home, out.room, 5 + size)
-        stream_send(stream, out)
+        stream_send(stream, out, compress)
         self.touched()
 
     def end(self, status: int, details: str = "", metadata=()) -> None:

@@ -3,9 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.budget cimport Budget
+from _native.compression cimport Encoding
 from _native.memory cimport Block
 from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf, nghttp2_session
 from _native.outgoing cimport Outgoing, Output
+from _native.workers cimport Crew, Job
 
 # A unary method that is handled without Python: it gets the one request message (a reference to `block` that it owns,
 # and the bytes in it) once the client has half-closed, and answers by stream_reply or stream_fail, now or later on the
@@ -27,11 +29,12 @@ cdef struct HeaderField:
     nghttp2_rcbuf *value
 
 cdef struct Incoming:
-    # one received message of a call that is not native
+    # one received message: of a call that is not native, or one that waits to be inflated
     Incoming *next
     Block *block
     const uint8_t *data
     size_t size
+    bint compressed
 
 cdef struct Stream:
     Conn *conn
@@ -62,7 +65,19 @@ cdef struct Stream:
     size_t queued_bytes      # in complete messages that nobody has taken
     size_t withheld          # flow-control credit kept back because of them
 
+    Encoding encoding        # of messages that are marked as compressed
+    Incoming *first_packed   # complete messages that wait for the one that is being inflated
+    Incoming *last_packed
+    Job *inflating           # on a worker
+
     # the answer
+    uint8_t accepted         # encodings that the client takes, as bits 1 << ENCODING_*
+    Encoding answer_encoding  # ENCODING_IDENTITY: answers are not compressed
+    int level                # zlib's, of the answers
+    Outgoing *first_plain    # messages that wait for the one that is being compressed
+    Outgoing *last_plain
+    Job *deflating           # on a worker
+    size_t plain             # bytes in all of these
     Outgoing *first_out
     Outgoing *last_out
     size_t unsent            # bytes in them
@@ -132,6 +147,9 @@ cdef struct Host:
     CallHooks hooks
     Gatekeeper gatekeeper
     size_t max_message       # bytes of a request message; 0: unlimited
+    size_t max_inflated      # the same after decompression
+    int native_level         # zlib's, of the answers of native methods; 0: they are not compressed
+    Crew *crew               # who inflates and compresses large messages; NULL: it is done at once
     uint32_t max_streams
     size_t unsent_limit      # bytes of answers that wait for their peers, over all connections; 0: unlimited
     size_t unsent            # so many wait; a message counts as a whole until its last byte is framed
@@ -177,8 +195,17 @@ cdef void stream_fail(Stream *stream, int status, const char *details) noexcept 
 # The same in steps: initial metadata, messages (taken over), final status with trailing metadata (from malloc, taken
 # over; names and values may lie in the same allocation).
 cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil
-cdef void stream_send(Stream *stream, Outgoing *message) noexcept nogil
+cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil
 cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers, size_t count) noexcept nogil
+# Before the first of these: compress answers with zlib's `level` (0: do not), in `encoding` if the client takes it; an
+# `encoding` of ENCODING_UNKNOWN leaves the choice open.
+cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil
+# Bytes of answers that are not framed yet.
+cdef size_t stream_unsent(const Stream *stream) noexcept nogil
+# A message is complete that nobody can take yet, because it or one before it is being inflated.
+cdef bint stream_inflates(const Stream *stream) noexcept nogil
+# The result of jobs may have begun native calls.
+cdef void jobs_done(Host *host) noexcept nogil
 # Break the call off (RST_STREAM).
 cdef void stream_reset(Stream *stream) noexcept nogil
 # Give back the oldest received message, and with it the peer's credit for more.

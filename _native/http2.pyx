@@ -2,6 +2,8 @@
 
 `conn_receive` takes what came from the socket, `conn_collect` gives what goes there. Everything else happens in
 between: headers are read and judged, messages put together, native methods run, answers framed under flow control.
+Compressed messages are inflated, and answers compressed, in the order of their stream; large ones on workers, whose
+results come in between rounds.
 Calls of methods that are not native are handed to `CallHooks`; `_native.connection` makes Python objects of them.
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
@@ -19,7 +21,27 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, strlen
 
+from _native.atomic cimport store32
 from _native.budget cimport COST_FRAME, COST_PYTHON_RESET, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from _native.compression cimport (
+    ENCODING_DEFLATE,
+    ENCODING_GZIP,
+    ENCODING_IDENTITY,
+    ENCODING_UNKNOWN,
+    RESULT_CANCELLED,
+    RESULT_NO_MEMORY,
+    RESULT_OK,
+    RESULT_TOO_LARGE,
+    RESULT_TRUNCATED,
+    Encoding,
+    Inflated,
+    Result,
+    deflate_message,
+    encoding_name,
+    encoding_parse,
+    encodings_parse,
+    inflate_message,
+)
 from _native.headers cimport message_encode, timeout_parse
 from _native.memory cimport LIVE_CONNECTIONS, LIVE_STREAMS, Block, block_give, block_take, live_add
 from _native.nghttp2 cimport *
@@ -31,6 +53,7 @@ from _native.outgoing cimport (
     output_message,
 )
 from _native.text cimport format_text, text_or_no_memory
+from _native.workers cimport Job, crew_submit
 
 cdef enum:
     STREAM_WINDOW = 4 << 20          # request bytes a peer may send ahead on one stream
@@ -44,6 +67,10 @@ cdef enum:
     EXPECTED_FADES = 1024            # answers after which a large one has mostly been forgotten
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
+    COMPRESS_FROM = 1 << 10          # bytes of an answer below which compressing does not pay
+    COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
+    INFLATE_HERE = 16 << 10          # the same for received messages
+    INFLATED_HERE = 64 << 10         # and for what becomes of them
     FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
     # Here resets come out of the budget, so the library's is set out of reach.
@@ -73,7 +100,7 @@ cdef extern from *:
         NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE}
     static const nghttp2_nv inferd_answer[2] = {
         INFERD_NV(":status", "200"), INFERD_NV("content-type", "application/grpc")};
-    static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity")};
+    static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity, deflate, gzip")};
     static const char *const inferd_status_text[17] = {
         "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"};
     /* since 1.57, and in distributions' security updates of older versions */
@@ -125,8 +152,9 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     if stream.next != NULL:
         stream.next.previous = stream.previous
     conn.streams -= 1
-    conn.unsent -= stream.unsent
+    conn.unsent -= stream_unsent(stream)
     release(stream)
+    drop_compression(stream)
     drop_answer(stream)
     drop_fields(stream)
     block_give(stream.block)
@@ -192,16 +220,20 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     provider.source.ptr = stream
     provider.read_callback = read_answer
     stream.headers_sent = True
-    if count == 0:
+    if count == 0 and stream.answer_encoding == ENCODING_IDENTITY:
         nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider)
     else:
-        headers = <nghttp2_nv *>malloc((2 + count) * sizeof(nghttp2_nv))
+        headers = <nghttp2_nv *>malloc((3 + count) * sizeof(nghttp2_nv))
         if headers == NULL:
             stream_reset(stream)
             return
         memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
         memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
-        nghttp2_submit_response(stream.conn.session, stream.id, headers, 2 + count, &provider)
+        count += 2
+        if stream.answer_encoding != ENCODING_IDENTITY:
+            set_nv(&headers[count], "grpc-encoding", encoding_name(stream.answer_encoding))
+            count += 1
+        nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider)
         free(headers)
     mark_dirty(stream.conn)
 
@@ -231,20 +263,27 @@ cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     release(stream)
 
 
+cdef inline void send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil:
+    message.compress = (compressible and stream.answer_encoding != ENCODING_IDENTITY
+                        and message.left >= COMPRESS_FROM)
+    if message.compress or stream.plain:
+        add_plain(stream, message)
+    else:
+        release_plain(stream, message)
+
+
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.ended:
         outgoing_free(message)
         return
     learn(stream.conn.host, message.left)
-    append(stream, message)
     stream.ended = True
     stream.status = STATUS_OK
-    go_on(stream)
+    send(stream, message, True)
 
 
-cdef void stream_send(Stream *stream, Outgoing *message) noexcept nogil:
-    append(stream, message)
-    go_on(stream)
+cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil:
+    send(stream, message, compressible)
 
 
 cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil:
@@ -275,7 +314,7 @@ cdef void finish(Stream *stream, int status, const char *details, const char *ht
     stream.status = status
     if details != NULL and details[0] != 0:
         stream.details = message_encode(details)
-    if stream.headers_sent:
+    if stream.headers_sent or stream.plain:
         go_on(stream)
     else:
         stream.headers_sent = True
@@ -331,11 +370,11 @@ cdef ssize_t read_answer(nghttp2_session *session, int32_t stream_id, uint8_t *b
     # how many bytes the next DATA frame takes; send_answer will put them there
     cdef Stream *stream = <Stream *>source.ptr
     cdef size_t size = min(length, stream.unsent)
-    if size == 0 and not stream.ended:
+    if size == 0 and (stream.plain or not stream.ended):
         stream.waiting = True
         return NGHTTP2_ERR_DEFERRED
     flags[0] |= NGHTTP2_DATA_FLAG_NO_COPY
-    if stream.ended and size == stream.unsent:
+    if stream.ended and size == stream.unsent and not stream.plain:
         flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
         submit_trailers(stream, NULL)
     return <ssize_t>size
@@ -347,7 +386,7 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
     cdef Stream *stream = <Stream *>source.ptr
     cdef Outgoing *message
     cdef size_t part
-    cdef size_t before = stream.unsent
+    cdef size_t before = stream_unsent(stream)
     if not output_copy(&conn.output, head, 9):
         return NGHTTP2_ERR_CALLBACK_FAILURE
     stream.unsent -= length
@@ -367,9 +406,13 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
                 stream.last_out = NULL
             conn.host.unsent -= message.size
             outgoing_free(message)
-    if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream.unsent:
-        conn.host.hooks.writable(stream)
+    tell_writable(stream, before)
     return 0 if conn.output.size < conn.output_limit else NGHTTP2_ERR_PAUSE
+
+
+cdef inline void tell_writable(Stream *stream, size_t before) noexcept nogil:
+    if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream_unsent(stream):
+        stream.conn.host.hooks.writable(stream)
 
 
 cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream_id, int32_t connection_window,
@@ -444,10 +487,11 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
         if stream.timeout_ns < 0:
             stream.seen |= HEADER_BAD_TIMEOUT
     elif equals(name, "grpc-encoding", 13):
-        if not equals(value, "identity", 8):
+        stream.encoding = encoding_parse(value.base, value.len)
+        if stream.encoding == ENCODING_UNKNOWN:
             stream.seen |= HEADER_BAD_ENCODING
     elif equals(name, "grpc-accept-encoding", 20):
-        pass  # answers are never compressed
+        stream.accepted |= encodings_parse(value.base, value.len)
     elif name.len and name.base[0] != c":" and stream.method != NULL and is_kept(stream, name):
         return keep_field(stream, name_buffer, value_buffer)
     return 0
@@ -511,12 +555,14 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_INTERNAL, "grpc-timeout must be at most 8 digits and one of H M S m u n")
     elif stream.seen & HEADER_BAD_ENCODING:
         stream_fail(stream, STATUS_UNIMPLEMENTED,
-                    "the grpc-encoding of the request is not supported, accepted encodings: identity")
-    elif stream.method.unary == NULL:
+                    "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
+    elif stream.method.unary != NULL:
+        stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
+        if stream.conn.host.gatekeeper.admits != NULL:
+            stream.conn.host.gatekeeper.admits(stream.conn.host.gatekeeper.context, stream)
+            drop_fields(stream)
+    else:
         stream.conn.host.hooks.begin(stream)
-        drop_fields(stream)
-    elif stream.conn.host.gatekeeper.admits != NULL:
-        stream.conn.host.gatekeeper.admits(stream.conn.host.gatekeeper.context, stream)
         drop_fields(stream)
 
 
@@ -564,7 +610,10 @@ cdef void begin_message(Stream *stream) noexcept nogil:
     stream.size = (<size_t>stream.prefix[1] << 24 | <size_t>stream.prefix[2] << 16
                    | <size_t>stream.prefix[3] << 8 | <size_t>stream.prefix[4])
     stream.received = 0
-    if stream.prefix[0] != 0:
+    if stream.prefix[0] > 1:
+        stream_fail(stream, STATUS_INTERNAL, "the first byte of a gRPC message must be 0 or 1")
+        return
+    if stream.prefix[0] and stream.encoding == ENCODING_IDENTITY:
         stream_fail(stream, STATUS_INTERNAL,
                     "a message is marked as compressed but the call declares no grpc-encoding")
         return
@@ -592,7 +641,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     cdef Incoming *message
     stream.messages += 1
     stream.prefix_size = 0
-    if stream.method.unary != NULL:
+    if stream.method.unary != NULL and not stream.prefix[0]:
         return  # kept until the client half-closes
     message = <Incoming *>malloc(sizeof(Incoming))
     if message == NULL:
@@ -602,13 +651,35 @@ cdef void end_message(Stream *stream) noexcept nogil:
     message.block = stream.block
     message.data = stream.data
     message.size = stream.size
+    message.compressed = stream.prefix[0]
     stream.block = NULL
-    if stream.last_in == NULL:
-        stream.first_in = message
-    else:
-        stream.last_in.next = message
-    stream.last_in = message
     stream.queued_bytes += message.size
+    if message.compressed or stream_inflates(stream):
+        add_incoming(&stream.first_packed, &stream.last_packed, message)
+        inflate_next(stream)
+    else:
+        message_ready(stream, message)
+
+
+cdef inline void add_incoming(Incoming **first, Incoming **last, Incoming *message) noexcept nogil:
+    message.next = NULL
+    if first[0] == NULL:
+        first[0] = message
+    else:
+        last[0].next = message
+    last[0] = message
+
+
+cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
+    # takes it over
+    if stream.method.unary != NULL:
+        stream.block = message.block
+        stream.data = <uint8_t *>message.data
+        stream.size = message.size
+        stream.queued_bytes = 0
+        free(message)
+        return
+    add_incoming(&stream.first_in, &stream.last_in, message)
     if stream.call != NULL:
         stream.conn.host.hooks.message(stream)
 
@@ -616,11 +687,10 @@ cdef void end_message(Stream *stream) noexcept nogil:
 cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef Incoming *message = stream.first_in
     stream.first_in = message.next
-    if stream.first_in == NULL:
-        stream.last_in = NULL
     stream.queued_bytes -= message.size
     block_give(message.block)
     free(message)
+    inflate_next(stream)
     if stream.withheld and stream.queued_bytes < QUEUED_LIMIT:
         nghttp2_session_consume_stream(stream.conn.session, stream.id, stream.withheld)
         stream.withheld = 0
@@ -633,6 +703,8 @@ cdef void half_closed(Stream *stream) noexcept nogil:
         return
     if stream.prefix_size != 0:
         stream_fail(stream, STATUS_INTERNAL, "the request ends in the middle of a message")
+    elif stream_inflates(stream):
+        pass  # inflate_next comes back
     elif stream.method.unary == NULL:
         stream.conn.host.hooks.half_closed(stream)
     elif stream.messages == 0:
@@ -774,6 +846,268 @@ cdef void run_parked(Conn *conn) noexcept nogil:
         run_first_parked(conn)
     if conn.first_parked != NULL:
         wait_for_host(conn)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compression: one message of a stream at a time each way, so that their order stays; those behind it wait
+
+cdef struct Inflation:
+    Job job
+    Stream *stream           # NULL: it is gone
+    Incoming *message
+    Encoding encoding
+    size_t limit
+    Result result
+    Inflated out
+
+cdef struct Deflation:
+    Job job
+    Stream *stream           # NULL: it is gone
+    Outgoing *plain
+    Outgoing *packed         # NULL: the plain one is sent
+    Encoding encoding
+    int level
+
+cdef int32_t NEVER = 0       # for what is done at once
+
+
+cdef void drop_incoming(Incoming *message) noexcept nogil:
+    block_give(message.block)
+    free(message)
+
+
+cdef void drop_compression(Stream *stream) noexcept nogil:
+    # what waits; what a worker has is dropped when it comes back
+    cdef Incoming *message
+    cdef Outgoing *plain
+    if stream.inflating != NULL:
+        (<Inflation *>stream.inflating).stream = NULL
+        store32(&stream.inflating.cancelled, 1)
+        stream.inflating = NULL
+    if stream.deflating != NULL:
+        (<Deflation *>stream.deflating).stream = NULL
+        store32(&stream.deflating.cancelled, 1)
+        stream.deflating = NULL
+    while stream.first_packed != NULL:
+        message = stream.first_packed
+        stream.first_packed = message.next
+        drop_incoming(message)
+    while stream.first_plain != NULL:
+        plain = stream.first_plain
+        stream.first_plain = plain.next
+        outgoing_free(plain)
+
+
+cdef void jobs_done(Host *host) noexcept nogil:
+    end_round(host)
+
+
+# --- requests
+
+cdef bint stream_inflates(const Stream *stream) noexcept nogil:
+    return stream.inflating != NULL or stream.first_packed != NULL
+
+
+cdef void inflate_next(Stream *stream) noexcept nogil:
+    if stream_inflates(stream):
+        inflate_rest(stream)
+
+
+cdef void inflate_rest(Stream *stream) noexcept nogil:
+    # Go on with what waits, as far as somebody takes it: inflated messages are bounded like others.
+    cdef Incoming *message
+    while stream.first_packed != NULL and stream.inflating == NULL and not stream.ended and (
+            stream.first_in == NULL or stream.queued_bytes < QUEUED_LIMIT):
+        message = stream.first_packed
+        stream.first_packed = message.next
+        if message.compressed:
+            inflate(stream, message)
+        else:
+            message_ready(stream, message)
+    mark_dirty(stream.conn)
+    if stream.remote_closed and not stream_inflates(stream):
+        half_closed(stream)
+
+
+cdef void inflate(Stream *stream, Incoming *message) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    cdef size_t limit = host.max_inflated
+    cdef Inflated out
+    cdef Result result
+    if host.crew != NULL:
+        limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
+    if host.crew == NULL or message.size <= INFLATE_HERE:
+        result = inflate_message(stream.encoding, message.data, message.size, limit, &NEVER, &out)
+        if result != RESULT_TOO_LARGE or limit == host.max_inflated:
+            inflated(stream, message, result, &out)
+            return
+    if not begin_inflation(stream, message):
+        inflated(stream, message, RESULT_NO_MEMORY, NULL)
+
+
+cdef bint begin_inflation(Stream *stream, Incoming *message) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>calloc(1, sizeof(Inflation))
+    if inflation == NULL:
+        return False
+    inflation.job.run = run_inflation
+    inflation.job.done = inflation_done
+    inflation.stream = stream
+    inflation.message = message
+    inflation.encoding = stream.encoding
+    inflation.limit = stream.conn.host.max_inflated
+    inflation.result = RESULT_CANCELLED
+    stream.inflating = &inflation.job
+    crew_submit(stream.conn.host.crew, &inflation.job)
+    return True
+
+
+cdef void run_inflation(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    inflation.result = inflate_message(inflation.encoding, inflation.message.data, inflation.message.size,
+                                       inflation.limit, &job.cancelled, &inflation.out)
+
+
+cdef void inflation_done(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    cdef Stream *stream = inflation.stream
+    if stream == NULL:
+        if inflation.result == RESULT_OK:
+            block_give(inflation.out.block)
+        drop_incoming(inflation.message)
+    else:
+        # still `inflating` meanwhile, so that nobody overtakes it
+        inflated(stream, inflation.message, inflation.result, &inflation.out)
+        stream.inflating = NULL
+        inflate_rest(stream)
+    free(inflation)
+
+
+cdef void inflated(Stream *stream, Incoming *message, Result result, const Inflated *out) noexcept nogil:
+    # takes the message over, and what it became
+    stream.queued_bytes -= message.size
+    if result != RESULT_OK:
+        drop_incoming(message)
+        inflating_failed(stream, result)
+        return
+    block_give(message.block)
+    message.block = out.block
+    message.data = out.data
+    message.size = out.size
+    stream.queued_bytes += message.size
+    message_ready(stream, message)
+
+
+cdef void inflating_failed(Stream *stream, Result result) noexcept nogil:
+    cdef char *text
+    if result == RESULT_TOO_LARGE:
+        text = format_text("Received message larger than max after decompression (limit %zu)",
+                           stream.conn.host.max_inflated)
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
+        free(text)
+    elif result == RESULT_NO_MEMORY:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the decompressed request message")
+    else:
+        text = format_text("a request message could not be decompressed: its %s data is %s",
+                           encoding_name(stream.encoding),
+                           <const char *>("truncated" if result == RESULT_TRUNCATED else "corrupt"))
+        stream_fail(stream, STATUS_INTERNAL, text_or_no_memory(text))
+        free(text)
+
+
+# --- answers
+
+cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil:
+    stream.level = level
+    stream.answer_encoding = ENCODING_IDENTITY
+    if level == 0:
+        return
+    if encoding == ENCODING_UNKNOWN:
+        encoding = ENCODING_GZIP if stream.accepted >> <int>ENCODING_GZIP & 1 else ENCODING_DEFLATE
+    if stream.accepted >> <int>encoding & 1:
+        stream.answer_encoding = encoding
+
+
+cdef size_t stream_unsent(const Stream *stream) noexcept nogil:
+    return stream.plain + stream.unsent
+
+
+cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
+    message.next = NULL
+    if stream.first_plain == NULL:
+        stream.first_plain = message
+    else:
+        stream.last_plain.next = message
+    stream.last_plain = message
+    stream.plain += message.left
+    stream.conn.unsent += message.left
+    compress_next(stream)
+
+
+cdef void compress_next(Stream *stream) noexcept nogil:
+    cdef Outgoing *message
+    while stream.first_plain != NULL and stream.deflating == NULL:
+        message = stream.first_plain
+        stream.first_plain = message.next
+        if not message.compress:
+            compressed(stream, message, NULL)
+        elif (message.left <= COMPRESS_HERE or stream.conn.host.crew == NULL
+                or not begin_deflation(stream, message)):
+            compressed(stream, message, deflate_message(stream.answer_encoding, stream.level, message, &NEVER))
+
+
+cdef bint begin_deflation(Stream *stream, Outgoing *message) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>calloc(1, sizeof(Deflation))
+    if deflation == NULL:
+        return False
+    deflation.job.run = run_deflation
+    deflation.job.done = deflation_done
+    deflation.stream = stream
+    deflation.plain = message
+    deflation.encoding = stream.answer_encoding
+    deflation.level = stream.level
+    stream.deflating = &deflation.job
+    crew_submit(stream.conn.host.crew, &deflation.job)
+    return True
+
+
+cdef void run_deflation(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    deflation.packed = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
+
+
+cdef void deflation_done(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    cdef Stream *stream = deflation.stream
+    if stream == NULL:
+        outgoing_free(deflation.plain)
+        if deflation.packed != NULL:
+            outgoing_free(deflation.packed)
+    else:
+        stream.deflating = NULL
+        compressed(stream, deflation.plain, deflation.packed)
+        compress_next(stream)
+    free(deflation)
+
+
+cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
+    # the oldest waiting message is to be sent, as it is or compressed
+    cdef size_t before = stream_unsent(stream)
+    stream.plain -= plain.left
+    stream.conn.unsent -= plain.left
+    if packed == NULL:
+        release_plain(stream, plain)
+    else:
+        outgoing_free(plain)
+        append(stream, packed)
+        go_on(stream)
+    tell_writable(stream, before)
+
+
+cdef void release_plain(Stream *stream, Outgoing *message) noexcept nogil:
+    if not stream.headers_sent and stream.method.unary != NULL:
+        stream.answer_encoding = ENCODING_IDENTITY  # the one answer is not compressed, so none is announced
+    append(stream, message)
+    go_on(stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ cdef struct Outgoing:
     size_t offset            # bytes of it already sent
     size_t left              # bytes of all segments not yet sent
     size_t size              # bytes of all segments
+    bint compress            # is to be compressed before it is framed
     uint8_t *room
 
 # A message with space for so many segments and so many bytes at `room`; NULL when there is no memory.

@@ -29,6 +29,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
     message.offset = 0
     message.left = 0
     message.size = 0
+    message.compress = False
     message.room = home.data + head
     return message
 

@@ -224,12 +224,20 @@ def _is_reflected(settings: Settings) -> bool:
 def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access | None) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(access=access, max_message_bytes=limit, policy=policy, connections=_connections(settings))
+        return GrpcioDoor(
+            access=access,
+            max_message_bytes=limit,
+            compression_level=settings.grpc_infer_response_compression_level,
+            policy=policy,
+            connections=_connections(settings),
+        )
     door = NativeDoor(
         engine.infer,
         access=access,
         max_message_bytes=limit,
+        max_decompressed_bytes=settings.grpc_max_decompressed_size,
         max_unsent_bytes=settings.grpc_max_unsent_size,
+        compression_level=settings.grpc_infer_response_compression_level,
         policy=policy,
         connections=_connections(settings),
     )

@@ -90,7 +90,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
             "models do not see request parameters yet, so forwarded headers would reach nobody",
             ["grpc-header-forward-pattern"],
         ),
-        **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
         # -- models --
         "strict-model-config": Refused(
             "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True

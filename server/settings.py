@@ -17,6 +17,9 @@ LONGEST_SOCKET_PATH = 107  # what the kernel takes
 
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
+DECOMPRESSED_SIZE = 64 << 20
+"""Default limit of a message after decompression, in bytes."""
+
 
 UNSENT_SIZE = 67_108_864
 
@@ -147,6 +150,12 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    grpc_max_decompressed_size: int = DECOMPRESSED_SIZE
+    """Largest message in bytes after decompression; 0 for no limit but --grpc-max-message-size."""
+
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
+    """How hard inference responses are compressed for clients that take it (gzip preferred, else deflate)."""
+
     max_inflight_requests: int = 16384
     """Inference requests that may be in the server at a time, over all models; 0 for any number."""
 
@@ -244,6 +253,7 @@ class Settings:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
         for name in (
             "grpc_max_message_size",
+            "grpc_max_decompressed_size",
             "max_inflight_requests",
             "max_queued_requests_per_model",
             "drain_delay",
@@ -264,6 +274,11 @@ class Settings:
             raise SettingsError("grpc-max-unsent-size: gRPC's C core has no such limit; use --transport native")
         if self.grpc_max_connections and self.transport == "grpcio":
             raise SettingsError("grpc-max-connections: gRPC's C core has no such limit; use --transport native")
+        if self.transport == "grpcio" and self.grpc_max_decompressed_size != DECOMPRESSED_SIZE:
+            raise SettingsError(
+                "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
+                "with --transport=grpcio set --grpc-max-message-size"
+            )
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)

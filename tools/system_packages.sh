@@ -19,6 +19,8 @@ look() {
     if ! command -v pkg-config >/dev/null || ! pkg-config --exists 'libnghttp2 >= 1.43'; then
         missing[libnghttp2-dev]="libnghttp2 1.43 or newer with its headers is needed: apt-get install libnghttp2-dev"
     fi
+    printf '#include <zlib.h>\n' | cc -E - >/dev/null 2>&1 ||
+        missing[zlib1g-dev]="zlib with its headers is needed: apt-get install zlib1g-dev"
     if ! command -v "$python" >/dev/null; then
         missing[python3]="Python 3.11 or newer is needed as '$python': apt-get install python3, or make PYTHON=/path/to/python3"
         missing[python3-venv]="the venv module of Python is needed: apt-get install python3-venv"

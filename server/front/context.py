@@ -20,6 +20,12 @@ from server.rpc.call import PeerCredentials
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
+_ENCODINGS = {
+    grpc.Compression.NoCompression: "identity",
+    grpc.Compression.Deflate: "deflate",
+    grpc.Compression.Gzip: "gzip",
+}
+
 log = logging.getLogger("inferd.front")
 
 
@@ -41,6 +47,7 @@ class NativeContext:
         self._details = ""
         self._trailing: Metadata = ()
         self._headers_sent = False
+        self._compress_next = True
         self._callbacks: list[Callable[[Any], None]] = []
         self._over = False
         self._draining = False
@@ -134,7 +141,8 @@ class NativeContext:
         """Send one response message; returns when the client has taken enough of what was sent before."""
         encoded = self._serialize(message) if self._serialize else message
         await self.send_initial_metadata(())
-        self._call.send_message(encoded)
+        self._call.send_message(encoded, self._compress_next)
+        self._compress_next = True
         while not self._call.writable:
             await self._changed()
 
@@ -164,10 +172,15 @@ class NativeContext:
         return self._details
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Responses are not compressed; identity is always allowed."""
+        """Compress responses that are worth it, if the client takes that; before the initial metadata is sent."""
+        if self._headers_sent:
+            raise RuntimeError("compression must be set before the initial metadata is sent")
+        if self._call.open:
+            self._call.set_compression(_ENCODINGS[compression])
 
     def disable_next_message_compression(self) -> None:
-        """Responses are not compressed."""
+        """Send the next response as it is."""
+        self._compress_next = False
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> None:
         if code is grpc.StatusCode.OK:
@@ -243,6 +256,12 @@ class BlockingContext:
 
     def send_initial_metadata(self, initial_metadata: Metadata) -> None:
         self._wait(self._context.send_initial_metadata(initial_metadata))
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        async def on_the_loop() -> None:
+            self._context.set_compression(compression)
+
+        self._wait(on_the_loop())
 
     def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         self._wait(self._context.abort(code, details))

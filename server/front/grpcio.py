@@ -29,6 +29,11 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+"""C core's own levels. They choose the algorithm among those that the client takes, for all responses of the server:
+grpc.aio offers nothing that does it for one method."""
+
+
 def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
     """A connection policy in C core's words; it has none for the number of connections."""
 
@@ -55,6 +60,7 @@ def channel_options(
     max_message_bytes: int = UNLIMITED,
     reuse_port: bool = False,
     policy: ConnectionPolicy = DEFAULT_POLICY,
+    compression_level: str = "none",
 ) -> tuple[tuple[str, int], ...]:
     """The options of the C core server; `max_message_bytes` holds both ways, UNLIMITED as in Triton."""
     return (
@@ -63,6 +69,7 @@ def channel_options(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.default_compression_level", COMPRESSION_LEVELS[compression_level]),
     )
 
 
@@ -74,12 +81,16 @@ class GrpcioDoor:
         *,
         max_message_bytes: int = UNLIMITED,
         access: Access | None = None,
+        compression_level: str = "none",
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:
         self._policy = policy or ListenPolicy()
         self._options = channel_options(
-            max_message_bytes=max_message_bytes, reuse_port=self._policy.reuse_port, policy=connections
+            max_message_bytes=max_message_bytes,
+            reuse_port=self._policy.reuse_port,
+            policy=connections,
+            compression_level=compression_level,
         )
         self._interceptors = [AccessInterceptor(access)] if access is not None else []
         self._files: list[UnixFile] = []

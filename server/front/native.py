@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import grpc
 
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
+from _native.workers import Workers
 from server.errors import Denied
 from server.front.access import Access
 from server.front.context import NativeContext
@@ -27,6 +29,7 @@ from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
 from server.front.watch import Watchman
+from server.rpc.service import RAW, SERVICE
 from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 RELOAD_INTERVAL = 1.0  # seconds between looks at the certificate files
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}  # zlib's
+INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose responses are compressed
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
 
@@ -56,6 +61,8 @@ class NativeDoor:
         access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
+        max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
+        compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
         connections: how long connections may be silent, old, or talkative.
     """
@@ -67,11 +74,22 @@ class NativeDoor:
         access: Access | None = None,
         max_message_bytes: int = -1,
         max_unsent_bytes: int = 64 << 20,
+        max_decompressed_bytes: int = 0,
+        compression_level: str = "none",
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:
         self._access = access
-        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes), max_unsent=max_unsent_bytes)
+        self._level = COMPRESSION_LEVELS[compression_level]
+        self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
+        self._endpoint = Endpoint(
+            self._on_call,
+            max_message=max(0, max_message_bytes),
+            max_unsent=max_unsent_bytes,
+            max_inflated=max_decompressed_bytes,
+            native_level=self._level,
+            workers=self._workers,
+        )
         if infer is not None:
             infer.install(self._endpoint)
         if access is not None:
@@ -114,6 +132,8 @@ class NativeDoor:
     async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
         self._endpoint.on_waiting = lambda: self._watchman.relieve(self._endpoint)
+        asyncio.get_running_loop().add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
+        self._workers.start()
         try:
             bound = [await self._listen(parse_address(text, 0)) for text in addresses]
         except BaseException:
@@ -182,6 +202,8 @@ class NativeDoor:
             await asyncio.wait(tasks, timeout=PARTING)
         self._watchman.close()
         self._threads.shutdown(wait=False)
+        loop.remove_reader(self._workers.event_fd)
+        self._workers.close()
 
     async def _part(self, end: float) -> None:
         """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
@@ -227,6 +249,8 @@ class NativeDoor:
         except Denied as error:
             call.end(error.status, str(error), rich_details(error))
             return
+        if self._level and call.path in INFERENCE:
+            call.set_compression("", self._level)
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task

@@ -61,6 +61,16 @@ def echo_sync(request, context):
     return request
 
 
+async def compressed(request, context):
+    context.set_compression(grpc.Compression.Gzip)
+    return request * 10_000
+
+
+def compressed_sync(request, context):
+    context.set_compression(grpc.Compression.Gzip)
+    return request * 10_000
+
+
 async def metadata(request, context):
     asked = _reply_metadata(request)
     if "initial" in asked:
@@ -246,6 +256,8 @@ def method_handlers():
         "Echo": unary(echo),
         "EchoSync": unary(echo_sync),
         "EchoUpper": unary(echo, request_deserializer=bytes.upper, response_serializer=lambda text: text + b"!"),
+        "Compressed": unary(compressed),
+        "CompressedSync": unary(compressed_sync),
         "Metadata": unary(metadata),
         "MetadataSync": unary(metadata_sync),
         "Abort": unary(abort),

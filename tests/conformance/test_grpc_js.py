@@ -41,6 +41,7 @@ def test_grpc_js(node, server):
     assert report["ready"] is True
     assert report["unary"] == [1, 2, 3]
     assert report["large"] == 300_000
+    assert report["compressed"] == 300_000
     assert report["parallel"] is True
     assert report["stream"] == [
         ["first", ""],

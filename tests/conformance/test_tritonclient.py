@@ -1,4 +1,4 @@
-"""tritonclient as its users call it: synchronous, asynchronous, streams, compression, errors."""
+"""tritonclient as its users call it: synchronous, asynchronous, streams, errors."""
 
 from __future__ import annotations
 
@@ -127,22 +127,6 @@ def test_cancelled_async_infer(client):
     )
     call.cancel()
     assert answers.get(timeout=5).status() == "StatusCode.CANCELLED"
-
-
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_requests(client, door, algorithm):
-    """C core takes them; the native door does not decompress, and says what it accepts."""
-    if door == "target":
-        pytest.skip("depends on the server")
-    large = np.zeros((1, 10_000), np.float32)
-    if door == "grpcio":
-        result = client.infer("simple", [tensor(large)], compression_algorithm=algorithm)
-        assert (result.as_numpy("OUTPUT0") == large).all()
-        return
-    with pytest.raises(InferenceServerException, match="accepted encodings: identity") as caught:
-        client.infer("simple", [tensor(large)], compression_algorithm=algorithm)
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-    assert client.infer("simple", [tensor(ARRAY)]).as_numpy("OUTPUT0") is not None
 
 
 # ---- streams ----

@@ -57,12 +57,24 @@ function failure({ error }) {
   return { code: error && error.code, details: error && error.details };
 }
 
+async function compressed(values) {
+  const gzip = new GRPCInferenceService(address, grpc.credentials.createInsecure(), {
+    "grpc.default_compression_algorithm": grpc.compressionAlgorithms.gzip,
+  });
+  const response = await new Promise((resolve, reject) => {
+    gzip.ModelInfer(request("simple", values, "gzip"), (error, answer) => (error ? reject(error) : resolve(answer)));
+  });
+  gzip.close();
+  return floats(response).length;
+}
+
 async function main() {
   const large = Array.from({ length: 300000 }, (_, number) => number);
   const report = {
     ready: (await unary("ServerReady", {})).response.ready,
     unary: floats((await unary("ModelInfer", request("simple", [1, 2, 3], "one"))).response),
     large: floats((await unary("ModelInfer", request("simple", large, "large"))).response).length,
+    compressed: await compressed(large),
     parallel: (
       await Promise.all(large.slice(0, 200).map((n) => unary("ModelInfer", request("simple", [n], String(n)))))
     ).every(({ response }, n) => response.id === String(n) && floats(response)[0] === n),

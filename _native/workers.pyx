@@ -1,0 +1,142 @@
+"""Worker threads for what would keep the event loop too long: compressing and decompressing large messages.
+
+Jobs run without the GIL. Finished ones wait in a list and an eventfd tells the loop, which calls their `done`. The
+threads are nicer than the rest of the process: where cores are scarce, the loop and the instances go first.
+"""
+
+from libc.stdint cimport uint64_t
+from posix.unistd cimport close, read, write
+
+from _native.threads cimport (
+    condition_destroy,
+    condition_init,
+    lock,
+    mutex_destroy,
+    mutex_init,
+    notify_all,
+    notify_one,
+    thread_name,
+    unlock,
+    wait,
+)
+
+import contextlib
+import os
+import threading
+
+NICER = 10
+
+
+cdef inline void append(Job **first, Job **last, Job *job) noexcept nogil:
+    job.next = NULL
+    if first[0] == NULL:
+        first[0] = job
+    else:
+        last[0].next = job
+    last[0] = job
+
+
+cdef void crew_submit(Crew *crew, Job *job) noexcept nogil:
+    lock(&crew.guard)
+    append(&crew.first, &crew.last, job)
+    notify_one(&crew.work)
+    unlock(&crew.guard)
+
+
+cdef Job *take(Crew *crew) noexcept nogil:
+    # the next job, NULL when the crew is closing
+    cdef Job *job = NULL
+    lock(&crew.guard)
+    while crew.first == NULL and not crew.closing:
+        wait(&crew.work, &crew.guard)
+    if not crew.closing:
+        job = crew.first
+        crew.first = job.next
+    unlock(&crew.guard)
+    return job
+
+
+cdef void give_back(Crew *crew, Job *job) noexcept nogil:
+    cdef uint64_t one = 1
+    cdef bint alone
+    lock(&crew.guard)
+    alone = crew.finished == NULL
+    append(&crew.finished, &crew.last_finished, job)
+    unlock(&crew.guard)
+    if alone:
+        write(crew.event_fd, &one, sizeof(one))
+
+
+cdef void crew_drain(Crew *crew) noexcept nogil:
+    cdef uint64_t count
+    cdef Job *job
+    cdef Job *following
+    read(crew.event_fd, &count, sizeof(count))
+    lock(&crew.guard)
+    job = crew.finished
+    crew.finished = NULL
+    unlock(&crew.guard)
+    while job != NULL:
+        following = job.next
+        job.done(job)
+        job = following
+
+
+cdef class Workers:
+    """Threads for the jobs of one event loop.
+
+    Whoever submits jobs registers `event_fd` as a reader of the loop and drains it.
+
+    Args:
+        threads: how many; they run from `start` to `close`.
+    """
+
+    def __cinit__(self, threads: int):
+        mutex_init(&self.crew.guard, NULL)
+        condition_init(&self.crew.work)
+        self.event_fd = self.crew.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.threads = [
+            threading.Thread(target=self._run, name=f"worker_{index}", daemon=True) for index in range(threads)
+        ]
+
+    def __dealloc__(self):
+        close(self.crew.event_fd)
+        condition_destroy(&self.crew.work)
+        mutex_destroy(&self.crew.guard)
+
+    def start(self) -> None:
+        """Begin to work, if that has not been said before."""
+        for thread in self.threads:
+            if thread.ident is None:
+                thread.start()
+
+    def _run(self) -> None:
+        thread_name(b"inferd-worker")
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICER)
+        with nogil:
+            self.work()
+
+    cdef void work(self) noexcept nogil:
+        cdef Job *job = take(&self.crew)
+        while job != NULL:
+            job.run(job)
+            give_back(&self.crew, job)
+            job = take(&self.crew)
+
+    def close(self) -> None:
+        """End the threads. Jobs that have not begun are not run, but their `done` is called like that of the others."""
+        with nogil:
+            lock(&self.crew.guard)
+            self.crew.closing = True
+            notify_all(&self.crew.work)
+            unlock(&self.crew.guard)
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        self.threads.clear()
+        while self.crew.first != NULL:
+            job = self.crew.first
+            self.crew.first = job.next
+            give_back(&self.crew, job)
+        crew_drain(&self.crew)

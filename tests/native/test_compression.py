@@ -1,0 +1,481 @@
+"""Guards compressed messages: what zlib says, limits that hold while inflating, order, and nothing left behind."""
+
+import gzip
+import os
+import random
+import resource
+import select
+import struct
+import time
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _native.compression import DEFLATE, GZIP, _deflate, _inflate
+from _native.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE
+from _native.memory import pooled, trim
+from _native.workers import Workers
+from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
+
+ECHO = "/test.Echo/Echo"
+MIB = 1 << 20
+INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, OK = 13, 8, 12, 0
+
+COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
+DECOMPRESS = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+ENCODINGS = {"gzip": GZIP, "deflate": DEFLATE}
+each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
+
+
+def bomb(encoding, size=1 << 30):
+    """About `size` / 1029 bytes that inflate to `size`."""
+    packer = zlib.compressobj(9, wbits=-15)
+    block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    data = block * (size // MIB) + b"\3\0"
+    if encoding == "gzip":
+        return gzip.compress(b"")[:10] + data + struct.pack("<II", 0, size)  # the checksum is never reached
+    return zlib.compress(b"", 9)[:2] + data + struct.pack(">HH", size % 65521, 1)
+
+
+def text(size, seed=0):
+    """Bytes that compress to about a quarter."""
+    return np.frombuffer(b"abc ", np.uint8)[np.random.default_rng(seed).integers(0, 4, size)].tobytes()
+
+
+def refusal(encoding, data, limit=0):
+    with pytest.raises(ValueError, match=r"corrupt|truncated|too large") as caught:
+        _inflate(ENCODINGS[encoding], data, limit)
+    return str(caught.value)
+
+
+# ---- whole messages, against Python's zlib ----
+
+
+shapes = st.one_of(
+    st.binary(max_size=5000),
+    st.integers(0, 3 * MIB).map(bytes),
+    st.tuples(st.integers(0, 300_000), st.integers(0, 9)).map(lambda pair: text(*pair)),
+    st.integers(0, 300_000).map(os.urandom),
+)
+
+
+@each_encoding
+@given(shapes, st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_inflate_is_the_inverse_of_zlib(encoding, data, level):
+    packed = COMPRESS[encoding](data, level)
+    assert _inflate(ENCODINGS[encoding], packed) == data
+    assert _inflate(ENCODINGS[encoding], packed, max(1, len(data))) == data
+
+
+@each_encoding
+@given(shapes, st.integers(1, 9), st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_zlib_is_the_inverse_of_deflate(encoding, data, level, cut):
+    at = len(data) * cut // 100
+    packed = _deflate(ENCODINGS[encoding], [data[:at], data[at:]], level)
+    if packed is not None:
+        assert DECOMPRESS[encoding](packed) == data
+        assert len(packed) <= len(data) - len(data) // 16
+
+
+@each_encoding
+@pytest.mark.parametrize("size", [4096, 60_000, 600_000, 5 * MIB])
+def test_what_shrinks_is_compressed(encoding, size):
+    assert len(_deflate(ENCODINGS[encoding], [text(size)])) < size // 2
+
+
+@each_encoding
+@pytest.mark.parametrize("size", [0, 10, 4096, 60_000, 600_000])
+def test_what_does_not_shrink_is_left_alone(encoding, size):
+    assert _deflate(ENCODINGS[encoding], [os.urandom(size)]) is None
+
+
+@each_encoding
+@given(st.binary(max_size=20_000), st.data())
+@settings(max_examples=100, deadline=None)
+def test_every_cut_is_found(encoding, data, draw):
+    packed = COMPRESS[encoding](data)
+    cut = draw.draw(st.integers(0, len(packed) - 1))
+    assert refusal(encoding, packed[:cut]) in ("truncated", "corrupt")
+
+
+@each_encoding
+@given(st.binary(min_size=1, max_size=2000), st.data())
+@settings(max_examples=200, deadline=None)
+def test_damage_is_found_or_harmless(encoding, data, draw):
+    packed = bytearray(COMPRESS[encoding](data))
+    packed[draw.draw(st.integers(0, len(packed) - 1))] ^= draw.draw(st.integers(1, 255))
+    try:
+        result = _inflate(ENCODINGS[encoding], bytes(packed), MIB)
+    except ValueError:
+        return
+    assert result == data  # a byte of the gzip header that means nothing
+
+
+@each_encoding
+@given(st.binary(max_size=3000))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes(encoding, data):
+    try:
+        _inflate(ENCODINGS[encoding], data, MIB)
+    except ValueError as error:
+        assert str(error) in ("truncated", "corrupt", "too large")  # some inputs are valid
+
+
+@each_encoding
+def test_trailing_bytes(encoding):
+    assert refusal(encoding, COMPRESS[encoding](b"some data") + b"x") == "corrupt"
+    assert refusal(encoding, COMPRESS[encoding](b"some data") * 2) == "corrupt"
+
+
+@each_encoding
+@pytest.mark.parametrize("size", [1000, 100_000, 3 * MIB])
+def test_the_limit_is_exact(encoding, size):
+    packed = COMPRESS[encoding](bytes(size))
+    assert len(_inflate(ENCODINGS[encoding], packed, size)) == size
+    assert refusal(encoding, packed, size - 1) == "too large"
+
+
+def test_a_gzip_message_cannot_exceed_what_it_declares():
+    packed = bytearray(gzip.compress(bytes(10_000)))
+    packed[-4:] = struct.pack("<I", 9_999)
+    assert refusal("gzip", bytes(packed)) == "corrupt"
+    packed[-4:] = struct.pack("<I", 0xFFFF_FFFF)  # more than deflate can do
+    assert refusal("gzip", bytes(packed)) == "corrupt"
+
+
+@pytest.fixture(scope="module")
+def bombs():
+    return {encoding: bomb(encoding) for encoding in ENCODINGS}
+
+
+@each_encoding
+def test_a_bomb_needs_no_more_than_the_limit(encoding, bombs):
+    limit = 8 * MIB
+    trim()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        assert refusal(encoding, bombs[encoding], limit) == "too large"
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 <= limit + MIB
+    assert pooled() <= MIB
+
+
+def test_a_gzip_bomb_is_refused_by_its_trailer(bombs):
+    begin = time.perf_counter()
+    assert refusal("gzip", bombs["gzip"], 64 * MIB) == "too large"
+    assert time.perf_counter() - begin < 0.01
+
+
+# ---- on a connection ----
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """No stream, connection, request or block survives its test."""
+
+
+@pytest.fixture
+def workers():
+    workers = Workers(1)
+    workers.start()
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(params=["at once", "on workers"])
+def jobs(request):
+    """The Workers of an endpoint, or None."""
+    return request.getfixturevalue("workers") if request.param == "on workers" else None
+
+
+@pytest.fixture
+def echo(jobs):
+    return Echo(workers=jobs, max_inflated=MIB)
+
+
+@pytest.fixture
+def peer(echo):
+    peer = Peer(echo.endpoint)
+    yield peer
+    peer.close()
+
+
+def settle(peer, endpoint, workers, condition):
+    """Exchange bytes and collect jobs until the condition holds."""
+    end = time.monotonic() + 20
+    peer.pump()
+    while not condition():
+        assert time.monotonic() < end, "nothing more happens"
+        if workers is not None and select.select([workers.event_fd], [], [], 0.01)[0]:
+            endpoint.collect_jobs()
+        peer.pump()
+
+
+def call(peer, echo, jobs, *parts, encoding="gzip", accept=None, end=True):
+    metadata = (("grpc-encoding", encoding),) + ((("grpc-accept-encoding", accept),) if accept else ())
+    stream = peer.open(ECHO, metadata)
+    answer = peer.answers[stream]
+    peer.send_all(stream, b"".join(parts), end=end)
+    settle(peer, echo.endpoint, jobs, lambda: answer.ended or not end)
+    return answer
+
+
+def pieces(answer):
+    """(compressed, bytes) of each message of an answer."""
+    data, found = bytes(answer.data), []
+    while data:
+        compressed, size = struct.unpack_from(">BI", data)
+        found.append((compressed, data[5 : 5 + size]))
+        data = data[5 + size :]
+    return found
+
+
+@each_encoding
+def test_messages_keep_their_order(peer, echo, jobs, encoding):
+    """Small, large, and plain ones in between, each waiting for the one before it."""
+    messages = [text(size, size) for size in (10, 300_000, 20, 0, 70_000, 5, 900_000, 1)]
+    parts = [
+        framed(message) if index % 3 == 2 else framed(COMPRESS[encoding](message), compressed=1)
+        for index, message in enumerate(messages)
+    ]
+    answer = call(peer, echo, jobs, *parts, encoding=encoding)
+    assert answer.messages == messages
+    assert answer.status == OK
+    assert [kind for _, kind in echo.events].index(EVENT_HALF_CLOSE) >= len(messages)
+
+
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), max_size=12), st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_any_messages(sizes, seed):
+    workers = Workers(1)
+    workers.start()
+    echo = Echo(workers=workers)
+    peer = Peer(echo.endpoint)
+    messages = [text(size, seed + index) for index, (size, _) in enumerate(sizes)]
+    parts = [
+        framed(zlib.compress(message, 1), compressed=1) if packed else framed(message)
+        for message, (_, packed) in zip(messages, sizes, strict=True)
+    ]
+    try:
+        stream = peer.open(ECHO, (("grpc-encoding", "deflate"),), end=not parts)
+        if parts:
+            peer.send_all(stream, b"".join(parts))
+        settle(peer, echo.endpoint, workers, lambda: peer.answers[stream].ended)
+        assert peer.answers[stream].messages == messages
+    finally:
+        peer.close()
+        workers.close()
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+@each_encoding
+def test_corrupt_messages(peer, echo, jobs, encoding, size):
+    packed = COMPRESS[encoding](text(size))
+    for wrong in (packed[:-1], packed + b"x", b"\1" + packed[1:], b""):
+        answer = call(peer, echo, jobs, framed(wrong, compressed=1), encoding=encoding)
+        # what is cut may end in four bytes that claim a larger size than allowed
+        assert answer.status == INTERNAL or (answer.status, encoding) == (RESOURCE_EXHAUSTED, "gzip")
+    assert call(peer, echo, jobs, framed(packed, compressed=1), encoding=encoding).messages == [text(size)]
+
+
+@each_encoding
+@pytest.mark.parametrize("size", [MIB + 1, 64 * MIB])
+def test_too_large_after_decompression(peer, echo, jobs, encoding, size):
+    packed = COMPRESS[encoding](bytes(size))
+    answer = call(peer, echo, jobs, framed(b"ok"), framed(packed, compressed=1), encoding=encoding)
+    assert answer.status == RESOURCE_EXHAUSTED
+    assert answer.messages in ([b"ok"], [])  # an error may overtake what was sent before
+
+
+def test_an_unknown_encoding(peer, echo, jobs):
+    answer = call(peer, echo, jobs, framed(b"data"), encoding="zstd")
+    assert answer.status == UNIMPLEMENTED
+    assert answer.headers["grpc-accept-encoding"] == "identity, deflate, gzip"
+    assert echo.calls == []
+
+
+@pytest.mark.parametrize(("encoding", "mark"), [("identity", 1), ("gzip", 2), ("gzip", 255)])
+def test_wrong_marks(peer, echo, jobs, encoding, mark):
+    assert call(peer, echo, jobs, framed(b"data", compressed=mark), encoding=encoding).status == INTERNAL
+
+
+def test_messages_that_nobody_takes_are_not_inflated(workers):
+    """A thousand small messages of 1 MiB each: those beyond the bound of a stream stay as they are."""
+    echo = Echo(workers=workers)
+    echo.hold = True
+    peer = Peer(echo.endpoint)
+    packed = framed(zlib.compress(bytes(MIB)), compressed=1)
+    stream = peer.open(ECHO, (("grpc-encoding", "deflate"),))
+    peer.send_all(stream, packed * 1000, end=True)
+    settle(peer, echo.endpoint, workers, lambda: (0, EVENT_MESSAGE) in echo.events)
+    time.sleep(0.05)
+    echo.endpoint.collect_jobs()
+    assert echo.events == [(0, EVENT_MESSAGE)]
+    taken = 0
+    while not echo.calls[0].half_closed or taken < 1000:
+        settle(peer, echo.endpoint, workers, lambda taken=taken: len(echo.events) > taken)
+        assert echo.calls[0].take_message() == bytes(MIB)
+        taken += 1
+    settle(peer, echo.endpoint, workers, lambda: (0, EVENT_HALF_CLOSE) in echo.events)
+    assert taken == 1000
+    peer.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_streams_that_end_while_workers_have_their_messages(workers, seed):
+    draw = random.Random(seed)
+    echo = Echo(workers=workers)
+    peer = Peer(echo.endpoint, window=1 << 24)
+    packed = framed(zlib.compress(text(300_000), 1), compressed=1)
+    for _ in range(40):
+        stream = peer.open(ECHO, (("grpc-encoding", "deflate"), ("grpc-accept-encoding", "gzip")))
+        peer.send_all(stream, packed, end=draw.random() < 0.5)
+        if draw.random() < 0.5 and select.select([workers.event_fd], [], [], 0.02)[0]:
+            echo.endpoint.collect_jobs()
+        if not peer.answers[stream].ended:
+            peer.h2.reset_stream(stream)
+        peer.pump()
+    peer.close()
+
+
+def test_a_connection_that_closes_while_workers_have_its_messages(workers):
+    for wait in (0.0, 0.002, 0.02):
+        echo = Echo(workers=workers)
+        peer = Peer(echo.endpoint)
+        for _ in range(8):
+            stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
+            peer.send_all(stream, framed(gzip.compress(text(300_000), 1), compressed=1), end=False)
+        time.sleep(wait)
+        peer.close()
+
+
+# ---- answers of Python calls ----
+
+
+class Compressing(Echo):
+    """An echo that compresses its answers."""
+
+    def __init__(self, encoding, **limits):
+        super().__init__(**limits)
+        self.encoding = encoding
+
+    def _on_call(self, call):
+        super()._on_call(call)
+        call.set_compression(self.encoding)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "accept", "got"),
+    [
+        ("", "identity, deflate, gzip", "gzip"),
+        ("", "identity,deflate", "deflate"),
+        ("", "zstd", None),
+        ("", None, None),
+        ("gzip", "gzip", "gzip"),
+        ("deflate", "identity, deflate, gzip", "deflate"),
+        ("deflate", "gzip", None),
+        ("identity", "gzip", None),
+    ],
+)
+def test_answers(jobs, wanted, accept, got):
+    echo = Compressing(wanted, workers=jobs)
+    peer = Peer(echo.endpoint, window=1 << 24)
+    messages = [text(size, size) for size in (10, 2000, 300_000, 500, 9_000, 1_500_000, 3)] + [os.urandom(100_000), b""]
+    answer = call(peer, echo, jobs, *map(framed, messages), encoding="identity", accept=accept)
+    assert answer.status == OK
+    assert answer.headers.get("grpc-encoding") == got
+    found = pieces(answer)
+    assert [DECOMPRESS[got](data) if compressed else data for compressed, data in found] == messages
+    worth = [got is not None and len(message) > 1024 and len(set(message)) == 4 for message in messages]
+    assert [compressed == 1 for compressed, _ in found] == worth
+    peer.close()
+
+
+def test_an_error_after_answers_that_wait(workers):
+    echo = Echo(workers=workers)
+    echo.hold = True
+    peer = Peer(echo.endpoint, window=1 << 24)
+    stream = peer.open(ECHO, (("grpc-accept-encoding", "gzip"),))
+    peer.pump()
+    handled = echo.calls[0]
+    handled.set_compression("gzip")
+    handled.send_message(text(500_000))
+    assert not handled.writable
+    handled.send_message(b"plain", compress=False)
+    handled.end(5, "not there")
+    answer = peer.answers[stream]
+    settle(peer, echo.endpoint, workers, lambda: answer.ended)
+    assert [(compressed, len(data)) for compressed, data in pieces(answer)][1] == (0, 5)
+    assert gzip.decompress(pieces(answer)[0][1]) == text(500_000)
+    assert (answer.status, answer.trailers["grpc-message"]) == (5, "not there")
+    peer.close()
+
+
+def test_compression_is_chosen_before_the_headers(peer, echo, jobs):
+    echo.hold = True
+    call(peer, echo, jobs, framed(b""), end=False)
+    with pytest.raises(ValueError, match="zstd"):
+        echo.calls[0].set_compression("zstd")
+    echo.calls[0].send_headers()
+    with pytest.raises(ValueError, match="has been sent"):
+        echo.calls[0].set_compression("gzip")
+
+
+# ---- native ModelInfer ----
+
+
+@pytest.fixture
+def lanes(jobs):
+    lanes = Lanes(workers=jobs, max_inflated=4 * MIB, native_level=6)
+    yield lanes
+    lanes.close()
+
+
+def infer(lanes, jobs, data, *, encoding="gzip", accept="gzip", times=1, change=lambda packed: packed):
+    peer = Peer(lanes.endpoint, window=1 << 24)
+    stream = peer.open(INFER, (("grpc-encoding", encoding), ("grpc-accept-encoding", accept)))
+    packed = COMPRESS[encoding](lanes.request(data))
+    peer.send_all(stream, framed(change(packed), compressed=1) * times)
+    answer = peer.answers[stream]
+    end = time.monotonic() + 20
+    while not answer.ended:
+        assert time.monotonic() < end
+        if jobs is not None and select.select([jobs.event_fd], [], [], 0.001)[0]:
+            lanes.endpoint.collect_jobs()
+        lanes.settle()
+        peer.pump()
+    peer.close()
+    return answer
+
+
+@each_encoding
+@pytest.mark.parametrize("size", [1, 3000, 60_000, 600_000])
+def test_native_calls(lanes, jobs, encoding, size):
+    data = text(size)
+    answer = infer(lanes, jobs, data, encoding=encoding, accept=encoding)
+    ((compressed, message),) = pieces(answer)
+    assert answer.headers.get("grpc-encoding") == (encoding if size > 1000 else None)
+    assert output(DECOMPRESS[encoding](message) if compressed else message) == ("", data)
+    assert bool(compressed) == (size > 1000)
+
+
+def test_native_answers_that_do_not_shrink(lanes, jobs):
+    data = os.urandom(200_000)
+    answer = infer(lanes, jobs, data)
+    assert "grpc-encoding" not in answer.headers
+    assert output(answer.messages[0]) == ("", data)
+
+
+def test_native_calls_that_cannot_be_inflated(lanes, jobs):
+    for size in (100, 600_000):
+        assert infer(lanes, jobs, text(size), change=lambda packed: packed[:-20]).status != OK
+        assert infer(lanes, jobs, text(size), change=lambda packed: packed + b"x").status == INTERNAL
+    assert infer(lanes, jobs, bytes(5 * MIB)).status == RESOURCE_EXHAUSTED
+
+
+def test_a_second_message_of_a_native_call(lanes, jobs):
+    assert infer(lanes, jobs, text(300_000), times=2).status == UNIMPLEMENTED
