@@ -23,6 +23,7 @@ from server.engine.engine import Engine
 from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
+from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
 from server.front.services import Policy, install
@@ -223,10 +224,32 @@ def _is_reflected(settings: Settings) -> bool:
 def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access | None) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit, access=access, policy=policy)
-    door = NativeDoor(engine.infer, access=access, max_message_bytes=limit, policy=policy)
+        return GrpcioDoor(access=access, max_message_bytes=limit, policy=policy, connections=_connections(settings))
+    door = NativeDoor(
+        engine.infer,
+        access=access,
+        max_message_bytes=limit,
+        max_unsent_bytes=settings.grpc_max_unsent_size,
+        policy=policy,
+        connections=_connections(settings),
+    )
     engine.after_delivery(door.flush)
     return door
+
+
+def _connections(settings: Settings) -> ConnectionPolicy:
+    return ConnectionPolicy(
+        keepalive_time=settings.grpc_keepalive_time / 1000,
+        keepalive_timeout=settings.grpc_keepalive_timeout / 1000,
+        permit_without_calls=settings.grpc_keepalive_permit_without_calls,
+        max_pings_without_data=settings.grpc_http2_max_pings_without_data,
+        min_ping_interval=settings.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+        max_age=settings.grpc_max_connection_age / 1000 or math.inf,
+        age_grace=settings.grpc_max_connection_age_grace / 1000 or math.inf,
+        handshake_timeout=settings.grpc_handshake_timeout / 1000,
+        max_connections=settings.grpc_max_connections,
+    )
 
 
 def _policy(settings: Settings) -> ListenPolicy:

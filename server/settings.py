@@ -18,6 +18,19 @@ LONGEST_SOCKET_PATH = 107  # what the kernel takes
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
 
+UNSENT_SIZE = 67_108_864
+
+_DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
+_COUNTS = (
+    "grpc_http2_max_pings_without_data",
+    "grpc_http2_min_recv_ping_interval_without_data",
+    "grpc_http2_max_ping_strikes",
+    "grpc_max_connection_age",
+    "grpc_max_connection_age_grace",
+    "grpc_max_connections",
+)
+
+
 class SettingsError(ValueError):
     """The value of an option is out of its range; the text names the option."""
 
@@ -155,6 +168,41 @@ class Settings:
     grpc_reflection: Literal["auto", "on", "off"] = "auto"
     """Server reflection; auto: where only this machine can ask."""
 
+    # -- how long connections live, times in milliseconds --
+
+    grpc_keepalive_time: int = 7_200_000
+    """Milliseconds of silence after which a client is pinged."""
+
+    grpc_keepalive_timeout: int = 20_000
+    """Milliseconds in which a pinged client must answer, else its connection is dropped."""
+
+    grpc_keepalive_permit_without_calls: bool = True
+    """Ping clients that have no call in progress, and let them ping."""
+
+    grpc_http2_max_pings_without_data: int = 2
+    """Pings in a row, without an answer sent between, after which there is one a minute; 0 for no limit."""
+
+    grpc_http2_min_recv_ping_interval_without_data: int = 10_000
+    """Milliseconds that must lie between the pings of a client to which nothing is sent meanwhile."""
+
+    grpc_http2_max_ping_strikes: int = 2
+    """Pings that may come sooner than that, before the client is sent away; 0 for no limit."""
+
+    grpc_max_connection_age: int = 0
+    """Milliseconds after which a connection is ended, more or less a tenth; 0 for no limit."""
+
+    grpc_max_connection_age_grace: int = 0
+    """Milliseconds that calls have to finish on a connection that is too old; 0 for no limit."""
+
+    grpc_handshake_timeout: int = 10_000
+    """Milliseconds in which a new connection must begin to speak HTTP/2."""
+
+    grpc_max_connections: int = 0
+    """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
+
+    grpc_max_unsent_size: int = 67_108_864
+    """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
+
     drain_delay: float = 0.0
     """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
@@ -204,6 +252,18 @@ class Settings:
         ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
+        for name in _COUNTS:
+            if not 0 <= getattr(self, name) < 2**31:
+                raise SettingsError(f"{name.replace('_', '-')}: expected 0 to 2147483647, got {getattr(self, name)}")
+        for name in _DURATIONS:
+            if not 1 <= getattr(self, name) < 2**31:
+                raise SettingsError(f"{name.replace('_', '-')}: expected 1 to 2147483647, got {getattr(self, name)}")
+        if self.grpc_max_unsent_size < 0:
+            raise SettingsError(f"grpc-max-unsent-size: expected 0 or more, got {self.grpc_max_unsent_size}")
+        if self.grpc_max_unsent_size != UNSENT_SIZE and self.transport == "grpcio":
+            raise SettingsError("grpc-max-unsent-size: gRPC's C core has no such limit; use --transport native")
+        if self.grpc_max_connections and self.transport == "grpcio":
+            raise SettingsError("grpc-max-connections: gRPC's C core has no such limit; use --transport native")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
