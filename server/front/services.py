@@ -146,7 +146,7 @@ class ContextCall:
 
     __slots__ = ("_access", "_context", "caller")
 
-    def __init__(self, context: Context, path: str, access: Access | None) -> None:
+    def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
         self.caller = access.caller(path, self.metadata) if access is not None else 0

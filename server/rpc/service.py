@@ -36,6 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             f"{SERVICE}/ModelReady",
             "grpc.health.v1.Health/Check",
             "grpc.health.v1.Health/Watch",
+            "grpc.health.v1.Health/List",  # hosted by newer versions of the library, and not served
         ),
         "metadata": (f"{SERVICE}/ServerMetadata", f"{SERVICE}/ModelMetadata"),
         "inference": (f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelStreamInfer"),
