@@ -18,7 +18,7 @@ LONGEST_SOCKET_PATH = 107  # what the kernel takes
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
 
-UNSENT_SIZE = 67_108_864
+UNSENT_SIZE = 50_331_648
 
 _DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
 _COUNTS = (
@@ -166,7 +166,7 @@ class Settings:
     grpc_max_connections: int = 0
     """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
 
-    grpc_max_unsent_size: int = 67_108_864
+    grpc_max_unsent_size: int = 50_331_648
     """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
 
     drain_delay: float = 0.0

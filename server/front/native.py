@@ -61,7 +61,7 @@ class NativeDoor:
         infer: InferService | None = None,
         *,
         max_message_bytes: int = -1,
-        max_unsent_bytes: int = 64 << 20,
+        max_unsent_bytes: int = 48 << 20,
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:
