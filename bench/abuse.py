@@ -119,31 +119,24 @@ class Probe:
         command = [sys.executable, "-m", "bench.abuse", "--probe", self._server.address, self._path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         time.sleep(1)
-        start, cpu = time.perf_counter(), self._server.cpu_seconds()
-        time.sleep(1)
-        now = self._server.cpu_seconds()
-        self._cpu_rate = (now - cpu) / (time.perf_counter() - start)  # what the probe itself costs
         self.before = self._server.rss()
-        self._cpu_before, self._began = now, time.perf_counter()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        own = self._cpu_rate * (time.perf_counter() - self._began)
-        self.cpu = max(0.0, self._server.cpu_seconds() - self._cpu_before - own)
         self._stop.set()
         self._thread.join()
         said = json.loads(self._process.communicate("stop")[0])
         self.times, self.failed = said["times"], said["failed"]
 
-    def result(self, attack: str, events: int | None = None, note: str = "", limit: float = 8.0) -> Result:
+    def result(self, attack: str, note: str = "", limit: float = 8.0) -> Result:
         return Result(
             attack,
             len(self.times),
             self.failed,
             statistics.quantiles(self.times, n=100)[98] * 1e3,
             max(0, self.peak - self.before) / MIB,
-            self.cpu / events * 1e6 if events else None,
+            None,
             note,
             limit,
         )
@@ -263,7 +256,7 @@ def slow_readers(server: ServerProcess) -> Result:
         time.sleep(15)
     for peer in peers:
         peer.close()
-    return watched.result(f"{READERS} clients that do not read 8 MiB", None, limit=64.0)
+    return watched.result(f"{READERS} clients that do not read 8 MiB", limit=64.0)
 
 
 def idle(server: ServerProcess) -> Result:
@@ -284,7 +277,7 @@ def idle(server: ServerProcess) -> Result:
         peer.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     size = max(0, watched.peak - watched.before) / count / 1024
-    return watched.result(f"{count} idle connections", None, f"{size:.0f} KiB each", limit=count * 24 / 1024)
+    return watched.result(f"{count} idle connections", f"{size:.0f} KiB each", limit=count * 24 / 1024)
 
 
 FLOODS = {

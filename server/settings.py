@@ -21,7 +21,7 @@ DECOMPRESSED_SIZE = 64 << 20
 """Default limit of a message after decompression, in bytes."""
 
 
-UNSENT_SIZE = 67_108_864
+UNSENT_SIZE = 50_331_648
 
 _DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
 _COUNTS = (
@@ -209,7 +209,7 @@ class Settings:
     grpc_max_connections: int = 0
     """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
 
-    grpc_max_unsent_size: int = 67_108_864
+    grpc_max_unsent_size: int = 50_331_648
     """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
 
     drain_delay: float = 0.0

@@ -73,7 +73,7 @@ class NativeDoor:
         *,
         access: Access | None = None,
         max_message_bytes: int = -1,
-        max_unsent_bytes: int = 64 << 20,
+        max_unsent_bytes: int = 48 << 20,
         max_decompressed_bytes: int = 0,
         compression_level: str = "none",
         policy: ListenPolicy | None = None,
