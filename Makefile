@@ -8,7 +8,7 @@
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make bench    measures the server and its peers, writes bench/results/
-#   make soak     a long run with random clients through both doors, every answer checked
+#   make soak     random clients through both doors, every answer checked; then hostile clients
 #   make proto    server/pb/ from proto/, and the tables of docs/ that the code knows
 #   make clean    everything made here, .venv included
 #
@@ -101,6 +101,7 @@ bench: setup
 
 soak: setup
 	$(PY) -m bench.soak
+	$(PY) -m bench.abuse
 
 proto: $(INSTALLED)
 	$(PY) tools/generate_pb.py

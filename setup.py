@@ -22,7 +22,14 @@ FLAGS = {
     "debug": ["-O1", "-g"],
     "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
 }
-NGHTTP2_USERS = {"_native.http2", "_native.connection", "_native.infer", "bench.driver"}
+NGHTTP2_USERS = {
+    "_native.access",
+    "_native.connection",
+    "_native.errorinfo",
+    "_native.http2",
+    "_native.infer",
+    "bench.driver",
+}
 
 
 def pkg_config(flag: str) -> list[str]:

@@ -17,6 +17,7 @@ cdef struct Bridge:
     uint32_t deadline_capacity
     int timer_fd             # readable when the earliest deadline may have passed
     int64_t armed_ns         # what the timer is set to; 0: nothing
+    uint32_t in_house        # requests admitted and not yet freed
     void *owner              # the BridgeHandle; not a reference
 
 # From any thread: hand over a chain of finished requests. The loop delivers and frees them.

@@ -133,6 +133,8 @@ cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept 
 
 cdef void finish(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
+    if request.admitted:
+        (<Bridge *>request.bridge).in_house -= 1
     request_free(request)
     if lane != NULL:
         fetch_add32(&lane.in_flight, -1)
@@ -218,6 +220,11 @@ cdef class BridgeHandle:
         self.refused = []
         self.more_refused = 0
         return out
+
+    @property
+    def in_house(self) -> int:
+        """Requests that were admitted and are not over: queued, running, or on their way back."""
+        return self.bridge.in_house
 
     @property
     def event_fd(self) -> int:

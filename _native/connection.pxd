@@ -10,6 +10,9 @@ cdef class Endpoint:
     cdef uint8_t *receive        # where sockets are read to, one at a time
     cdef object on_call          # called with each new Call
     cdef public object on_dirty  # called when flush_dirty has become necessary
+    cdef public object on_waiting  # called while calls wait until peers take their answers
+    cdef public object clock     # seconds; None: time.monotonic()
+    cdef int look_at_clock(self) except -1
     cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1
 
 
@@ -17,6 +20,7 @@ cdef class Connection:
     cdef Conn conn
     cdef Endpoint endpoint
     cdef public object flush     # called without arguments when there is output to take
+    cdef public object on_ping   # called without arguments for each PING of the peer
     cdef readonly object peer
     cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners

@@ -8,10 +8,11 @@ which never wait: they have events instead.
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from _native.clock cimport now_ns
 from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
     MAX_NATIVES,
@@ -22,12 +23,14 @@ from _native.http2 cimport (
     Stream,
     cancel_fn,
     conn_announce_shutdown,
+    conn_calm,
     conn_close,
     conn_collect,
     conn_fail_calls,
     conn_finished,
     conn_go_away,
     conn_open,
+    conn_ping,
     conn_receive,
     stream_begin,
     stream_drop_message,
@@ -50,6 +53,7 @@ EVENT_HALF_CLOSE = "half-close"  # the client sends no more
 EVENT_WRITABLE = "writable"      # little is unsent: go on writing
 EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
 cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
+cdef str EVENT_PING = "ping"     # internal: for Connection.on_ping
 
 
 cdef class ReceiveBuffer:
@@ -68,17 +72,25 @@ cdef class Endpoint:
         on_call: called with each new `Call`, that is for every path that is not a native method's.
         max_message: largest request message in bytes; 0 for no limit.
         max_streams: open streams that a connection may have.
+        max_unsent: bytes of answers that may wait for their peers, over all connections; 0 for no limit.
+        spare_frames: frames a second that a connection may send without bringing a call forward.
+
+    Set `clock`, a function that returns seconds, for another clock than time.monotonic().
     """
 
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256):
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
+                 spare_frames: int = 10_000):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
+        self.host.unsent_limit = max_unsent
+        self.host.spare_frames = spare_frames
         self.host.hooks.begin = call_begins
         self.host.hooks.message = message_arrived
         self.host.hooks.half_closed = client_half_closed
         self.host.hooks.writable = little_unsent
         self.host.hooks.closed = call_closed
+        self.host.hooks.pinged = peer_pinged
         self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
         if self.receive == NULL:
             raise MemoryError
@@ -104,11 +116,25 @@ cdef class Endpoint:
         self.host.native_count += 1
         return 0
 
+    cdef int look_at_clock(self) except -1:
+        self.host.now_ns = now_ns() if self.clock is None else <int64_t>(<double>self.clock() * 1e9)
+        return 0
+
     def receive_buffer(self):
         """The writable buffer for the next read from a socket; valid until `Connection.received`."""
         cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
         buffer.endpoint = self
         return buffer
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for their peers."""
+        return self.host.unsent
+
+    @property
+    def waiting(self) -> bool:
+        """Calls wait because too many bytes of answers do."""
+        return self.host.first_waiting != NULL
 
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
@@ -128,13 +154,14 @@ cdef class Connection:
         endpoint: what it belongs to.
         peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
 
-    Set `flush` before the first byte. Call `close` when the peer is gone.
+    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the peer is gone.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = ""):
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
+        endpoint.look_at_clock()
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
 
@@ -142,11 +169,22 @@ cdef class Connection:
         conn_close(&self.conn)
 
     cdef int dispatch(self) except -1:
+        if self.endpoint.host.others_ran:
+            self.endpoint.host.others_ran = False
+            if self.endpoint.on_dirty is not None:
+                self.endpoint.on_dirty()
+        if self.endpoint.host.first_waiting != NULL and self.endpoint.on_waiting is not None:
+            self.endpoint.on_waiting()
         # when a receiver raises, the events behind it wait for the next call: none is lost
         while self.events:
             call, kind = self.events.popleft()
             if kind is EVENT_CALL:
-                self.endpoint.on_call(call)
+                # else it was reset, or failed, in the read in which it began: nobody has heard of it
+                if (<Call>call).open:
+                    self.endpoint.on_call(call)
+            elif kind is EVENT_PING:
+                if self.on_ping is not None:
+                    self.on_ping()
             elif (<Call>call).on_event is not None:
                 (<Call>call).on_event(kind)
         return 0
@@ -155,11 +193,13 @@ cdef class Connection:
         """Process `size` bytes at the start of the endpoint's receive buffer."""
         if not 0 <= size <= RECEIVE_BUFFER:
             raise ValueError(f"the receive buffer has {RECEIVE_BUFFER} bytes, got {size}")
+        self.endpoint.look_at_clock()
         conn_receive(&self.conn, self.endpoint.receive, size)
         self.dispatch()
 
     def take_output(self, limit: int = 1 << 20) -> list:
         """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+        self.endpoint.look_at_clock()
         conn_collect(&self.conn, limit)
         self.dispatch()
         return output_take(&self.conn.output)
@@ -179,13 +219,44 @@ cdef class Connection:
         """Bytes of answers that flow control or a slow socket keeps back."""
         return self.conn.unsent
 
+    @property
+    def received_at(self) -> float:
+        """When the peer last sent anything, in seconds on the endpoint's clock."""
+        return self.conn.received_ns * 1e-9
+
+    @property
+    def taken_at(self) -> float:
+        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock;
+        negative when they have not been offered yet."""
+        return self.conn.taken_ns * 1e-9
+
+    @property
+    def greeted(self) -> bool:
+        """The peer speaks HTTP/2: its preface and first SETTINGS have come."""
+        return self.conn.greeted
+
+    @property
+    def answer_frames(self) -> int:
+        """Frames with headers or data that have been sent."""
+        return self.conn.answer_frames
+
+    def ping(self) -> None:
+        """Send a PING; when the peer answers it, `received_at` moves."""
+        conn_ping(&self.conn)
+
+    def calm(self, reason: str) -> None:
+        """Send the peer away: a GOAWAY ENHANCE_YOUR_CALM with this text is the last frame, then it is `finished`."""
+        cdef bytes text = reason.encode()
+        conn_calm(&self.conn, text)
+
     def announce_shutdown(self) -> None:
         """Ask the peer to open no more streams; those that it opens meanwhile are still served."""
         conn_announce_shutdown(&self.conn)
 
-    def go_away(self) -> None:
+    def go_away(self, reason: str = "") -> None:
         """Refuse further streams; `finished` once the open ones are answered."""
-        conn_go_away(&self.conn)
+        cdef bytes text = reason.encode()
+        conn_go_away(&self.conn, text)
 
     def fail_calls(self, status: int, details: str) -> None:
         """End every call that is not answered yet, native ones too, with this status."""
@@ -232,6 +303,11 @@ cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
         (<Call>stream.call).closed_by = error_code
         (<Call>stream.call).stream = NULL
         Py_DECREF(<Call>stream.call)
+
+
+cdef void peer_pinged(Conn *conn) noexcept nogil:
+    with gil:
+        (<Connection>conn.owner).events.append((None, EVENT_PING))
 
 
 cdef void call_new(Stream *stream) noexcept:

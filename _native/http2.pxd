@@ -1,7 +1,8 @@
 # A gRPC server connection without I/O: bytes in, calls and bytes out. It knows no socket, no clock and no Python.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from _native.budget cimport Budget
 from _native.memory cimport Block
 from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf, nghttp2_session
 from _native.outgoing cimport Outgoing, Output
@@ -36,6 +37,7 @@ cdef struct Stream:
     Conn *conn
     int32_t id
     const Method *method     # NULL until the path is known
+    uint64_t caller          # who makes a native call, as the gatekeeper found; 0: nobody known
     void *call               # set by the native method or by CallHooks.begin; NULL again once they have answered
 
     # the request headers
@@ -64,6 +66,7 @@ cdef struct Stream:
     Outgoing *first_out
     Outgoing *last_out
     size_t unsent            # bytes in them
+    size_t reserved          # of the host's budget, for the answer of a native call that runs
     bint headers_sent
     bint waiting             # nghttp2 asked for data when there was none
     bint ended               # status is final; nothing more will be queued
@@ -86,10 +89,21 @@ cdef struct Conn:
     uint32_t streams         # their number
     Stream *first_parked     # unary calls that wait until the peer reads
     Stream *last_parked
+    Conn *next_waiting
+    bint waiting             # in host's list: calls of it wait for the host's budget
+    bint reads               # it has taken at least one answer completely
+    uint32_t running         # native calls that run
+    int64_t taken_ns         # when answers began to wait, or their bytes were last framed
     void *owner              # whom mark_dirty is about
     Conn *next_dirty
     bint dirty               # in host's list
     bint failed              # the session is beyond use
+    bint leaving             # nothing more is read or answered: a GOAWAY is the last frame
+    bint left                # it has been framed
+    bint greeted             # the preface and the peer's first SETTINGS have come
+    int64_t received_ns      # when the peer last sent anything
+    uint64_t answer_frames   # HEADERS and DATA framed so far
+    Budget budget            # for frames that bring no call forward
 
 cdef enum:
     MAX_NATIVES = 4
@@ -102,6 +116,13 @@ cdef struct CallHooks:
     void (*half_closed)(Stream *stream) noexcept nogil
     void (*writable)(Stream *stream) noexcept nogil      # less than WRITABLE_BELOW is unsent again
     void (*closed)(Stream *stream, uint32_t error_code) noexcept nogil  # the stream is freed after this
+    void (*pinged)(Conn *conn) noexcept nogil            # the peer has sent a PING, which is answered
+
+cdef struct Gatekeeper:
+    # what native calls must pass; all NULL: nothing
+    bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `admits`
+    bint (*admits)(void *context, Stream *stream) noexcept nogil  # headers are complete; False: it has ended the call
+    void *context
 
 cdef struct Host:
     # what all connections of one event loop share
@@ -109,8 +130,18 @@ cdef struct Host:
     uint32_t native_count
     Method other             # every other path
     CallHooks hooks
+    Gatekeeper gatekeeper
     size_t max_message       # bytes of a request message; 0: unlimited
     uint32_t max_streams
+    size_t unsent_limit      # bytes of answers that wait for their peers, over all connections; 0: unlimited
+    size_t unsent            # so many wait; a message counts as a whole until its last byte is framed
+    size_t reserved          # so many are expected of the native calls that run
+    size_t expected          # of one call: the largest answer, slowly forgotten
+    Conn *first_waiting      # whose calls wait for this budget
+    Conn *last_waiting
+    bint others_ran          # calls of connections that are not being looked at have run: flush the dirty ones
+    int64_t spare_frames     # per second and connection, frames that bring no call forward
+    int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive
     Conn *first_dirty        # connections with output that nobody has asked for yet
     void (*after_receive)(void *context) noexcept nogil  # called when a round of native calls has been made; or NULL
     void *after_context
@@ -128,7 +159,11 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil
 cdef bint conn_finished(Conn *conn) noexcept nogil
 # Ask the peer to open no more streams; then refuse further ones.
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil
-cdef void conn_go_away(Conn *conn) noexcept nogil
+cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil
+# Send a PING; its answer counts as any other byte of the peer (received_ns).
+cdef void conn_ping(Conn *conn) noexcept nogil
+# Send the peer away (GOAWAY ENHANCE_YOUR_CALM) and be finished.
+cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 # End every call that is not answered yet with an error; the text is plain UTF-8.
 cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil
 cdef void mark_dirty(Conn *conn) noexcept nogil

@@ -6,13 +6,20 @@ Calls of methods that are not native are handed to `CallHooks`; `_native.connect
 
 Back-pressure. Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete
 messages nobody takes. Answers are framed only when asked for, and asked for only while the socket takes them; while
-more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too.
+more than UNSENT_LIMIT bytes of answers wait for a peer that does not read, its further unary calls wait too. The same
+holds for all peers together and Host.unsent_limit. There a running call counts with the size of the largest recent
+answer, and who has taken an answer before may always have one call run: peers that never read starve only each other.
+
+Floods. Frames that bring no call forward, resets and what the server must reset for the peer's faults among them, come
+out of a budget (`_native.budget`); a peer that has spent it is sent away. CONTINUATION frames and queued
+acknowledgements are limited by nghttp2.
 """
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, strlen
 
+from _native.budget cimport COST_FRAME, COST_PYTHON_RESET, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
 from _native.headers cimport message_encode, timeout_parse
 from _native.memory cimport LIVE_CONNECTIONS, LIVE_STREAMS, Block, block_give, block_take, live_add
 from _native.nghttp2 cimport *
@@ -31,13 +38,18 @@ cdef enum:
     MAX_FRAME = 256 << 10            # of received DATA
     MAX_SENT_FRAME = 64 << 10
     MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2
+    HEADER_BOMB = 256 << 10          # beyond this the connection ends: one byte of HPACK can stand for 4 KiB
     UNSENT_LIMIT = 4 << 20           # bytes of answers beyond which a connection's further unary calls wait
+    NOT_NOTED = -1           # of Conn.taken_ns: answers have begun to wait, the clock was not looked at yet
+    EXPECTED_FADES = 1024            # answers after which a large one has mostly been forgotten
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
     FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
-    # Streams that a peer may reset at once, and per second after that, before the connection is closed. The library's
-    # own 1,000 and 33 close the connections of clients that cancel much; a reset costs a few microseconds here.
-    RESETS = 10000
+    # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
+    # Here resets come out of the budget, so the library's is set out of reach.
+    UNLIMITED_RESETS = 1 << 30
+    CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
+    TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
 cdef enum:
     # what the request headers have said so far (Stream.seen)
@@ -71,11 +83,17 @@ cdef extern from *:
         if (nghttp2_option_set_stream_reset_rate_limit)
             nghttp2_option_set_stream_reset_rate_limit(option, burst, rate);
     }
+    extern void nghttp2_option_set_max_continuations(nghttp2_option *, size_t) __attribute__((weak));
+    static void inferd_limit_continuations(nghttp2_option *option, size_t count) {
+        if (nghttp2_option_set_max_continuations)
+            nghttp2_option_set_max_continuations(option, count);
+    }
     """
     const nghttp2_nv ANSWER "inferd_answer"[2]
     const nghttp2_nv ACCEPTED "inferd_accepted"[1]
     const char *STATUS_TEXT "inferd_status_text"[17]
     void allow_resets "inferd_allow_resets"(nghttp2_option *option, long burst, long rate) nogil
+    void limit_continuations "inferd_limit_continuations"(nghttp2_option *option, size_t count) nogil
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -108,6 +126,7 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         stream.next.previous = stream.previous
     conn.streams -= 1
     conn.unsent -= stream.unsent
+    release(stream)
     drop_answer(stream)
     drop_fields(stream)
     block_give(stream.block)
@@ -126,6 +145,7 @@ cdef void drop_answer(Stream *stream) noexcept nogil:
     while stream.first_out != NULL:
         message = stream.first_out
         stream.first_out = message.next
+        stream.conn.host.unsent -= message.size
         outgoing_free(message)
     stream.last_out = NULL
     stream.unsent = 0
@@ -203,14 +223,19 @@ cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     else:
         stream.last_out.next = message
     stream.last_out = message
+    if stream.conn.unsent == 0:
+        stream.conn.taken_ns = NOT_NOTED
     stream.unsent += message.left
     stream.conn.unsent += message.left
+    stream.conn.host.unsent += message.size
+    release(stream)
 
 
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.ended:
         outgoing_free(message)
         return
+    learn(stream.conn.host, message.left)
     append(stream, message)
     stream.ended = True
     stream.status = STATUS_OK
@@ -327,6 +352,9 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
         return NGHTTP2_ERR_CALLBACK_FAILURE
     stream.unsent -= length
     conn.unsent -= length
+    conn.taken_ns = conn.host.now_ns
+    if stream.unsent == 0 and stream.ended:
+        conn.reads = True
     while length:
         message = stream.first_out
         part = min(length, message.left)
@@ -337,6 +365,7 @@ cdef int send_answer(nghttp2_session *session, nghttp2_frame *frame, const uint8
             stream.first_out = message.next
             if stream.first_out == NULL:
                 stream.last_out = NULL
+            conn.host.unsent -= message.size
             outgoing_free(message)
     if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream.unsent:
         conn.host.hooks.writable(stream)
@@ -349,9 +378,17 @@ cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream
 
 
 cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
-    # a call that is answered before the client has finished sending: tell it to stop
+    cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream
+    if frame.hd.type == NGHTTP2_DATA or frame.hd.type == NGHTTP2_HEADERS:
+        conn.answer_frames += 1
+        budget_earn(&conn.budget, EARNED_BY_ANSWER, conn.host.spare_frames)
+    elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
+        spend(conn, COST_FRAME)  # the peer's fault, or it opens more streams than it may
+    elif frame.hd.type == NGHTTP2_GOAWAY and conn.leaving:
+        conn.left = True
     if frame.hd.type == NGHTTP2_HEADERS and frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
+        # a call that is answered before the client has finished sending: tell it to stop
         stream = stream_of(session, frame.hd.stream_id)
         if stream != NULL and not stream.remote_closed:
             nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_NO_ERROR)
@@ -381,9 +418,14 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
     cdef Stream *stream = stream_of(session, frame.hd.stream_id)
     cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
     cdef nghttp2_vec value = nghttp2_rcbuf_get_buf(value_buffer)
-    if stream == NULL or frame.headers.cat != NGHTTP2_HCAT_REQUEST:
+    if stream == NULL:
         return 0
     stream.header_bytes += name.len + value.len + 32
+    if stream.header_bytes > HEADER_BOMB:
+        conn_calm(stream.conn, "too_many_headers")
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    if frame.headers.cat != NGHTTP2_HCAT_REQUEST:
+        return 0
     if stream.header_bytes > MAX_HEADER_BYTES:
         stream.seen |= HEADER_TOO_LARGE
     elif equals(name, ":path", 5):
@@ -406,9 +448,15 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
             stream.seen |= HEADER_BAD_ENCODING
     elif equals(name, "grpc-accept-encoding", 20):
         pass  # answers are never compressed
-    elif name.len and name.base[0] != c":" and stream.method != NULL and stream.method.unary == NULL:
+    elif name.len and name.base[0] != c":" and stream.method != NULL and is_kept(stream, name):
         return keep_field(stream, name_buffer, value_buffer)
     return 0
+
+
+cdef inline bint is_kept(Stream *stream, nghttp2_vec name) noexcept nogil:
+    cdef Gatekeeper *gatekeeper = &stream.conn.host.gatekeeper
+    return stream.method.unary == NULL or (
+        gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len))
 
 
 cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
@@ -466,6 +514,9 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
                     "the grpc-encoding of the request is not supported, accepted encodings: identity")
     elif stream.method.unary == NULL:
         stream.conn.host.hooks.begin(stream)
+        drop_fields(stream)
+    elif stream.conn.host.gatekeeper.admits != NULL:
+        stream.conn.host.gatekeeper.admits(stream.conn.host.gatekeeper.context, stream)
         drop_fields(stream)
 
 
@@ -586,7 +637,7 @@ cdef void half_closed(Stream *stream) noexcept nogil:
         stream.conn.host.hooks.half_closed(stream)
     elif stream.messages == 0:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
-    elif stream.conn.unsent > UNSENT_LIMIT:
+    elif not may_run(stream.conn):
         park(stream)
     else:
         run_native(stream)
@@ -594,11 +645,95 @@ cdef void half_closed(Stream *stream) noexcept nogil:
 
 cdef void run_native(Stream *stream) noexcept nogil:
     cdef Block *block = stream.block
+    cdef Host *host = stream.conn.host
     stream.block = NULL
+    stream.reserved = max(host.expected, <size_t>1)
+    host.reserved += stream.reserved
+    stream.conn.running += 1
     stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, stream.timeout_ns)
 
 
-# --- unary calls of a peer that does not read its answers
+# --- unary calls of peers that do not read their answers
+
+cdef void learn(Host *host, size_t size) noexcept nogil:
+    # what to expect of the next answer
+    host.expected = max(size, host.expected - host.expected // EXPECTED_FADES)
+
+
+cdef void release(Stream *stream) noexcept nogil:
+    # the call runs no more: its answer is there, or will never be
+    if stream.reserved:
+        stream.conn.host.reserved -= stream.reserved
+        stream.conn.running -= 1
+        stream.reserved = 0
+
+
+cdef bint fits(Host *host) noexcept nogil:
+    cdef size_t held = host.unsent + host.reserved
+    return host.unsent_limit == 0 or held == 0 or held + host.expected <= host.unsent_limit
+
+
+cdef bint may_run(Conn *conn) noexcept nogil:
+    if conn.unsent > UNSENT_LIMIT:
+        return False
+    return fits(conn.host) or (conn.reads and conn.unsent == 0 and conn.running == 0)
+
+
+cdef void wait_for_host(Conn *conn) noexcept nogil:
+    cdef Host *host = conn.host
+    if conn.waiting:
+        return
+    conn.waiting = True
+    conn.next_waiting = NULL
+    if host.last_waiting == NULL:
+        host.first_waiting = conn
+    else:
+        host.last_waiting.next_waiting = conn
+    host.last_waiting = conn
+
+
+cdef void wait_no_more(Conn *conn) noexcept nogil:
+    cdef Host *host = conn.host
+    cdef Conn *before = NULL
+    cdef Conn *at = host.first_waiting
+    if not conn.waiting:
+        return
+    while at != conn:
+        before = at
+        at = at.next_waiting
+    if before == NULL:
+        host.first_waiting = at.next_waiting
+    else:
+        before.next_waiting = at.next_waiting
+    if host.last_waiting == at:
+        host.last_waiting = before
+    conn.waiting = False
+
+
+cdef void run_waiting(Host *host) noexcept nogil:
+    # one call of each connection in turn, as long as there is room
+    cdef Conn *conn
+    cdef bint ran = False
+    while host.first_waiting != NULL and fits(host):
+        conn = host.first_waiting
+        wait_no_more(conn)
+        if conn.first_parked != NULL and conn.unsent <= UNSENT_LIMIT:
+            run_first_parked(conn)
+            ran = True
+            if conn.first_parked != NULL:
+                wait_for_host(conn)
+    if ran:
+        host.others_ran = True
+        end_round(host)
+
+
+cdef void run_first_parked(Conn *conn) noexcept nogil:
+    cdef Stream *stream = conn.first_parked
+    conn.first_parked = stream.next_parked
+    if conn.first_parked == NULL:
+        conn.last_parked = NULL
+    run_native(stream)
+
 
 cdef void park(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
@@ -608,6 +743,7 @@ cdef void park(Stream *stream) noexcept nogil:
     else:
         conn.last_parked.next_parked = stream
     conn.last_parked = stream
+    wait_for_host(conn)
 
 
 cdef void unpark(Stream *stream) noexcept nogil:
@@ -634,20 +770,50 @@ cdef inline void end_round(Host *host) noexcept nogil:
 
 
 cdef void run_parked(Conn *conn) noexcept nogil:
-    cdef Stream *stream
-    while conn.first_parked != NULL and conn.unsent <= UNSENT_LIMIT:
-        stream = conn.first_parked
-        conn.first_parked = stream.next_parked
-        if conn.first_parked == NULL:
-            conn.last_parked = NULL
-        run_native(stream)
+    while conn.first_parked != NULL and may_run(conn):
+        run_first_parked(conn)
+    if conn.first_parked != NULL:
+        wait_for_host(conn)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sessions
 
-cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
+cdef bint spend(Conn *conn, int64_t cost) noexcept nogil:
+    if budget_spend(&conn.budget, cost, conn.host.spare_frames, conn.host.now_ns):
+        return True
+    conn_calm(conn, "too_many_frames")
+    return False
+
+
+cdef int64_t frame_cost(nghttp2_session *session, const nghttp2_frame *frame) noexcept nogil:
+    # of a received frame, as far as it brings no call forward
     cdef Stream *stream
+    cdef bint empty
+    if frame.hd.type == NGHTTP2_HEADERS:
+        return 0  # a call; or trailers, which end one
+    if frame.hd.type == NGHTTP2_DATA:
+        empty = frame.hd.length == frame.data.padlen and not frame.hd.flags & NGHTTP2_FLAG_END_STREAM
+        return COST_FRAME if empty else 0
+    if frame.hd.type == NGHTTP2_SETTINGS and not frame.hd.flags & NGHTTP2_FLAG_ACK:
+        return COST_SETTINGS
+    if frame.hd.type == NGHTTP2_RST_STREAM:
+        stream = stream_of(session, frame.hd.stream_id)
+        if stream != NULL and stream.method != NULL and stream.method.unary == NULL:
+            return COST_PYTHON_RESET
+    return COST_FRAME
+
+
+cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
+    cdef Conn *conn = <Conn *>user_data
+    cdef Stream *stream
+    cdef int64_t cost = frame_cost(session, frame)
+    if cost and not spend(conn, cost):
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    if frame.hd.type == NGHTTP2_SETTINGS:
+        conn.greeted = True
+    if frame.hd.type == NGHTTP2_PING and not frame.hd.flags & NGHTTP2_FLAG_ACK:
+        conn.host.hooks.pinged(conn)
     if frame.hd.type != NGHTTP2_HEADERS and frame.hd.type != NGHTTP2_DATA:
         return 0
     stream = stream_of(session, frame.hd.stream_id)
@@ -683,13 +849,17 @@ nghttp2_session_callbacks_set_send_data_callback(callbacks, send_answer)
 nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, frame_length)
 nghttp2_option_set_no_auto_window_update(options, 1)
 nghttp2_option_set_no_closed_streams(options, 1)
-allow_resets(options, RESETS, RESETS)
+allow_resets(options, UNLIMITED_RESETS, UNLIMITED_RESETS)
+limit_continuations(options, CONTINUATIONS)
 
 
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     cdef nghttp2_settings_entry settings[4]
     conn.host = host
     conn.owner = owner
+    conn.received_ns = host.now_ns
+    conn.budget.filled_ns = host.now_ns
+    conn.budget.left = host.spare_frames
     if nghttp2_session_server_new2(&conn.session, callbacks, conn, options) != 0:
         conn.session = NULL
         return False
@@ -719,18 +889,26 @@ cdef void conn_close(Conn *conn) noexcept nogil:
         conn.dirty = False
     while conn.first_stream != NULL:
         stream_closed(conn.first_stream, NGHTTP2_CANCEL)
+    wait_no_more(conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
+    run_waiting(conn.host)
     live_add(LIVE_CONNECTIONS, -1)
 
 
 cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept nogil:
-    if conn.session == NULL or conn.failed:
+    cdef ssize_t result
+    if conn.session == NULL or conn.failed or conn.leaving:
         return
-    if nghttp2_session_mem_recv(conn.session, data, size) < 0:
+    conn.received_ns = conn.host.now_ns
+    result = nghttp2_session_mem_recv(conn.session, data, size)
+    if result == NGHTTP2_ERR_FLOODED or result == TOO_MANY_CONTINUATIONS:
+        conn_calm(conn, "too_many_frames")
+    elif result < 0 and not conn.leaving:
         conn.failed = True
     end_round(conn.host)
+    run_waiting(conn.host)
 
 
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
@@ -739,7 +917,9 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.session == NULL:
         return
     conn.output_limit = limit
-    while conn.output.size < limit:
+    if conn.taken_ns == NOT_NOTED:
+        conn.taken_ns = conn.host.now_ns
+    while conn.output.size < limit and not conn.left:
         size = nghttp2_session_mem_send(conn.session, &data)
         if size < 0 or (size > 0 and not output_copy(&conn.output, data, <size_t>size)):
             conn.failed = True
@@ -748,10 +928,11 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.first_parked != NULL:
         run_parked(conn)
         end_round(conn.host)
+    run_waiting(conn.host)
 
 
 cdef bint conn_finished(Conn *conn) noexcept nogil:
-    return conn.session == NULL or conn.failed or not (
+    return conn.session == NULL or conn.failed or conn.left or not (
         nghttp2_session_want_read(conn.session) or nghttp2_session_want_write(conn.session))
 
 
@@ -761,11 +942,28 @@ cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
         mark_dirty(conn)
 
 
-cdef void conn_go_away(Conn *conn) noexcept nogil:
+cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil:
     if conn.session != NULL:
         nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE,
-                              nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR, NULL, 0)
+                              nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR,
+                              <const uint8_t *>debug, strlen(debug))
         mark_dirty(conn)
+
+
+cdef void conn_ping(Conn *conn) noexcept nogil:
+    if conn.session != NULL:
+        nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, NULL)
+        mark_dirty(conn)
+
+
+cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
+    if conn.session == NULL or conn.leaving:
+        return
+    conn.leaving = True
+    if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(conn.session),
+                             NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
+        conn.failed = True
+    mark_dirty(conn)
 
 
 cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:

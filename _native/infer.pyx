@@ -6,10 +6,11 @@ way. Everything else (the other front door, streams, tests) uses `InferService.s
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
+from _native.access cimport ALLOWED, Gate, Judge, Verdict, gate_model, gate_status, gate_text
 from _native.bridge cimport Bridge, BridgeHandle, bridge_abandon, bridge_return, bridge_watch
 from _native.clock cimport now_ns
 from _native.codec cimport (
@@ -24,9 +25,11 @@ from _native.codec cimport (
     response_head_write,
 )
 from _native.connection cimport Endpoint
-from _native.http2 cimport Stream, stream_fail, stream_reply
-from _native.lane cimport Lane, lane_push, lane_wake
+from _native.errorinfo cimport LoadReport, final_trailers, report_set
+from _native.http2 cimport Stream, stream_end, stream_fail, stream_reply
+from _native.lane cimport LANE_FULL, PUSHED, Lane, Pushed, lane_push, lane_wake
 from _native.memory cimport Block, block_give, block_of_object
+from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix
 from _native.request cimport (
     STATUS_OK,
@@ -55,6 +58,9 @@ cdef int64_t FOREVER = 0x7fffffffffffffff
 cdef struct InferContext:
     Table *table
     Bridge *bridge
+    uint32_t max_inflight    # requests in the house; 0: any number
+    Gate *gate               # who may use which model; NULL: everybody every
+    LoadReport report        # what answers carry for balancers
     Lane *touched[TOUCHED]   # have got requests since wake_touched
     uint32_t touched_count
 
@@ -81,12 +87,15 @@ cdef inline void touch(InferContext *self, Lane *lane) noexcept nogil:
     self.touched_count += 1
 
 
-cdef bint prepare(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
+cdef bint prepare(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                  uint64_t caller) noexcept nogil:
     # decode, find the model, check; False: the request carries its error
     cdef Lane *lane
     cdef int status = STATUS_OK
     cdef char *details = NULL
     if not request_decode(request, block, data, size):
+        return False
+    if self.gate != NULL and not may_use(self.gate, request, caller):
         return False
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
@@ -96,14 +105,32 @@ cdef bint prepare(InferContext *self, Request *request, Block *block, const uint
     return request_bind(request, &lane.signature)
 
 
+cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
+    cdef Verdict verdict = gate_model(gate, caller, request.message.model_name)
+    if verdict != ALLOWED:
+        request_fail(request, gate_status(gate, verdict), gate_text(gate, verdict, 0, request.message.model_name))
+    return verdict == ALLOWED
+
+
 cdef void start(InferContext *self, Request *request, Block *block, const uint8_t *data, size_t size,
-                int64_t timeout_ns) noexcept nogil:
+                int64_t timeout_ns, uint64_t caller) noexcept nogil:
     # Send a request on its way; its sink is set. It comes back over the bridge, whatever happens.
     cdef int64_t now = now_ns()
+    cdef Pushed pushed
     request.bridge = self.bridge
     request.arrived_ns = now
     request.queued_ns = now
-    if not prepare(self, request, block, data, size):
+    if self.max_inflight and self.bridge.in_house >= self.max_inflight:
+        request.block = block
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+            self.bridge.in_house))
+        request.reason = "SERVER_FULL"
+        bridge_return(self.bridge, request, request)
+        return
+    request.admitted = True
+    self.bridge.in_house += 1
+    if not prepare(self, request, block, data, size, caller):
         bridge_return(self.bridge, request, request)
         return
     if timeout_ns >= 0:
@@ -112,13 +139,25 @@ cdef void start(InferContext *self, Request *request, Block *block, const uint8_
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             bridge_return(self.bridge, request, request)
             return
-    if not lane_push(<Lane *>request.lane, request):
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
-            "Request for unknown model: '%s' version %s is not at ready state",
-            request.signature.name.data, request.signature.version_text.data))
+    pushed = lane_push(<Lane *>request.lane, request)
+    if pushed != PUSHED:
+        refuse(request, pushed)
         bridge_return(self.bridge, request, request)
         return
     touch(self, <Lane *>request.lane)
+
+
+cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
+    # the lane did not take it
+    if pushed == LANE_FULL:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
+            request.signature.name.data, request.signature.version_text.data, (<Lane *>request.lane).max_queue))
+        request.reason = "QUEUE_FULL"
+    else:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request for unknown model: '%s' version %s is not at ready state",
+            request.signature.name.data, request.signature.version_text.data))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,21 +294,31 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.deliver = deliver_stream
     request.sink = stream
     stream.call = request
-    start(<InferContext *>context, request, block, data, size, timeout_ns)
+    start(<InferContext *>context, request, block, data, size, timeout_ns, stream.caller)
 
 
 cdef void deliver_stream(void *sink, Request *request, int status, const char *details) noexcept nogil:
     cdef Stream *stream = <Stream *>sink
     cdef Outgoing *message
+    cdef const LoadReport *report = &(<InferContext *>stream.method.context).report
     stream.call = NULL
     if status != STATUS_OK:
-        stream_fail(stream, status, details)
+        fail(stream, status, details, request.reason if request != NULL else NULL, report)
         return
     message = encode(request)
     if message == NULL:
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB")
+        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
         return
+    if report.size:
+        stream.trailers = final_trailers(STATUS_OK, "", NULL, report, &stream.trailer_count)
     stream_reply(stream, message)
+
+
+cdef void fail(Stream *stream, int status, const char *details, const char *reason,
+               const LoadReport *report) noexcept nogil:
+    cdef size_t count
+    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, report, &count)
+    stream_end(stream, status, details, trailers, count)
 
 
 cdef void stream_gone(void *call) noexcept nogil:
@@ -354,6 +403,7 @@ cdef class Ticket:
     cdef Request *request
     cdef object deliver
     cdef bint stream
+    cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
 
     def __init__(self):
         raise TypeError("Ticket cannot be created from Python")
@@ -372,6 +422,8 @@ cdef class Ticket:
         except MemoryError:
             status = STATUS_RESOURCE_EXHAUSTED
             text = "no memory for the response"
+        if request != NULL and request.reason != NULL:
+            self.reason = request.reason.decode("ascii")
         self.request = NULL
         self.deliver = None
         Py_DECREF(self)
@@ -393,17 +445,35 @@ cdef class InferService:
     Args:
         table: the models.
         bridge: the way back to the loop; the owner registers its descriptors.
+        max_inflight: requests that may be in the house; further ones are refused. 0 for any number.
     """
 
     cdef InferContext context
     cdef ModelTable table
     cdef BridgeHandle bridge
+    cdef Judge judge
 
-    def __init__(self, ModelTable table not None, BridgeHandle bridge not None):
+    def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
         self.bridge = bridge
         self.context.table = &table.table
         self.context.bridge = &bridge.bridge
+        self.context.max_inflight = max_inflight
+
+    @property
+    def in_house(self) -> int:
+        """Requests that were admitted and are not over."""
+        return self.bridge.in_house
+
+    def guard(self, Judge judge not None) -> None:
+        """Have every request pass this judge of who may use which model."""
+        self.judge = judge
+        self.context.gate = &judge.gate
+
+    def set_load_report(self, encoded: bytes) -> None:
+        """Send this OrcaLoadReport with every native answer from now on; none when empty."""
+        if not report_set(&self.context.report, encoded):
+            raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
@@ -411,7 +481,8 @@ cdef class InferService:
         endpoint.host.after_receive = wake_touched
         endpoint.host.after_context = &self.context
 
-    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
+               uint64_t caller=0) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -420,6 +491,7 @@ cdef class InferService:
                 gRPC status code, the error text, and the encoded ModelInferResponse (None after an error).
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
+            caller: who asks, as `_native.access.Judge.judge` found.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)
         cdef Request *request = request_new()
@@ -433,9 +505,10 @@ cdef class InferService:
         ticket.request = request
         ticket.deliver = deliver
         ticket.stream = stream
+        ticket.reason = ""
         Py_INCREF(ticket)
         request.deliver = deliver_python
         request.sink = <void *>ticket
-        start(&self.context, request, block, data, len(message), timeout_ns)
+        start(&self.context, request, block, data, len(message), timeout_ns, caller)
         wake_touched(&self.context)
         return ticket

@@ -21,6 +21,7 @@ cdef struct Lane:
     int64_t delay_ns
     uint32_t preferred[MAX_PREFERRED]
     uint32_t preferred_count
+    uint32_t max_queue           # requests that may wait; 0: any number
 
     Mutex guard                  # guards all below, and Request.state of the queued
     Condition work
@@ -33,15 +34,20 @@ cdef struct Lane:
     bint broken                  # a request was queued that cannot join the one before it
     bint closed
 
+cdef enum Pushed:
+    PUSHED
+    LANE_CLOSED
+    LANE_FULL
+
 # Read by attribute from a backends.api.ModelSpec; raises ValueError or MemoryError.
 cdef Lane *lane_new(object spec, int64_t version) except NULL
 # No request may refer to it any more and no instance may wait in it.
 cdef void lane_free(Lane *lane) noexcept nogil
 
 # Queue a request, which now belongs to the lane. Never blocks for long. The caller calls lane_wake afterwards, once for
-# all requests that arrived together: that gives larger batches and fewer wake-ups. False: the lane is closed, the
-# request is still the caller's.
-cdef bint lane_push(Lane *lane, Request *request) noexcept nogil
+# all requests that arrived together: that gives larger batches and fewer wake-ups. Anything but PUSHED: the request
+# is still the caller's.
+cdef Pushed lane_push(Lane *lane, Request *request) noexcept nogil
 cdef void lane_wake(Lane *lane) noexcept nogil
 # Take a request out of the queue, in O(1). False: it is not queued any more, an instance has it.
 cdef bint lane_remove(Lane *lane, Request *request) noexcept nogil

@@ -121,11 +121,14 @@ cdef uint32_t lane_plan(const Lane *lane, int64_t now, int64_t *wake, uint64_t *
 # ---------------------------------------------------------------------------------------------------------------------
 # The queue
 
-cdef bint lane_push(Lane *lane, Request *request) noexcept nogil:
+cdef Pushed lane_push(Lane *lane, Request *request) noexcept nogil:
     lock(&lane.guard)
     if lane.closed:
         unlock(&lane.guard)
-        return False
+        return LANE_CLOSED
+    if lane.max_queue and lane.count >= lane.max_queue:
+        unlock(&lane.guard)
+        return LANE_FULL
     request.state = REQUEST_QUEUED
     request.next = NULL
     request.previous = lane.tail
@@ -139,7 +142,7 @@ cdef bint lane_push(Lane *lane, Request *request) noexcept nogil:
     lane.count += 1
     lane.rows += request.rows
     unlock(&lane.guard)
-    return True
+    return PUSHED
 
 
 cdef void lane_wake(Lane *lane) noexcept nogil:
@@ -280,12 +283,14 @@ cdef class LaneHandle:
     Args:
         spec: the version's backends.api.ModelSpec.
         version: its number.
+        max_queue: requests that may wait in it; 0 for any number.
 
     The handle must outlive the instances that take from the lane and the requests in it: see `in_flight`.
     """
 
-    def __cinit__(self, spec, version: int):
+    def __cinit__(self, spec, version: int, *, max_queue: int = 0):
         self.lane = lane_new(spec, version)
+        self.lane.max_queue = max_queue
 
     def __dealloc__(self):
         if self.lane != NULL:

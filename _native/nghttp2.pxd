@@ -22,9 +22,17 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ctypedef struct nghttp2_headers:
         nghttp2_frame_hd hd
         int cat
+    ctypedef struct nghttp2_data:
+        nghttp2_frame_hd hd
+        size_t padlen
+    ctypedef struct nghttp2_rst_stream:
+        nghttp2_frame_hd hd
+        uint32_t error_code
     ctypedef union nghttp2_frame:
         nghttp2_frame_hd hd
+        nghttp2_data data
         nghttp2_headers headers
+        nghttp2_rst_stream rst_stream
     ctypedef struct nghttp2_nv:
         uint8_t *name
         uint8_t *value
@@ -47,8 +55,15 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     enum:
         NGHTTP2_DATA
         NGHTTP2_HEADERS
+        NGHTTP2_PRIORITY
+        NGHTTP2_RST_STREAM
+        NGHTTP2_SETTINGS
+        NGHTTP2_PING
+        NGHTTP2_GOAWAY
+        NGHTTP2_WINDOW_UPDATE
         NGHTTP2_HCAT_REQUEST
         NGHTTP2_FLAG_NONE
+        NGHTTP2_FLAG_ACK
         NGHTTP2_FLAG_END_STREAM
         NGHTTP2_DATA_FLAG_EOF
         NGHTTP2_DATA_FLAG_NO_END_STREAM
@@ -59,11 +74,13 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         NGHTTP2_NO_ERROR
         NGHTTP2_INTERNAL_ERROR
         NGHTTP2_CANCEL
+        NGHTTP2_ENHANCE_YOUR_CALM
         NGHTTP2_ERR_DEFERRED
         NGHTTP2_ERR_PAUSE
         NGHTTP2_ERR_CALLBACK_FAILURE
         NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
         NGHTTP2_ERR_BAD_CLIENT_MAGIC
+        NGHTTP2_ERR_FLOODED
         NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
         NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
         NGHTTP2_SETTINGS_MAX_FRAME_SIZE
@@ -129,6 +146,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
                                 const nghttp2_data_provider *data)
     int nghttp2_submit_trailer(nghttp2_session *session, int32_t stream_id, const nghttp2_nv *nva, size_t nvlen)
     int nghttp2_submit_rst_stream(nghttp2_session *session, uint8_t flags, int32_t stream_id, uint32_t error_code)
+    int nghttp2_submit_ping(nghttp2_session *session, uint8_t flags, const uint8_t *opaque_data)
     int nghttp2_submit_shutdown_notice(nghttp2_session *session)
     int nghttp2_submit_goaway(nghttp2_session *session, uint8_t flags, int32_t last_stream_id, uint32_t error_code,
                               const uint8_t *opaque_data, size_t opaque_data_len)

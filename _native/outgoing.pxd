@@ -19,6 +19,7 @@ cdef struct Outgoing:
     uint32_t current         # the first segment not yet sent completely
     size_t offset            # bytes of it already sent
     size_t left              # bytes of all segments not yet sent
+    size_t size              # bytes of all segments
     uint8_t *room
 
 # A message with space for so many segments and so many bytes at `room`; NULL when there is no memory.

@@ -28,6 +28,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
     message.current = 0
     message.offset = 0
     message.left = 0
+    message.size = 0
     message.room = home.data + head
     return message
 
@@ -39,6 +40,7 @@ cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, siz
     segment.block = block_share(block)
     message.count += 1
     message.left += size
+    message.size += size
 
 
 cdef void outgoing_free(Outgoing *message) noexcept nogil:

@@ -58,6 +58,7 @@ cdef struct Request:
 
     int status
     char *details            # error text from malloc; NULL when there is none
+    const char *reason       # of the error in google.rpc.ErrorInfo; NULL: the usual one of the status
 
     RequestState state       # guarded by the lane's lock
     Request *previous        # in the lane
@@ -67,6 +68,7 @@ cdef struct Request:
     int64_t deadline_ns      # monotonic; 0: none
     uint32_t timer_slot      # 1-based place in the bridge's heap of deadlines; 0: none
 
+    bint admitted            # counted in the bridge as in the house
     void *bridge             # Bridge that this request returns through
     deliver_fn deliver       # called on the loop with the answer, at most once; see bridge.pxd
     void *sink               # NULL once the sink has left

@@ -92,10 +92,12 @@ cdef void request_free(Request *request) noexcept nogil:
     request.rows = 0
     request.status = STATUS_OK
     request.details = NULL
+    request.reason = NULL
     request.state = REQUEST_NEW
     request.previous = NULL
     request.deadline_ns = 0
     request.timer_slot = 0
+    request.admitted = False
     request.bridge = NULL
     request.deliver = NULL
     request.sink = NULL

@@ -76,7 +76,9 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
         for connections, in_flight in LOADS:
             count = requests if in_flight > 1 else requests // 4
 
-            def measure(address: str, connections: int = connections, in_flight: int = in_flight, n: int = count) -> Figure:
+            def measure(
+                address: str, connections: int = connections, in_flight: int = in_flight, n: int = count
+            ) -> Figure:
                 server = servers[address]
                 cpu = server.cpu_seconds()
                 driven = h2load(
@@ -116,16 +118,15 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
                     rounds,
                 )
                 cells = [
-                    f"{found[way].p50_us:.0f} µs · {found[way].rate:.0f} /s · {found[way].cpu_us:.1f} µs" for way in found
+                    f"{found[way].p50_us:.0f} µs · {found[way].rate:.0f} /s · {found[way].cpu_us:.1f} µs"
+                    for way in found
                 ]
                 ratio = found["unix"].rate / found["TCP"].rate
                 lines.append(f"| {size} B, {connections} × {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
     return lines
 
 
-def driven(
-    server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float
-) -> Figure:
+def driven(server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float) -> Figure:
     """One round of our driver; every answer is compared."""
     exchange = messages.identity(size)
     workload = Fixed([exchange.request], [exchange.response])

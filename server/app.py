@@ -10,8 +10,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
+from typing import Any
 
 import uvloop
 
@@ -19,12 +20,16 @@ from _native.memory import live_counters
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
+from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy
 from server.front.native import NativeDoor
-from server.front.services import install
+from server.front.services import Policy, install
 from server.front.tls import Credentials, CredentialsError
+from server.front.tokens import TokenFileError
+from server.observe.load import LoadMeter
 from server.observe.logs import configure
 from server.rpc.metadata import Identity
 from server.rpc.service import table
@@ -152,14 +157,19 @@ def _engine(settings: Settings) -> Engine:
         options,
         load_threads=settings.model_load_thread_count,
         strict_readiness=settings.strict_readiness,
+        max_inflight=settings.max_inflight_requests,
+        max_queued=settings.max_queued_requests_per_model,
     )
 
 
 async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
-    door = _door(settings, engine, policy)
+    access = _access(settings, engine)
+    load = LoadMeter(engine) if settings.orca_load_metrics else None
+    door = _door(settings, engine, policy, access)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
-    health = install(door, table(engine, identity), engine)
+    rules = Policy(access, load, reflected=_is_reflected(settings))
+    health = install(door, table(engine, identity), engine, rules)
     try:
         await door.start(*map(str, settings.addresses))
     except OSError as error:
@@ -167,6 +177,7 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     for address in door.addresses:
         log.info("Started GRPCInferenceService at %s (%s)", address, settings.transport)
     stop.at_once(door.remove_files)
+    beside = [asyncio.create_task(each) for each in _beside(access, load)]
     await stop.wait()
     health.drain()
     engine.drain()
@@ -177,16 +188,68 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     health.close()
     deadline = asyncio.get_running_loop().time() + settings.exit_timeout_secs
     await door.stop(settings.exit_timeout_secs)
+    for task in beside:
+        task.cancel()
     return deadline
 
 
-def _door(settings: Settings, engine: Engine, policy: ListenPolicy) -> Door:
+def _beside(access: Access | None, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
+    """What runs beside the door for as long as it does."""
+    if access is not None:
+        yield access.watch()
+    if load is not None:
+        yield load.run()
+
+
+def _access(settings: Settings, engine: Engine) -> Access | None:
+    """The rules that the settings name, in force for the engine; None without any."""
+    if not settings.grpc_restricted_protocol and settings.grpc_token_file is None:
+        return None
+    try:
+        access = Access(
+            settings.restricted_protocols, settings.grpc_token_file, triton_codes=settings.triton_auth_codes
+        )
+    except TokenFileError as error:
+        raise StartError(f"grpc-token-file: {error}") from error
+    engine.infer.guard(access.judge)
+    return access
+
+
+def _is_reflected(settings: Settings) -> bool:
+    return settings.grpc_reflection == "on" or (
+        settings.grpc_reflection == "auto" and all(address.is_local for address in settings.addresses)
+    )
+
+
+def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access | None) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
-        return GrpcioDoor(max_message_bytes=limit, policy=policy)
-    door = NativeDoor(engine.infer, max_message_bytes=limit, policy=policy)
+        return GrpcioDoor(access=access, max_message_bytes=limit, policy=policy, connections=_connections(settings))
+    door = NativeDoor(
+        engine.infer,
+        access=access,
+        max_message_bytes=limit,
+        max_unsent_bytes=settings.grpc_max_unsent_size,
+        policy=policy,
+        connections=_connections(settings),
+    )
     engine.after_delivery(door.flush)
     return door
+
+
+def _connections(settings: Settings) -> ConnectionPolicy:
+    return ConnectionPolicy(
+        keepalive_time=settings.grpc_keepalive_time / 1000,
+        keepalive_timeout=settings.grpc_keepalive_timeout / 1000,
+        permit_without_calls=settings.grpc_keepalive_permit_without_calls,
+        max_pings_without_data=settings.grpc_http2_max_pings_without_data,
+        min_ping_interval=settings.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+        max_age=settings.grpc_max_connection_age / 1000 or math.inf,
+        age_grace=settings.grpc_max_connection_age_grace / 1000 or math.inf,
+        handshake_timeout=settings.grpc_handshake_timeout / 1000,
+        max_connections=settings.grpc_max_connections,
+    )
 
 
 def _policy(settings: Settings) -> ListenPolicy:

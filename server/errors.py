@@ -35,6 +35,8 @@ class ServerError(Exception):
     """An error with an answer for the client. Not raised itself: use a family below."""
 
     status: ClassVar[Status] = Status.INTERNAL
+    reason: str = ""
+    """What google.rpc.ErrorInfo says, in UPPER_SNAKE_CASE; empty for the usual one of the status."""
 
 
 class InvalidArgument(ServerError):
@@ -65,6 +67,16 @@ class Internal(ServerError):
     """Our fault or the model's."""
 
     status = Status.INTERNAL
+
+
+class Denied(ServerError):
+    """The caller may not do this: UNAUTHENTICATED, PERMISSION_DENIED, or what Triton answers instead."""
+
+    status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
+
+    def __init__(self, status: Status, details: str) -> None:
+        super().__init__(details)
+        self.status = status
 
 
 class ConfigError(InvalidArgument):

@@ -50,8 +50,6 @@ _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "the response cache is not served yet"
 _NO_RATE_LIMIT = "the rate limiter is not served yet"
-_NO_AGE = "limits on the age of connections are not served yet"
-_NO_KEEPALIVE = "keepalive settings other than the defaults are not served yet"
 
 FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
     {
@@ -88,16 +86,11 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
                 "buffer-manager-thread-count",
             ),
         ),
-        **_refused("forwarding headers to models is not served yet", ["grpc-header-forward-pattern"]),
-        **_refused("restricting protocols is not served yet", ["grpc-restricted-protocol"]),
+        **_refused(
+            "models do not see request parameters yet, so forwarded headers would reach nobody",
+            ["grpc-header-forward-pattern"],
+        ),
         **_refused("compressing responses is not served yet", ["grpc-infer-response-compression-level"], "none"),
-        **_refused(_NO_AGE, ("grpc-max-connection-age", "grpc-max-connection-age-grace")),
-        **_refused(_NO_KEEPALIVE, ["grpc-keepalive-time"], "7200000"),
-        **_refused(_NO_KEEPALIVE, ["grpc-keepalive-timeout"], "20000"),
-        **_off(_NO_KEEPALIVE, ["grpc-keepalive-permit-without-calls"]),
-        **_refused(_NO_KEEPALIVE, ["grpc-http2-max-pings-without-data"], "2"),
-        **_refused(_NO_KEEPALIVE, ["grpc-http2-min-recv-ping-interval-without-data"], "300000"),
-        **_refused(_NO_KEEPALIVE, ["grpc-http2-max-ping-strikes"], "2"),
         # -- models --
         "strict-model-config": Refused(
             "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True

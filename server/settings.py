@@ -18,6 +18,19 @@ LONGEST_SOCKET_PATH = 107  # what the kernel takes
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
 
+UNSENT_SIZE = 67_108_864
+
+_DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
+_COUNTS = (
+    "grpc_http2_max_pings_without_data",
+    "grpc_http2_min_recv_ping_interval_without_data",
+    "grpc_http2_max_ping_strikes",
+    "grpc_max_connection_age",
+    "grpc_max_connection_age_grace",
+    "grpc_max_connections",
+)
+
+
 class SettingsError(ValueError):
     """The value of an option is out of its range; the text names the option."""
 
@@ -32,6 +45,14 @@ class TcpAddress:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can connect."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
@@ -41,6 +62,11 @@ class UnixAddress:
 
     def __str__(self) -> str:
         return f"unix:{self.path}"
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can connect."""
+        return True
 
 
 Address = TcpAddress | UnixAddress
@@ -121,6 +147,62 @@ class Settings:
     grpc_max_message_size: int = 0
     """Largest message in bytes that is received; 0 for no limit."""
 
+    max_inflight_requests: int = 16384
+    """Inference requests that may be in the server at a time, over all models; 0 for any number."""
+
+    max_queued_requests_per_model: int = 4096
+    """Inference requests that may wait for one version of a model; 0 for any number."""
+
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""
+
+    grpc_token_file: Path | None = None
+    """File with a token a line, and what its bearer may do; callers then need one. Read again when it changes."""
+
+    triton_auth_codes: bool = False
+    """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
+
+    orca_load_metrics: bool = False
+    """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
+
+    grpc_reflection: Literal["auto", "on", "off"] = "auto"
+    """Server reflection; auto: where only this machine can ask."""
+
+    # -- how long connections live, times in milliseconds --
+
+    grpc_keepalive_time: int = 7_200_000
+    """Milliseconds of silence after which a client is pinged."""
+
+    grpc_keepalive_timeout: int = 20_000
+    """Milliseconds in which a pinged client must answer, else its connection is dropped."""
+
+    grpc_keepalive_permit_without_calls: bool = True
+    """Ping clients that have no call in progress, and let them ping."""
+
+    grpc_http2_max_pings_without_data: int = 2
+    """Pings in a row, without an answer sent between, after which there is one a minute; 0 for no limit."""
+
+    grpc_http2_min_recv_ping_interval_without_data: int = 10_000
+    """Milliseconds that must lie between the pings of a client to which nothing is sent meanwhile."""
+
+    grpc_http2_max_ping_strikes: int = 2
+    """Pings that may come sooner than that, before the client is sent away; 0 for no limit."""
+
+    grpc_max_connection_age: int = 0
+    """Milliseconds after which a connection is ended, more or less a tenth; 0 for no limit."""
+
+    grpc_max_connection_age_grace: int = 0
+    """Milliseconds that calls have to finish on a connection that is too old; 0 for no limit."""
+
+    grpc_handshake_timeout: int = 10_000
+    """Milliseconds in which a new connection must begin to speak HTTP/2."""
+
+    grpc_max_connections: int = 0
+    """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
+
+    grpc_max_unsent_size: int = 67_108_864
+    """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
+
     drain_delay: float = 0.0
     """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
@@ -160,12 +242,32 @@ class Settings:
         self._check_tls()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
-        for name in ("grpc_max_message_size", "drain_delay", "exit_timeout_secs", "log_verbose"):
+        for name in (
+            "grpc_max_message_size",
+            "max_inflight_requests",
+            "max_queued_requests_per_model",
+            "drain_delay",
+            "exit_timeout_secs",
+            "log_verbose",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 0 or more, got {getattr(self, name)}")
+        for name in _COUNTS:
+            if not 0 <= getattr(self, name) < 2**31:
+                raise SettingsError(f"{name.replace('_', '-')}: expected 0 to 2147483647, got {getattr(self, name)}")
+        for name in _DURATIONS:
+            if not 1 <= getattr(self, name) < 2**31:
+                raise SettingsError(f"{name.replace('_', '-')}: expected 1 to 2147483647, got {getattr(self, name)}")
+        if self.grpc_max_unsent_size < 0:
+            raise SettingsError(f"grpc-max-unsent-size: expected 0 or more, got {self.grpc_max_unsent_size}")
+        if self.grpc_max_unsent_size != UNSENT_SIZE and self.transport == "grpcio":
+            raise SettingsError("grpc-max-unsent-size: gRPC's C core has no such limit; use --transport native")
+        if self.grpc_max_connections and self.transport == "grpcio":
+            raise SettingsError("grpc-max-connections: gRPC's C core has no such limit; use --transport native")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
+        parse_restricted_protocols(self.grpc_restricted_protocol)
 
     def _check_unix_mode(self) -> None:
         try:
@@ -203,6 +305,11 @@ class Settings:
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
         """`backend_config` by backend; the key "" holds what is for all backends."""
         return parse_backend_config(self.backend_config)
+
+    @property
+    def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+        """`grpc_restricted_protocol` as groups, name and value of the header."""
+        return parse_restricted_protocols(self.grpc_restricted_protocol)
 
     @property
     def default_max_batch_size(self) -> int:
@@ -260,3 +367,52 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
             raise SettingsError(f"backend-config: default-max-batch-size must be a number, got {value!r}")
         found.setdefault(backend, {})[key] = value
     return found
+
+
+RESTRICTABLE = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+    "reflection",
+)
+"""The RPC groups: tritonserver's, and reflection, which it does not have."""
+
+_HEADER_KEY = re.compile(r"[0-9a-z_.\-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
+
+
+def parse_restricted_protocols(entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """`("inference,health:key=value",)` as groups, name and value of the header.
+
+    Raises:
+        SettingsError: an entry has another form, an unknown group, or a group of another entry. The text has no value.
+    """
+    found: list[tuple[tuple[str, ...], str, str]] = []
+    taken: set[str] = set()
+    for entry in entries:
+        head, colon, pair = entry.partition(":")
+        key, equals, value = pair.partition("=")
+        key = key.lower()
+        if key.endswith("-bin"):
+            raise SettingsError(f"grpc-restricted-protocol: key {key!r} must not end with -bin")
+        if not (colon and equals and _HEADER_KEY.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
+            raise SettingsError(
+                f"grpc-restricted-protocol: expected GROUP,GROUP:KEY=VALUE, got {head!r} with another form of KEY=VALUE"
+            )
+        groups = tuple(head.split(","))
+        for group in groups:
+            if group not in RESTRICTABLE:
+                raise SettingsError(
+                    f"grpc-restricted-protocol: unknown group {group!r}, expected some of {', '.join(RESTRICTABLE)}"
+                )
+            if group in taken:
+                raise SettingsError(f"grpc-restricted-protocol: group {group!r} can be restricted only once")
+            taken.add(group)
+        found.append((groups, f"triton-grpc-protocol-{key}", value))
+    return tuple(found)

@@ -14,7 +14,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("model_config.proto", "grpc_service.proto")
+SOURCES = ("model_config.proto", "grpc_service.proto", "load_report.proto")
 
 DEFAULT_POOL = "_descriptor_pool.Default()"
 POOL_IMPORT = "from google.protobuf import descriptor_pool as _descriptor_pool\n"

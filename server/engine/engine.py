@@ -72,6 +72,8 @@ class Engine:
         options: how configurations are read.
         load_threads: models loaded at a time.
         strict_readiness: be ready only while every model is.
+        max_inflight: requests that may be in the house; 0 for any number.
+        max_queued: requests that may wait for one version of a model; 0 for any number.
     """
 
     def __init__(
@@ -82,11 +84,14 @@ class Engine:
         *,
         load_threads: int = 4,
         strict_readiness: bool = True,
+        max_inflight: int = 0,
+        max_queued: int = 0,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
         self._options = options
         self._strict = strict_readiness
+        self._max_queued = max_queued
         self._models: dict[str, _Model] = {}
         self._watchers: list[Watcher] = []
         self._after_delivery: list[Callable[[], None]] = []
@@ -97,7 +102,7 @@ class Engine:
         self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
-        self.infer = InferService(self._table, self._bridge)
+        self.infer = InferService(self._table, self._bridge, max_inflight=max_inflight)
 
     # -- life --
 
@@ -184,7 +189,9 @@ class Engine:
         backend = self._loader.backend(prepared.spec.backend)
         begin = time.monotonic()
         try:
-            entry.loaded = await loop.run_in_executor(self._pool, LoadedVersion, prepared.config, backend, source)
+            entry.loaded = await loop.run_in_executor(
+                self._pool, LoadedVersion, prepared.config, backend, source, self._max_queued
+            )
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)):
                 log.exception("model %s version %d did not load", folder.name, version)
@@ -277,6 +284,8 @@ class Engine:
 
     # -- requests --
 
-    def submit(self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+    def submit(
+        self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0
+    ) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
-        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream)
+        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller)

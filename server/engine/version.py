@@ -24,17 +24,20 @@ class LoadedVersion:
         config: what the ModelConfig RPC answers.
         backend: of the model.
         source: where the version lies.
+        max_queue: requests that may wait; 0 for any number.
 
     Raises:
         BackendError: the model does not load.
     """
 
-    def __init__(self, config: model_config_pb2.ModelConfig, backend: Backend, source: ModelSource) -> None:
+    def __init__(
+        self, config: model_config_pb2.ModelConfig, backend: Backend, source: ModelSource, max_queue: int = 0
+    ) -> None:
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
         self._model: Model = backend.load(source)
-        self.lane = LaneHandle(source.spec, source.version)
+        self.lane = LaneHandle(source.spec, source.version, max_queue=max_queue)
         self._threads: list[threading.Thread] = []
         try:
             self._start()

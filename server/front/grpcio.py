@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,34 +10,56 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from server.front.access import Access
+from server.front.interceptor import AccessInterceptor
+from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
 from server.front.tls import Credentials
 from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 UNLIMITED = -1
 
-_SECOND = 1000
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Streams of one connection and calls waiting for this process: both are needed, else C core answers valid calls
     # of a burst with CANCELLED. Above these it refuses the stream, which clients retry.
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
-    # A dead peer is found after a minute, and clients that ping each ten seconds are not sent away.
-    ("grpc.keepalive_time_ms", 30 * _SECOND),
-    ("grpc.keepalive_timeout_ms", 10 * _SECOND),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", 10 * _SECOND),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10 * _SECOND),
-    ("grpc.server_handshake_timeout_ms", 10 * _SECOND),
     ("grpc.max_metadata_size", 8192),
 )
 
 
-def channel_options(*, max_message_bytes: int = UNLIMITED, reuse_port: bool = False) -> tuple[tuple[str, int], ...]:
+def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
+    """A connection policy in C core's words; it has none for the number of connections."""
+
+    def milliseconds(seconds: float) -> int:
+        return min(2**31 - 1, round(seconds * 1000)) if math.isfinite(seconds) else 2**31 - 1
+
+    return (
+        ("grpc.keepalive_time_ms", milliseconds(policy.keepalive_time)),
+        ("grpc.keepalive_timeout_ms", milliseconds(policy.keepalive_timeout)),
+        # C core waits for the answer to a ping by a timeout of its own, a minute unless it is told
+        ("grpc.http2.ping_timeout_ms", milliseconds(policy.keepalive_timeout)),
+        ("grpc.keepalive_permit_without_calls", int(policy.permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", policy.max_pings_without_data),
+        ("grpc.http2.min_ping_interval_without_data_ms", milliseconds(policy.min_ping_interval)),
+        ("grpc.http2.max_ping_strikes", policy.max_ping_strikes),
+        ("grpc.max_connection_age_ms", milliseconds(policy.max_age)),
+        ("grpc.max_connection_age_grace_ms", milliseconds(policy.age_grace)),
+        ("grpc.server_handshake_timeout_ms", milliseconds(policy.handshake_timeout)),
+    )
+
+
+def channel_options(
+    *,
+    max_message_bytes: int = UNLIMITED,
+    reuse_port: bool = False,
+    policy: ConnectionPolicy = DEFAULT_POLICY,
+) -> tuple[tuple[str, int], ...]:
     """The options of the C core server; `max_message_bytes` holds both ways, UNLIMITED as in Triton."""
     return (
         *_OPTIONS,
+        *policy_options(policy),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(reuse_port)),
@@ -46,9 +69,19 @@ def channel_options(*, max_message_bytes: int = UNLIMITED, reuse_port: bool = Fa
 class GrpcioDoor:
     """A `server.front.door.Door` on grpc.aio. One event loop of a process may use grpc.aio, and only one."""
 
-    def __init__(self, *, max_message_bytes: int = UNLIMITED, policy: ListenPolicy | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = UNLIMITED,
+        access: Access | None = None,
+        policy: ListenPolicy | None = None,
+        connections: ConnectionPolicy = DEFAULT_POLICY,
+    ) -> None:
         self._policy = policy or ListenPolicy()
-        self._options = channel_options(max_message_bytes=max_message_bytes, reuse_port=self._policy.reuse_port)
+        self._options = channel_options(
+            max_message_bytes=max_message_bytes, reuse_port=self._policy.reuse_port, policy=connections
+        )
+        self._interceptors = [AccessInterceptor(access)] if access is not None else []
         self._files: list[UnixFile] = []
         self.addresses: tuple[str, ...] = ()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -65,7 +98,7 @@ class GrpcioDoor:
 
     async def start(self, *addresses: str) -> int:
         # Made here, not in the constructor: grpc.aio binds a server to the loop that runs when it is made.
-        server = grpc.aio.server(handlers=self._generic, options=self._options)
+        server = grpc.aio.server(handlers=self._generic, interceptors=self._interceptors, options=self._options)
         try:
             bound = [self._bind(server, parse_address(text, 0)) for text in addresses]
             await server.start()

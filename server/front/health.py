@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from server.errors import ServerError
+from server.errors import Denied, ServerError
+from server.front.access import Access
 from server.front.door import STOPPING
+from server.front.refusal import refuse
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -29,7 +31,9 @@ _Response = health_pb2.HealthCheckResponse
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base has no types
     """The health servicer. Used on the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: str = "", access: Access | None = None) -> None:
+        self._of_server = ("", service)
+        self._access = access
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # set at the next change, and then replaced
         self._draining = False
@@ -57,12 +61,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._changed = asyncio.Event()
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+        await self._admit("Check", request, context)
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
         return _Response(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
+        await self._admit("Watch", request, context)
         sent = None
         while True:
             changed = self._changed
@@ -75,10 +81,20 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             else:
                 await changed.wait()
 
+    async def _admit(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Refuse to tell about a model that the caller may not use."""
+        if self._access is None or request.service in self._of_server:
+            return
+        try:
+            caller = self._access.caller(f"/grpc.health.v1.Health/{method}", tuple(context.invocation_metadata() or ()))
+            self._access.require_model(caller, request.service.partition("/")[0])
+        except Denied as error:
+            await refuse(context, error)
 
-def follow(engine: Engine, service: str) -> Health:
+
+def follow(engine: Engine, service: str, access: Access | None = None) -> Health:
     """A health servicer that tells what `engine` tells; `service` is the name of the inference service."""
-    health = Health()
+    health = Health(service, access)
 
     def publish(model: str, version: int | None, ready: bool) -> None:
         if model and version is not None:

@@ -16,12 +16,17 @@ import grpc
 
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
+from server.errors import Denied
+from server.front.access import Access
 from server.front.context import NativeContext
 from server.front.door import STOPPING
+from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from server.front.protocol import NativeProtocol
+from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
+from server.front.watch import Watchman
 from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
@@ -48,20 +53,29 @@ class NativeDoor:
 
     Args:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
+        access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
+        max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
         policy: how it listens.
+        connections: how long connections may be silent, old, or talkative.
     """
 
     def __init__(
         self,
         infer: InferService | None = None,
         *,
+        access: Access | None = None,
         max_message_bytes: int = -1,
+        max_unsent_bytes: int = 64 << 20,
         policy: ListenPolicy | None = None,
+        connections: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:
-        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes))
+        self._access = access
+        self._endpoint = Endpoint(self._on_call, max_message=max(0, max_message_bytes), max_unsent=max_unsent_bytes)
         if infer is not None:
             infer.install(self._endpoint)
+        if access is not None:
+            access.judge.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._policy = policy or ListenPolicy()
@@ -69,6 +83,7 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
+        self._watchman = Watchman(connections)
         self._contexts: set[NativeContext] = set()  # of the calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
@@ -98,6 +113,7 @@ class NativeDoor:
 
     async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
+        self._endpoint.on_waiting = lambda: self._watchman.relieve(self._endpoint)
         try:
             bound = [await self._listen(parse_address(text, 0)) for text in addresses]
         except BaseException:
@@ -164,6 +180,7 @@ class NativeDoor:
         tasks = [context.task for context in self._contexts if context.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=PARTING)
+        self._watchman.close()
         self._threads.shutdown(wait=False)
 
     async def _part(self, end: float) -> None:
@@ -183,7 +200,7 @@ class NativeDoor:
             protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
 
     def _protocol(self) -> NativeProtocol:
-        return NativeProtocol(self._endpoint, self._protocols)
+        return NativeProtocol(self._endpoint, self._protocols, self._watchman)
 
     # -- output that comes from outside a read --
 
@@ -203,6 +220,12 @@ class NativeDoor:
         handler = self._find(call)
         if handler is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
+            return
+        try:
+            if self._access is not None:
+                self._access.caller(call.path, call.metadata)
+        except Denied as error:
+            call.end(error.status, str(error), rich_details(error))
             return
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))

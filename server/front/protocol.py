@@ -9,14 +9,17 @@ from typing import Any
 from _native.connection import Connection, Endpoint
 from server.front.peer import peer_of
 from server.front.tls import ALPN
+from server.front.watch import Watch, Watchman
 
 
 class NativeProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a transport and a connection."""
 
-    def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol]) -> None:
+    def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol], watchman: Watchman) -> None:
         self._endpoint = endpoint
         self._protocols = protocols
+        self._watchman = watchman
+        self._watch: Watch | None = None
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
@@ -27,6 +30,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._watchman.full:
+            transport.abort()
+            return
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,6 +47,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._connection = Connection(self._endpoint, client.address)
         self._connection.client = client
         self._connection.flush = self._flush
+        self._watch = self._watchman.watch(self, self._connection)
         self._protocols.add(self)
         self._flush()
 
@@ -49,6 +56,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        if self._watch is not None:
+            self._watch.stop()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -63,6 +72,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         return False
+
+    def flush(self) -> None:
+        """Write what the connection has to say."""
+        self._flush()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -89,6 +102,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
                 return
         if connection.finished:
             transport.close()
+            if self._watch is not None:
+                self._watch.closing()
 
     def announce_shutdown(self) -> None:
         if self._connection is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -20,13 +21,16 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from server.errors import Internal, ServerError, answer
+from server.errors import Denied, Internal, ServerError
+from server.front.access import Access
 from server.front.door import Door
 from server.front.health import Health, follow
 from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME
+from server.front.refusal import refuse
+from server.observe.load import TRAILER, LoadMeter
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Metadata, PeerCredentials
-from server.rpc.service import SERVICE, Method
+from server.rpc.service import MODEL_FIELD, RAW, SERVICE, Method
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -36,39 +40,59 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-MAX_DETAILS = 1024
-"""Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What concerns every call that Python handles.
+
+    Attributes:
+        access: who may use which model; None: everybody every.
+        load: reports the server's load with inference answers; None: nothing does.
+        reflected: with server reflection.
+    """
+
+    access: Access | None = None
+    load: LoadMeter | None = None
+    reflected: bool = True
 
 
-def install(door: Door, table: Sequence[Method], engine: Engine) -> Health:
+def install(door: Door, table: Sequence[Method], engine: Engine, policy: Policy | None = None) -> Health:
     """Register everything on `door`; the health servicer is returned so that a drain can be announced."""
-    handlers = {method.name: _handler(method) for method in table}
+    policy = policy or Policy()
+    handlers = {method.name: _handler(method, policy) for method in table}
     door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     door.add_registered_method_handlers(SERVICE, handlers)
 
-    health = follow(engine, SERVICE)
+    health = follow(engine, SERVICE, policy.access)
     health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, door))
 
-    names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
-    servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(Any, door))
+    if policy.reflected:
+        _install_reflection(door)
     return health
 
 
-def _handler(method: Method) -> Handler:
+def _install_reflection(door: Door) -> None:
+    names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
+    servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(Any, door))
+
+
+def _handler(method: Method, policy: Policy) -> Handler:
     if method.client_streaming and method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(method))
-    return grpc.unary_unary_rpc_method_handler(_unary(method))
+        return grpc.stream_stream_rpc_method_handler(_streaming(method, policy))
+    return grpc.unary_unary_rpc_method_handler(_unary(method, policy))
 
 
-def _unary(method: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _unary(method: Method, policy: Policy) -> Callable[[bytes, Context], Awaitable[bytes]]:
     handler = cast(Callable[[Any, "ContextCall"], Awaitable[Any]], method.handler)
 
     async def unary(message: bytes, context: Context) -> bytes:
         try:
-            response = await handler(_decoded(message, method.request), ContextCall(context))
+            call = _begun(context, method, policy)
+            request = _decoded(message, method.request)
+            if method.name in MODEL_FIELD:
+                call.require_model(getattr(request, MODEL_FIELD[method.name]))
+            response = await handler(request, call)
             encoded: bytes = response if method.response is None else response.SerializeToString()
             return encoded
         except Exception as error:
@@ -77,19 +101,27 @@ def _unary(method: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
     return unary
 
 
-def _streaming(method: Method) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
+def _streaming(method: Method, policy: Policy) -> Callable[[AsyncIterator[bytes], Context], Awaitable[None]]:
     handler = cast(Callable[[Any, "ContextCall"], Any], method.handler)
 
     async def streaming(messages: AsyncIterator[bytes], context: Context) -> None:
         # Writes itself instead of yielding: a cancelled call then closes the handler's generator at once.
         try:
-            async with aclosing(handler(messages, ContextCall(context))) as responses:
+            call = _begun(context, method, policy)
+            async with aclosing(handler(messages, call)) as responses:
                 async for response in responses:
                     await context.write(response)
         except Exception as error:
             await _abort(context, method, error)
 
     return streaming
+
+
+def _begun(context: Context, method: Method, policy: Policy) -> ContextCall:
+    """The call of a method; what its answer carries in any case is set."""
+    if policy.load is not None and method.name in RAW:
+        context.set_trailing_metadata(((TRAILER, policy.load.report),))
+    return ContextCall(context, f"/{SERVICE}/{method.name}", policy.access)
 
 
 def _decoded(message: bytes, kind: type[Any] | None) -> Any:
@@ -106,21 +138,30 @@ async def _abort(context: Context, method: Method, error: Exception) -> Any:
     """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
     if not isinstance(error, ServerError):
         _log.exception("%s failed", method.name, exc_info=error)
-    status, details = answer(error)
-    await context.abort(_CODES[status], _shortened(details))
-
-
-def _shortened(details: str) -> str:
-    return details if len(details) <= MAX_DETAILS else f"{details[: MAX_DETAILS - 3]}..."
+    return await refuse(context, error)
 
 
 class ContextCall:
     """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_access", "_context", "caller")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, path: str, access: Access | None) -> None:
         self._context = context
+        self._access = access
+        self.caller = access.caller(path, self.metadata) if access is not None else 0
+
+    def may_use(self, model: str) -> bool:
+        try:
+            self.require_model(model)
+        except Denied:
+            return False
+        return True
+
+    def require_model(self, model: str) -> None:
+        """Raises `Denied` unless the caller may use this model; "" is no model."""
+        if self._access is not None and model:
+            self._access.require_model(self.caller, model)
 
     @property
     def metadata(self) -> Metadata:

@@ -33,6 +33,13 @@ class Call(Protocol):
         """The client's address as gRPC writes it: `ipv4:127.0.0.1:4711`, `unix:/run/inferd.sock`."""
 
     @property
+    def caller(self) -> int:
+        """Who calls, for `Engine.submit`; 0 for nobody known."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may use this model."""
+
+    @property
     def peer_credentials(self) -> PeerCredentials | None:
         """The client's process when it came over a unix socket of the native door, else None."""
 

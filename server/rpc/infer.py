@@ -29,9 +29,10 @@ class EngineError(ServerError):
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
-    def __init__(self, status: Status, details: str) -> None:
+    def __init__(self, status: Status, details: str, reason: str = "") -> None:
         super().__init__(details)
         self.status = status
+        self.reason = reason
 
 
 class Answer:
@@ -42,9 +43,11 @@ class Answer:
 
     __slots__ = ("_arrived", "_ticket")
 
-    def __init__(self, engine: Engine, message: bytes, timeout: int, *, stream: bool) -> None:
+    def __init__(self, engine: Engine, message: bytes, call: Call, *, stream: bool) -> None:
         self._arrived: asyncio.Future[tuple[Status, str, bytes | None]] = asyncio.get_running_loop().create_future()
-        self._ticket = engine.submit(message, self._deliver, timeout_ns=timeout, stream=stream)
+        self._ticket = engine.submit(
+            message, self._deliver, timeout_ns=timeout_ns(call), stream=stream, caller=call.caller
+        )
 
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
         if not self._arrived.done():  # the awaiting task may have been cancelled in this very turn of the loop
@@ -58,7 +61,7 @@ class Answer:
         """
         status, details, response = await self._arrived
         if response is None or (status is not Status.OK and not errors_inside):
-            raise EngineError(status, details)
+            raise EngineError(status, details, self._ticket.reason)
         return response
 
     def abandon(self) -> None:
@@ -76,7 +79,7 @@ class Inference:
 
     async def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one encoded ModelInferRequest with an encoded ModelInferResponse."""
-        answer = Answer(self._engine, message, timeout_ns(call), stream=False)
+        answer = Answer(self._engine, message, call, stream=False)
         try:
             return await answer.response()
         finally:
@@ -114,7 +117,7 @@ class _ReadAhead:
         try:
             await self._free.acquire()
             async for message in messages:
-                answer = Answer(self._engine, message, timeout_ns(self._call), stream=True)
+                answer = Answer(self._engine, message, self._call, stream=True)
                 self._open.add(answer)
                 self._answers.put_nowait(answer)
                 await self._free.acquire()

@@ -68,11 +68,11 @@ class Information:
         return pb.ModelConfigResponse(config=self._engine.model(request.name, request.version).config)
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
-        chosen = self._all_ready() if not request.name else self._chosen(request.name, request.version)
+        chosen = self._all_ready(call) if not request.name else self._chosen(request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[loaded.statistics() for loaded in chosen])
 
-    def _all_ready(self) -> Iterator[LoadedVersion]:
-        for name in sorted({entry.name for entry in self._engine.index()}):
+    def _all_ready(self, call: Call) -> Iterator[LoadedVersion]:
+        for name in filter(call.may_use, sorted({entry.name for entry in self._engine.index()})):
             yield from self._ready_versions(name)
 
     def _chosen(self, name: str, version: str) -> Iterable[LoadedVersion]:

@@ -1,7 +1,5 @@
 """The model repository as clients see it."""
 
-# ruff: noqa: ARG002 - handlers share one signature, whatever they need of it
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -25,6 +23,6 @@ class Repository:
             raise Unimplemented("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
         for entry in self._engine.index():
-            if entry.state == "READY" or not request.ready:
+            if (entry.state == "READY" or not request.ready) and call.may_use(entry.name):
                 response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
         return response

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -26,6 +27,55 @@ SERVICE: str = _DESCRIPTOR.full_name
 
 RAW = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Methods whose messages stay bytes: the engine decodes them itself."""
+
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "health": (
+            f"{SERVICE}/ServerLive",
+            f"{SERVICE}/ServerReady",
+            f"{SERVICE}/ModelReady",
+            "grpc.health.v1.Health/Check",
+            "grpc.health.v1.Health/Watch",
+        ),
+        "metadata": (f"{SERVICE}/ServerMetadata", f"{SERVICE}/ModelMetadata"),
+        "inference": (f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelStreamInfer"),
+        "shared-memory": (
+            f"{SERVICE}/SystemSharedMemoryStatus",
+            f"{SERVICE}/SystemSharedMemoryRegister",
+            f"{SERVICE}/SystemSharedMemoryUnregister",
+            f"{SERVICE}/CudaSharedMemoryStatus",
+            f"{SERVICE}/CudaSharedMemoryRegister",
+            f"{SERVICE}/CudaSharedMemoryUnregister",
+        ),
+        "model-config": (f"{SERVICE}/ModelConfig",),
+        "model-repository": (
+            f"{SERVICE}/RepositoryIndex",
+            f"{SERVICE}/RepositoryModelLoad",
+            f"{SERVICE}/RepositoryModelUnload",
+        ),
+        "statistics": (f"{SERVICE}/ModelStatistics",),
+        "trace": (f"{SERVICE}/TraceSetting",),
+        "logging": (f"{SERVICE}/LogSettings",),
+        "reflection": ("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",),
+    }
+)
+"""Every RPC that the server hosts by the group that access rules name: Triton's groups, and reflection."""
+
+GROUP_OF: Mapping[str, str] = MappingProxyType({f"/{path}": group for group, paths in GROUPS.items() for path in paths})
+"""The group of a `/service/method`."""
+
+MODEL_FIELD: Mapping[str, str] = MappingProxyType(
+    {
+        "ModelReady": "name",
+        "ModelMetadata": "name",
+        "ModelConfig": "name",
+        "ModelStatistics": "name",
+        "RepositoryModelLoad": "model_name",
+        "RepositoryModelUnload": "model_name",
+        "TraceSetting": "model_name",
+    }
+)
+"""Where a request says which model it is about; empty there means none, or all."""
 
 UnaryHandler = Callable[[Any, Call], Awaitable[Any]]
 StreamHandler = Callable[[AsyncIterator[Any], Call], AsyncIterator[Any]]

@@ -82,6 +82,8 @@ class Loaded:
 class Ticket:
     """A submitted request."""
 
+    reason = ""
+
     def __init__(self, engine: FakeEngine, deliver) -> None:
         self._engine = engine
         self._deliver = deliver
@@ -165,7 +167,7 @@ class FakeEngine:
             entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
         return entries
 
-    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False) -> Ticket:
+    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0) -> Ticket:
         ticket = Ticket(self, deliver)
         request = pb.ModelInferRequest()
         delay = 0.0

@@ -128,6 +128,8 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     assert generated == [
         "grpc_service_pb2.py",
         "grpc_service_pb2.pyi",
+        "load_report_pb2.py",
+        "load_report_pb2.pyi",
         "model_config_pb2.py",
         "model_config_pb2.pyi",
     ]

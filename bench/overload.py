@@ -1,0 +1,119 @@
+"""Goodput beyond capacity: an open loop that offers more than a model can do.
+
+    python -m bench.overload                    2 and 5 times the capacity, 30 s each, on the native door
+    python -m bench.overload --door grpcio --seconds 10 --factor 2
+
+The model is a stub whose batches of at most 8 take 5 ms, and its queue holds 64; `--queue 0` shows a server without a
+bound. Capacity is measured first, in a closed loop. Beside the load a probe makes one call after the other, so that
+latencies of accepted and refused calls are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench import inferd, messages
+from bench.driver import INFER_PATH, Driver, Fixed
+from bench.report import Report
+from bench.repository import Identity, write
+
+MODEL = Identity("stub", (("FP32", 1),), max_batch_size=8, parameters={"delay_us": "5000"})
+REQUEST = messages.identity(64, "stub").request
+CONNECTIONS = 8
+OK, UNAVAILABLE = 0, 14
+HEAD = """| offered | calls/s | goodput/s | of capacity | refused/s | other ends | accepted p99 ms | refused p99 ms |
+|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass
+class Probe:
+    """Calls one after the other from a thread, inside a `with` block; latencies in ms by status code."""
+
+    address: str
+    latencies: dict[int, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probe")
+
+    def _run(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            call = channel.unary_unary(INFER_PATH, None, None)
+            while not self._stop.wait(0.002):
+                code, start = OK, time.perf_counter()
+                try:
+                    call(REQUEST)
+                except grpc.RpcError as error:
+                    code = error.code().value[0]  # type: ignore[attr-defined]
+                self.latencies.setdefault(code, []).append((time.perf_counter() - start) * 1e3)
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def p99(self, code: int) -> str:
+        found = sorted(self.latencies.get(code, ()))
+        return f"{found[int(len(found) * 0.99)]:.1f}" if found else "-"
+
+
+def drive(address: str, seconds: float, *, rate: float = 0.0, in_flight: int = 16) -> Report:
+    with Driver(address, connections=CONNECTIONS) as driver:
+        return driver.run(Fixed([REQUEST]), in_flight=in_flight, seconds=seconds, rate=rate)
+
+
+def line(name: str, report: Report, capacity: float, probe: Probe) -> str:
+    """A row of the table."""
+    answered, refused = report.statuses.get(OK, 0), report.statuses.get(UNAVAILABLE, 0)
+    others = report.requests - answered - refused
+    goodput = answered / report.seconds
+    return (
+        f"| {name} | {report.requests / report.seconds:,.0f} | {goodput:,.0f} | {goodput / capacity:.1%} "
+        f"| {refused / report.seconds:,.0f} | {others} | {probe.p99(OK)} | {probe.p99(UNAVAILABLE)} |"
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--door", choices=inferd.DOORS, default="native")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--factor", type=float, action="append", help="times the capacity; 2 and 5 when not given")
+    parser.add_argument("--queue", type=int, default=64)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    options = (f"--max-queued-requests-per-model={arguments.queue}",)
+    with tempfile.TemporaryDirectory(prefix="inferd-overload-") as folder:
+        repository = write(Path(folder) / "models", [MODEL])
+        server = inferd.start(repository, Path(folder) / "log", door=arguments.door, options=options)
+        try:
+            drive(server.address, 1.0, in_flight=4)
+            measured = drive(server.address, 5.0, in_flight=4)
+            capacity = measured.statuses[OK] / measured.seconds
+            print(f"capacity {capacity:,.0f}/s, queue {arguments.queue}, {arguments.door} door")
+            print(HEAD)
+            for factor in arguments.factor or (2.0, 5.0):
+                with Probe(server.address) as probe:
+                    report = drive(server.address, arguments.seconds, rate=factor * capacity, in_flight=256)
+                print(line(f"{factor:g} x", report, capacity, probe), flush=True)
+        finally:
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Access control on a grpc.aio server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from server.errors import Denied
+from server.front.access import Access
+from server.front.refusal import refuse
+
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it has none at run time
+    """Puts a handler that refuses in the place of one that the caller may not have."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        try:
+            self._access.caller(handler_call_details.method, handler_call_details.invocation_metadata)
+        except Denied as error:
+            return _refusing(handler, error)
+        return handler
+
+
+def _refusing(handler: Any, error: Denied) -> Any:
+    """A handler of the same kind that only refuses."""
+
+    async def behaviour(_: Any, context: Any) -> None:
+        await refuse(context, error)
+
+    return _MAKERS[handler.request_streaming, handler.response_streaming](behaviour)

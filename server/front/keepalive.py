@@ -1,0 +1,170 @@
+"""When a connection is pinged, sent away or dropped: keepalive and connection age, without clock and without I/O.
+
+Times are seconds on whatever clock the caller uses. Each rule has a `deadline` at which it wants to be asked again, and
+says then what is to be done. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of
+gRPC), except where the docstrings say otherwise.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from dataclasses import dataclass
+
+THROTTLED = 60.0  # between pings, once `max_pings_without_data` have been sent
+IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where those are not permitted
+AGE_NOTICE = 1.0  # between the announcement of the end and the refusal of streams: calls on their way must arrive
+AGE_JITTER = 0.1  # of the age, so that connections that began together do not end together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionPolicy:
+    """How long connections may be silent, old, or talkative; seconds, and the options' names otherwise."""
+
+    keepalive_time: float = 7200.0
+    keepalive_timeout: float = 20.0
+    permit_without_calls: bool = True
+    max_pings_without_data: int = 2  # 0: no limit
+    min_ping_interval: float = 10.0
+    max_ping_strikes: int = 2  # 0: no limit
+    max_age: float = math.inf
+    age_grace: float = math.inf
+    handshake_timeout: float = 10.0  # until the first bytes after the client's preface; also until the last are written
+    max_connections: int = 0  # 0: no limit
+    stall_timeout: float = 5.0  # of a peer that takes nothing of its answers while others wait for that memory
+
+
+class Action(enum.Enum):
+    """What is to be done with a connection."""
+
+    NOTHING = enum.auto()
+    PING = enum.auto()
+    DROP = enum.auto()  # close the socket at once
+    ANNOUNCE = enum.auto()  # say that it will end
+    LEAVE = enum.auto()  # refuse further streams, close when the open ones are answered
+
+
+class Keepalive:
+    """Pings a silent peer, and drops it when it stays silent.
+
+    Any byte is a sign of life, not only the answer to a ping: behind a large upload that one may come late. When
+    `max_pings_without_data` are spent, pings go on, one a minute, so that a peer that dies later is still found.
+    """
+
+    def __init__(self, policy: ConnectionPolicy, now: float) -> None:
+        self._policy = policy
+        self._pinged_at: float | None = None  # a ping that is not answered yet
+        self._last_ping = -math.inf
+        self._pings_without_data = 0
+        self._answer_frames = 0
+        self.deadline = now + policy.keepalive_time
+
+    def due(self, now: float, *, received_at: float, answer_frames: int, streams: int) -> Action:
+        """To be called at the deadline.
+
+        Args:
+            received_at: when the peer last sent anything.
+            answer_frames: frames of answers sent to it so far.
+            streams: its open calls.
+        """
+        policy = self._policy
+        if self._pinged_at is not None:
+            if received_at < self._pinged_at:
+                return self._wait_for_answer(now)
+            self._pinged_at = None
+        if answer_frames != self._answer_frames:
+            self._answer_frames = answer_frames
+            self._pings_without_data = 0
+        at = max(received_at, self._last_ping) + policy.keepalive_time
+        if policy.max_pings_without_data and self._pings_without_data >= policy.max_pings_without_data:
+            at = max(at, self._last_ping + THROTTLED)
+        if now < at:
+            self.deadline = at
+            return Action.NOTHING
+        if not streams and not policy.permit_without_calls:
+            self.deadline = now + policy.keepalive_time
+            return Action.NOTHING
+        self._pinged_at = self._last_ping = now
+        self._pings_without_data += 1
+        self.deadline = now + min(policy.keepalive_timeout, policy.keepalive_time)
+        return Action.PING
+
+    def _wait_for_answer(self, now: float) -> Action:
+        assert self._pinged_at is not None
+        end = self._pinged_at + self._policy.keepalive_timeout
+        self.deadline = min(end, now + self._policy.keepalive_time)
+        return Action.NOTHING if now < end else Action.DROP
+
+
+class PingStrikes:
+    """Counts the pings of a peer that come too soon after the one before; an answer on its way forgives them all.
+
+    A ping that comes with or after our answer is free: clients measure the bandwidth with those.
+    """
+
+    def __init__(self, policy: ConnectionPolicy) -> None:
+        self._policy = policy
+        self._last = -math.inf
+        self._strikes = 0
+        self._answer_frames = 0
+
+    def pinged(self, now: float, *, answer_frames: int, streams: int) -> bool:
+        """Note a ping; whether the peer is to be sent away for it."""
+        policy = self._policy
+        if answer_frames != self._answer_frames:
+            self._answer_frames = answer_frames
+            self._last = -math.inf
+            self._strikes = 0
+        idle = not streams and not policy.permit_without_calls
+        if now < self._last + (IDLE_PING_INTERVAL if idle else policy.min_ping_interval):
+            self._strikes += 1
+        self._last = now
+        return 0 < policy.max_ping_strikes < self._strikes
+
+
+class Age:
+    """Ends a connection that has become old: an announcement, then no more streams, then, after the grace, the end.
+
+    Args:
+        draw: a random number in [0, 1).
+    """
+
+    def __init__(self, policy: ConnectionPolicy, now: float, draw: float | None = None) -> None:
+        draw = random.random() if draw is None else draw
+        self._grace = policy.age_grace
+        self._steps = [Action.ANNOUNCE, Action.LEAVE, Action.DROP]
+        self.deadline = now + policy.max_age * (1 + AGE_JITTER * (2 * draw - 1))
+
+    def due(self, now: float) -> Action:
+        """To be called at the deadline."""
+        if now < self.deadline:
+            return Action.NOTHING
+        step = self._steps.pop(0)
+        if step is Action.ANNOUNCE:
+            self.deadline = now + min(AGE_NOTICE, self._grace)
+        elif step is Action.LEAVE:
+            self.deadline = now + max(0.0, self._grace - AGE_NOTICE)
+        else:
+            self.deadline = math.inf
+        return step
+
+
+class Handshake:
+    """Drops a peer that connects and does not speak HTTP/2; bytes alone do not count."""
+
+    def __init__(self, policy: ConnectionPolicy, now: float) -> None:
+        self.deadline = now + policy.handshake_timeout
+
+    def due(self, now: float, *, greeted: bool) -> Action:
+        """To be called at the deadline.
+
+        Args:
+            greeted: the preface and the first SETTINGS have come.
+        """
+        if greeted:
+            self.deadline = math.inf
+        return Action.DROP if now >= self.deadline else Action.NOTHING
+
+
+DEFAULT_POLICY = ConnectionPolicy()

@@ -1,0 +1,37 @@
+"""How an error leaves: status, text, and both once more in google.rpc.Status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from _native.errorinfo import rich_status
+from server.errors import ServerError, answer
+from server.rpc.call import Metadata
+
+STATUS_DETAILS = "grpc-status-details-bin"
+
+MAX_DETAILS = 1024
+"""Characters of a status text. It travels in a header, percent-encoded, and clients refuse 16 KiB of headers."""
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> Any:
+    """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
+    status, text = answer(error)
+    trailers = (*(context.trailing_metadata() or ()), *rich_details(error))
+    await context.abort(_CODES[status], shortened(text), trailers)
+
+
+def rich_details(error: BaseException) -> Metadata:
+    """The trailing metadata that says in google.rpc.Status what the status and the text of `error` say."""
+    status, text = answer(error)
+    encoded = rich_status(status, shortened(text), error.reason if isinstance(error, ServerError) else "")
+    return ((STATUS_DETAILS, encoded),) if encoded else ()
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= MAX_DETAILS else f"{text[: MAX_DETAILS - 3]}..."

@@ -1,0 +1,162 @@
+"""Carries out what `server.front.keepalive` says: one watch for each native connection, on one timer for all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from _native.connection import Connection, Endpoint
+from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
+from server.front.wheel import Entry, TimerWheel
+
+
+class Watched(Protocol):
+    """The driver of a connection."""
+
+    def flush(self) -> None:
+        """Write what the connection has to say."""
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+
+
+class Watchman:
+    """The watches of all connections of one event loop.
+
+    Args:
+        policy: of every connection.
+    """
+
+    def __init__(self, policy: ConnectionPolicy) -> None:
+        self.policy = policy
+        self.count = 0
+        self._watches: set[Watch] = set()
+        self._relief: Entry | None = None
+        self._wheel: TimerWheel | None = None
+
+    @property
+    def full(self) -> bool:
+        """There are as many connections as may be."""
+        return 0 < self.policy.max_connections <= self.count
+
+    def watch(self, driver: Watched, connection: Connection) -> Watch:
+        """Watch a new connection; to be called on the loop."""
+        loop = asyncio.get_running_loop()
+        if self._wheel is None:
+            self._wheel = TimerWheel(loop)
+        self.count += 1
+        watch = Watch(self, self._wheel, loop, driver, connection)
+        self._watches.add(watch)
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """Its connection is gone."""
+        self.count -= 1
+        self._watches.discard(watch)
+
+    def relieve(self, endpoint: Endpoint) -> None:
+        """Calls wait for the memory of unread answers: from now on drop, each second, who has stalled on it."""
+        if self._relief is not None or self._wheel is None:
+            return
+        loop = asyncio.get_running_loop()
+
+        def relief() -> None:
+            self._relief = None
+            for watch in tuple(self._watches):
+                watch.drop_if_stalled(loop.time() - self.policy.stall_timeout)
+            if endpoint.waiting:
+                self.relieve(endpoint)
+
+        self._relief = self._wheel.entry(relief)
+        self._relief.set(loop.time() + 1.0)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._wheel is not None:
+            self._wheel.close()
+
+
+class Watch:
+    """What is due for one connection: its greeting, pings, age, and its end when the peer does not take it."""
+
+    def __init__(
+        self,
+        watchman: Watchman,
+        wheel: TimerWheel,
+        loop: asyncio.AbstractEventLoop,
+        driver: Watched,
+        connection: Connection,
+    ) -> None:
+        policy, now = watchman.policy, loop.time()
+        self._watchman = watchman
+        self._loop = loop
+        self._driver = driver
+        self._connection: Connection | None = connection
+        self._handshake = Handshake(policy, now)
+        self._keepalive = Keepalive(policy, now)
+        self._strikes = PingStrikes(policy)
+        self._age = Age(policy, now)
+        self._is_closing = False
+        self._entry = wheel.entry(self._check)
+        self._schedule()
+        connection.on_ping = self._pinged
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        if self._connection is not None:
+            self._connection.on_ping = None
+            self._connection = None
+            self._watchman.forget(self)
+        self._entry.cancel()
+
+    def closing(self) -> None:
+        """The socket will be closed when all is written: give that the time of a handshake."""
+        self._is_closing = True
+        self._entry.set(self._loop.time() + self._watchman.policy.handshake_timeout)
+
+    def drop_if_stalled(self, since: float) -> None:
+        """Drop the connection if answers wait on it and none of their bytes has been taken since then."""
+        connection = self._connection
+        # before the first look at the clock, taken_at is negative
+        if connection is not None and connection.unsent and 0 <= connection.taken_at < since:
+            self._driver.abort()
+
+    def _schedule(self) -> None:
+        self._entry.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))
+
+    def _pinged(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        if self._strikes.pinged(self._loop.time(), answer_frames=connection.answer_frames, streams=connection.streams):
+            connection.calm("too_many_pings")  # written when this read has been processed
+
+    def _check(self) -> None:
+        connection, now = self._connection, self._loop.time()
+        if connection is None:
+            return
+        if self._is_closing:
+            self._driver.abort()
+            return
+        actions = {self._handshake.due(now, greeted=connection.greeted), self._age.due(now)}
+        if now >= self._keepalive.deadline:
+            actions.add(
+                self._keepalive.due(
+                    now,
+                    received_at=connection.received_at,
+                    answer_frames=connection.answer_frames,
+                    streams=connection.streams,
+                )
+            )
+        if Action.DROP in actions:
+            self._driver.abort()
+            return
+        self._schedule()
+        if Action.PING in actions:
+            connection.ping()
+        if Action.ANNOUNCE in actions:
+            connection.announce_shutdown()
+        if Action.LEAVE in actions:
+            connection.go_away("max_age")
+        if actions != {Action.NOTHING}:
+            self._driver.flush()

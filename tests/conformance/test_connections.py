@@ -1,0 +1,282 @@
+"""How long connections live, on the real server with real clients: keepalive, strikes, age, greeting, their number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import psutil
+import pytest
+
+from server.pb import grpc_service_pb2 as pb
+from tests.conformance import doors
+from tests.conformance.raw import Client
+
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A repository without models."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def serving(empty):
+    def start(transport, *arguments):
+        return doors.running_server(transport, empty, *arguments)
+
+    return start
+
+
+def connections(process) -> int:
+    port = int(process.address.rsplit(":", 1)[1])
+    found = psutil.Process(process._process.pid).net_connections("tcp")
+    return sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port for c in found)
+
+
+def wait_for(condition, timeout):
+    """Seconds until the condition holds; fails after `timeout`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+_CLIENT = f"""
+import sys, time, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+call = channel.unary_unary({LIVE!r})
+call(b"")
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_stopped_client_is_dropped(serving):
+    """SIGSTOP: the kernel goes on acknowledging TCP, only the pings stay without an answer."""
+    with serving("native", "--grpc-keepalive-time=1000", "--grpc-keepalive-timeout=1000") as process:
+        client = subprocess.Popen([sys.executable, "-c", _CLIENT, process.address], stdout=subprocess.PIPE, text=True)
+        try:
+            assert client.stdout.readline() == "connected\n"
+            time.sleep(1.7)  # it answers pings
+            assert connections(process) == 1
+            os.kill(client.pid, signal.SIGSTOP)
+            taken = wait_for(lambda: connections(process) == 0, 10)
+            assert taken <= 1.0 + 1.0 + 1.0
+        finally:
+            client.kill()
+            client.wait()
+            client.stdout.close()
+
+
+def test_a_client_that_lives_is_kept(serving):
+    with (
+        serving("native", "--grpc-keepalive-time=300", "--grpc-keepalive-timeout=300") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        channel.unary_unary(LIVE)(b"")
+        time.sleep(2.5)
+        assert connections(process) == 1
+
+
+def test_pings_without_calls_only_where_permitted(serving):
+    options = ("--grpc-keepalive-time=300", "--grpc-keepalive-timeout=300")
+    with (
+        serving("native", *options, "--grpc-keepalive-permit-without-calls=false") as process,
+        Client(process.address) as client,
+    ):
+        client.call(LIVE)
+        time.sleep(1.5)  # it reads nothing, and answers nothing
+        assert connections(process) == 1
+
+
+def test_a_silent_socket_is_dropped_although_it_reads_nothing(serving):
+    with (
+        serving("native", "--grpc-keepalive-time=300", "--grpc-keepalive-timeout=300") as process,
+        Client(process.address) as client,
+    ):
+        client.call(LIVE)
+        wait_for(lambda: connections(process) == 0, 3)
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_too_many_pings(serving, transport):
+    with serving(transport, "--grpc-http2-max-ping-strikes=3") as process, Client(process.address) as client:
+        client.call(LIVE)
+        for number in range(10):
+            try:
+                client.h2.ping(b"%08d" % number)
+                client.flush()
+                time.sleep(0.02)
+            except OSError:
+                break
+        client.receive_until(lambda: client.goaway is not None)
+        assert (client.goaway.error_code, client.goaway.additional_data) == (11, b"too_many_pings")
+        client.receive_until(lambda: False)
+        assert client.closed
+        assert client.pings >= 3
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_rare_pings_are_answered(serving, transport):
+    with (
+        serving(transport, "--grpc-http2-min-recv-ping-interval-without-data=50") as process,
+        Client(process.address) as client,
+    ):
+        for number in range(1, 6):
+            client.h2.ping(b"%08d" % number)
+            client.flush()
+            client.receive_until(lambda number=number: client.pings == number)
+            time.sleep(0.1)
+        assert client.goaway is None
+
+
+def test_a_grpcio_client_that_pings_is_served(serving):
+    """tritonclient's keepalive options: ten seconds is the shortest interval that grpcio lets one have."""
+    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_permit_without_calls", 1)]
+    with serving("native") as process, grpc.insecure_channel(process.address, options=options) as channel:
+        call = channel.unary_unary(LIVE)
+        for _ in range(3):
+            call(b"")
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_an_old_connection_ends_and_no_call_is_lost(serving, transport):
+    """Calls without a pause over connections that live half a second each."""
+    live = pb.ServerLiveResponse(live=True).SerializeToString()
+    with serving(transport, "--grpc-max-connection-age=500", "--grpc-max-connection-age-grace=5000") as process:
+        ports = set()
+        failures = []
+
+        def work():
+            with grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+                call = channel.unary_unary(LIVE)
+                end = time.monotonic() + 4
+                while time.monotonic() < end:
+                    try:
+                        assert call(b"", timeout=10) == live
+                    except grpc.RpcError as error:
+                        failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        server = psutil.Process(process._process.pid)
+        while any(thread.is_alive() for thread in threads):
+            ports |= {c.raddr.port for c in server.net_connections("tcp") if c.raddr}
+            time.sleep(0.05)
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert len(ports) >= 8  # each of the four has reconnected
+
+
+def test_the_goaway_of_age(serving):
+    with serving("native", "--grpc-max-connection-age=300") as process, Client(process.address) as client:
+        client.call(LIVE)
+        client.receive_until(lambda: client.goaway is not None and client.goaway.additional_data)
+        assert (client.goaway.error_code, client.goaway.additional_data) == (0, b"max_age")
+        client.receive_until(lambda: False)
+        assert client.closed
+
+
+def test_who_does_not_speak_http2_is_dropped(serving):
+    with serving("native", "--grpc-handshake-timeout=500") as process:
+        host, port = process.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as slow:
+            slow.sendall(b"PRI * HTTP/2.0\r\n")  # and nothing more
+            for peer in (silent, slow):
+                peer.settimeout(3)
+                while peer.recv(1000):
+                    pass
+            with Client(process.address) as client:
+                time.sleep(1.2)
+                assert client.call(LIVE).status == 0
+
+
+def test_the_number_of_connections_is_limited(serving):
+    with serving("native", "--grpc-max-connections=3") as process:
+        kept = [Client(process.address) for _ in range(3)]
+        for client in kept:
+            assert client.call(LIVE).status == 0
+        with Client(process.address) as refused:
+            refused.receive_until(lambda: False)
+            assert refused.closed
+        for client in kept:
+            assert client.call(LIVE).status == 0
+        kept.pop().__exit__()
+        wait_for(lambda: connections(process) == 2, 3)
+        with Client(process.address) as welcome:
+            assert welcome.call(LIVE).status == 0
+        for client in kept:
+            client.__exit__()
+
+
+def test_a_thousand_idle_connections_use_no_cpu(serving):
+    with serving("native") as process:
+        host, port = process.address.rsplit(":", 1)
+        server = psutil.Process(process._process.pid)
+        idle = []
+        try:
+            hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+            for _ in range(400):  # many hosts allow 1,024 files
+                peer = socket.create_connection((host, int(port)))
+                peer.sendall(hello)
+                idle.append(peer)
+            time.sleep(0.5)
+            before = server.cpu_times()
+            time.sleep(2)
+            after = server.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.03
+        finally:
+            for peer in idle:
+                peer.close()
+
+
+def test_no_connection_limit_on_the_grpcio_door(empty):
+    command = [sys.executable, "-m", "server", "serve", "--model-repository", str(empty), "--transport", "grpcio"]
+    done = subprocess.run([*command, "--grpc-max-connections=3"], cwd=doors.ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "grpc-max-connections" in done.stderr
+
+
+def test_without_free_files_others_are_served(empty):
+    """300 connections where 128 files may be open: calls go on, nothing spins, and it recovers."""
+    command = f"ulimit -n 128; exec {sys.executable} -m server serve --model-repository {empty} --grpc-port 0"
+    with doors.running("sh", "-c", command) as process, Client(process.address) as client:
+        assert client.call(LIVE).status == 0
+        server = psutil.Process(process._process.pid)
+        host, port = process.address.rsplit(":", 1)
+        crowd = [socket.create_connection((host, int(port))) for _ in range(300)]
+        try:
+            for _ in range(20):
+                assert client.call(LIVE).status == 0
+            time.sleep(0.5)
+            before = server.cpu_times()
+            time.sleep(1)
+            after = server.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.05
+        finally:
+            for peer in crowd:
+                peer.close()
+        start = time.monotonic()
+        while time.monotonic() - start < 2:
+            try:
+                with Client(process.address) as late:
+                    if late.call(LIVE).status == 0:
+                        break
+            except OSError:
+                time.sleep(0.05)
+        else:
+            raise AssertionError("it does not recover")

@@ -1,0 +1,259 @@
+"""Hostile peers against the connection in memory: wrong frames, floods, bombs, and bytes without sense."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from _native.connection import Connection, Endpoint
+from tests.conformance import h2cases
+from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
+
+SPARE = 500  # frames a second that bring no call forward
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """No stream, connection or block survives its test."""
+
+
+class Wire:
+    """A connection and the bytes that it has sent."""
+
+    def __init__(self, spare_frames: int = 10_000) -> None:
+        self.now = 1000.0
+        self.calls = 0
+        self.hold = False  # calls stay open
+        self.endpoint = Endpoint(self._called, spare_frames=spare_frames)
+        self.endpoint.clock = lambda: self.now
+        self.connection = Connection(self.endpoint)
+        self.connection.flush = lambda: None
+        self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
+        self.sent = bytearray()
+
+    def _called(self, call) -> None:
+        self.calls += 1
+        if self.hold:
+            return
+        call.end(12, "nothing is here")
+
+    def send(self, data: bytes) -> None:
+        for at in range(0, len(data), len(self.buffer)):
+            part = data[at : at + len(self.buffer)]
+            self.buffer[: len(part)] = part
+            self.connection.received(len(part))
+            self.take()
+
+    def take(self) -> None:
+        while pieces := self.connection.take_output():
+            self.sent += b"".join(bytes(piece) for piece in pieces)
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(h2cases.frames(bytes(self.sent)), self.connection.finished)
+
+    def exchange(self, data: bytes) -> Seen:
+        self.send(data)
+        return self.seen
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+@pytest.fixture
+def wire():
+    wire = Wire(SPARE)
+    wire.send(PREFACE + h2cases.settings())
+    yield wire
+    wire.close()
+
+
+@pytest.mark.parametrize("case", h2cases.cases(), ids=lambda case: case.name)
+def test_case(case):
+    wire = Wire()
+    h2cases.run(case, wire.exchange)
+    wire.close()
+
+
+def test_there_are_enough_cases():
+    cases = h2cases.cases()
+    assert len(cases) >= 100
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_a_case_byte_by_byte():
+    """Where the bytes are cut changes nothing."""
+    for case in h2cases.cases():
+        if len(case.sent) > 2000:
+            continue
+        wire = Wire()
+        for byte in case.greeting + case.sent + frame(h2cases.PING, 0, 0, MARK):
+            wire.buffer[0] = byte
+            wire.connection.received(1)
+        wire.take()
+        wire.seen.judge(case)
+        wire.close()
+
+
+# -- floods --
+
+FLOODS = {
+    "PING": frame(h2cases.PING, 0, 0, bytes(8)),
+    "PING ACK": frame(h2cases.PING, 1, 0, bytes(8)),
+    "SETTINGS": h2cases.settings(),
+    "SETTINGS with a window": h2cases.settings((4, 70_000)),
+    "WINDOW_UPDATE": h2cases.window(0, 1),
+    "WINDOW_UPDATE of a stream": h2cases.window(1, 1),
+    "PRIORITY": h2cases.priority(1),
+    "PRIORITY of idle streams": h2cases.priority(1001),
+    "empty DATA": frame(h2cases.DATA, 0, 1),
+    "padding": frame(h2cases.DATA, 8, 1, b"\x05abcde"),
+    "RST_STREAM of a closed stream": h2cases.reset(1),
+    "GOAWAY": h2cases.goaway(),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_flood(wire, name):
+    wire.hold = True
+    if "closed" in name:
+        wire.send(h2cases.OPEN + h2cases.reset(1))
+    elif name not in ("GOAWAY",):
+        wire.send(h2cases.headers(payload=h2cases.block(pseudo_path="/x"), flags=END_HEADERS))
+    for _ in range(SPARE * 2):
+        wire.send(FLOODS[name])
+        if wire.connection.finished:
+            break
+    assert wire.connection.finished
+    if name != "GOAWAY":  # a peer that goes away is let go, once its calls are over
+        assert wire.seen.goaway == CALM
+
+
+def test_a_flood_in_one_read(wire):
+    wire.send(FLOODS["PING"] * 10_000)
+    assert wire.seen.goaway == CALM
+    assert wire.connection.finished
+    assert len(wire.sent) < 100_000
+
+
+def test_who_stays_below_the_rate_is_served(wire):
+    for _ in range(20):
+        wire.send(FLOODS["PING"] * (SPARE // 2))
+        wire.now += 0.5
+    assert not wire.connection.finished
+    wire.send(FLOODS["PING"] * SPARE)
+    wire.send(FLOODS["PING"] * SPARE)
+    assert wire.connection.finished
+
+
+def opened_and_reset(count: int, start: int = 1) -> bytes:
+    block = h2cases.block()
+    return b"".join(
+        h2cases.headers(stream, payload=block) + h2cases.reset(stream) for stream in range(start, start + 2 * count, 2)
+    )
+
+
+def test_rapid_reset(wire):
+    """Calls that are reset in the read in which they begin are never heard of."""
+    wire.send(opened_and_reset(SPARE // 20))
+    assert not wire.connection.finished
+    wire.send(opened_and_reset(SPARE, 2 * SPARE + 1))
+    assert wire.seen.goaway == CALM
+    assert wire.calls <= 1  # the one whose reset is not processed any more
+
+
+def test_resets_by_the_server_count(wire):
+    """The peer makes the server reset its streams: a window beyond its limit on each (CVE-2025-8671)."""
+    wire.hold = True
+    for stream in range(1, 4 * SPARE, 2):
+        wire.send(h2cases.headers(stream, flags=END_HEADERS) + h2cases.window(stream, 2**31 - 1))
+        if wire.connection.finished:
+            break
+    assert wire.seen.goaway == CALM
+
+
+def test_streams_beyond_the_limit_count():
+    calls = []
+    wire = Wire(SPARE)
+    wire.endpoint = Endpoint(calls.append, spare_frames=SPARE)
+    wire.connection = Connection(wire.endpoint)
+    wire.connection.flush = lambda: None
+    wire.buffer = memoryview(wire.endpoint.receive_buffer()).cast("B")
+    wire.send(PREFACE + h2cases.settings())
+    for stream in range(1, 4 * SPARE, 2):
+        wire.send(h2cases.headers(stream, flags=END_HEADERS | END_STREAM))
+        if wire.connection.finished:
+            break
+    assert len(calls) == 256
+    assert wire.seen.goaway == CALM
+    assert wire.seen.resets.count(h2cases.REFUSED) >= SPARE // 2
+    wire.close()
+
+
+def test_a_continuation_flood_ends_soon(wire):
+    wire.send(frame(HEADERS, 0, 1, h2cases.block()))
+    for _ in range(1000):
+        wire.send(frame(h2cases.CONTINUATION, 0, 1, b""))
+        if wire.connection.finished:
+            break
+    assert wire.seen.goaway == CALM
+
+
+def test_many_header_lists_that_are_too_large():
+    """Each is refused by itself, and the connection lives."""
+    wire = Wire()
+    wire.send(PREFACE + h2cases.settings() + frame(h2cases.SETTINGS, h2cases.ACK))
+    extra = tuple((f"x-{n}", "y" * 500) for n in range(60))
+    for stream in range(1, 41, 2):
+        wire.send(h2cases.headers(stream, END_HEADERS | END_STREAM, h2cases.block(extra=extra)))
+    assert not wire.connection.finished
+    assert wire.calls == 0
+    wire.close()
+
+
+def test_a_client_that_acknowledges_each_frame_of_a_large_answer_is_served():
+    """Two WINDOW_UPDATE for each DATA frame: answers earn them."""
+    answers = []
+
+    def called(call):
+        call.on_event = lambda kind: None
+        call.send_message(bytes(8 << 20))
+        answers.append(call)
+
+    wire = Wire(SPARE)
+    wire.endpoint = Endpoint(called, spare_frames=SPARE)
+    wire.connection = Connection(wire.endpoint)
+    wire.connection.flush = lambda: None
+    wire.buffer = memoryview(wire.endpoint.receive_buffer()).cast("B")
+    wire.send(PREFACE + h2cases.settings() + h2cases.OPEN)
+    received = 0
+    while received < (8 << 20) + 5:
+        got, wire.sent = bytes(wire.sent), bytearray()
+        parts = [f for f in h2cases.frames(got) if f.type == h2cases.DATA]
+        assert parts or received == 0, "the server is silent"
+        received += sum(len(f.data) for f in parts)
+        for part in parts:
+            for stream in (0, 1):
+                wire.send(h2cases.window(stream, len(part.data)))
+    assert not wire.connection.finished
+    wire.close()
+
+
+# -- bytes without sense --
+
+
+def test_ten_thousand_random_byte_streams():
+    """Random bytes, and valid conversations with random damage."""
+    generator = random.Random(20261121)
+    valid = [case.sent for case in h2cases.cases() if len(case.sent) < 4000]
+    for number in range(10_000):
+        wire = Wire()
+        if number % 4 == 0:
+            data = generator.randbytes(generator.randrange(1, 300))
+        else:
+            data = bytearray(b"".join(generator.choices(valid, k=4)))
+            for _ in range(generator.randrange(5)):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+        wire.send((PREFACE + h2cases.settings() if number % 4 else b"") + bytes(data))
+        wire.close()
