@@ -178,7 +178,7 @@ def install(what: str, *command: str | Path, **arguments) -> None:
     try:
         run(*command, timeout=_INSTALL_SECONDS, **arguments)
     except (AssertionError, subprocess.TimeoutExpired) as error:
-        raise Missing(f"{what} failed: {str(error)[-400:]}") from error
+        raise Missing(f"{what} failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 def node_modules() -> Path:

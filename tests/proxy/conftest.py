@@ -36,10 +36,11 @@ def installed(request):
 def servers(repository):
     """Two servers."""
     with contextlib.ExitStack() as stack:
-        started = []
-        for _ in range(2):
-            started.append(Server(repository))
-            stack.callback(started[-1].stop)
+        started = [Server(repository) for _ in range(2)]
+        for server in started:
+            stack.callback(server.wait)
+        for server in started:
+            stack.callback(server.terminate)  # both, before the first wait
         yield started
 
 

@@ -19,7 +19,7 @@ from tests.conformance import doors
 
 DEPLOY = doors.ROOT / "deploy"
 
-_DRAIN_SECONDS = 3
+_DRAIN_SECONDS = 2  # two intervals of the health checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,11 @@ def _wait_until_open(port: int, process: subprocess.Popen) -> None:
 class Server:
     """An inferd process on a port of its own that can be restarted."""
 
-    def __init__(self, repository: Path, transport: str = "native") -> None:
+    def __init__(self, repository: Path, *, drain: bool = True) -> None:
         self.port = free_port()
         self._command = (
-            sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--transport", transport,
-            "--grpc-port", str(self.port), "--exit-on-error=false", *_drain_delay(),
+            sys.executable, "-m", "server", "serve", "--model-repository", str(repository),
+            "--grpc-port", str(self.port), "--exit-on-error=false", *(_drain_delay() if drain else ()),
         )  # fmt: skip
         self.start()
 
@@ -133,11 +133,17 @@ class Server:
         self._process = doors.Process(*self._command)
         self._process.wait_until_it_listens()
 
-    def stop(self) -> None:
-        """SIGTERM; returns when it has ended."""
+    def terminate(self) -> None:
         self._process.terminate()
+
+    def wait(self) -> None:
+        """Until it has ended, which must be without complaint."""
         status = self._process.wait()
         assert status == 0, "\n".join(self._process.lines)
+
+    def stop(self) -> None:
+        self.terminate()
+        self.wait()
 
 
 @functools.cache

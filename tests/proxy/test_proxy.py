@@ -77,7 +77,7 @@ def test_a_server_that_is_not_serving_gets_no_calls(installed, servers, tmp_path
     if not proxy.asks_health:
         pytest.skip(f"{proxy.name} asks for no health")
     models.write_repository(tmp_path / "broken", broken=True)
-    broken = Server(tmp_path / "broken")  # up, but one of its models did not load
+    broken = Server(tmp_path / "broken", drain=False)  # up, but one of its models did not load
     try:
         with running(proxy, program, tmp_path, [servers[0].port, broken.port]) as address:
             time.sleep(_NOTICED)
