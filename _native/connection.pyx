@@ -170,6 +170,11 @@ cdef class Connection:
         return conn_finished(&self.conn)
 
     @property
+    def told(self) -> bool:
+        """The peer has read what `announce_shutdown` sent: it opens no more streams, and none is on its way."""
+        return self.conn.told
+
+    @property
     def streams(self) -> int:
         """Open streams."""
         return self.conn.streams

@@ -90,6 +90,7 @@ cdef struct Conn:
     Conn *next_dirty
     bint dirty               # in host's list
     bint failed              # the session is beyond use
+    bint told                # the peer has read what conn_announce_shutdown sent
 
 cdef enum:
     MAX_NATIVES = 4

@@ -39,6 +39,8 @@ cdef enum:
     # own 1,000 and 33 close the connections of clients that cancel much; a reset costs a few microseconds here.
     RESETS = 10000
 
+cdef const uint8_t *SHUTDOWN = <const uint8_t *><const char *>b"shutdown"  # opaque data of a PING
+
 cdef enum:
     # what the request headers have said so far (Stream.seen)
     HEADER_POST = 1
@@ -648,6 +650,10 @@ cdef void run_parked(Conn *conn) noexcept nogil:
 
 cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
     cdef Stream *stream
+    if frame.hd.type == NGHTTP2_PING and frame.hd.flags & NGHTTP2_FLAG_ACK:
+        if memcmp(frame.ping.opaque_data, SHUTDOWN, 8) == 0:
+            (<Conn *>user_data).told = True
+        return 0
     if frame.hd.type != NGHTTP2_HEADERS and frame.hd.type != NGHTTP2_DATA:
         return 0
     stream = stream_of(session, frame.hd.stream_id)
@@ -758,6 +764,8 @@ cdef bint conn_finished(Conn *conn) noexcept nogil:
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         nghttp2_submit_shutdown_notice(conn.session)
+        # when this comes back, so has every stream that the peer opened before it knew
+        nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, SHUTDOWN)
         mark_dirty(conn)
 
 

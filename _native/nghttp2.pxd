@@ -22,8 +22,12 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ctypedef struct nghttp2_headers:
         nghttp2_frame_hd hd
         int cat
+    ctypedef struct nghttp2_ping:
+        nghttp2_frame_hd hd
+        uint8_t opaque_data[8]
     ctypedef union nghttp2_frame:
         nghttp2_frame_hd hd
+        nghttp2_ping ping
         nghttp2_headers headers
     ctypedef struct nghttp2_nv:
         uint8_t *name
@@ -46,6 +50,8 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
 
     enum:
         NGHTTP2_DATA
+        NGHTTP2_PING
+        NGHTTP2_FLAG_ACK
         NGHTTP2_HEADERS
         NGHTTP2_HCAT_REQUEST
         NGHTTP2_FLAG_NONE
@@ -129,6 +135,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
                                 const nghttp2_data_provider *data)
     int nghttp2_submit_trailer(nghttp2_session *session, int32_t stream_id, const nghttp2_nv *nva, size_t nvlen)
     int nghttp2_submit_rst_stream(nghttp2_session *session, uint8_t flags, int32_t stream_id, uint32_t error_code)
+    int nghttp2_submit_ping(nghttp2_session *session, uint8_t flags, const uint8_t *opaque_data)
     int nghttp2_submit_shutdown_notice(nghttp2_session *session)
     int nghttp2_submit_goaway(nghttp2_session *session, uint8_t flags, int32_t last_stream_id, uint32_t error_code,
                               const uint8_t *opaque_data, size_t opaque_data_len)

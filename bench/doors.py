@@ -62,7 +62,7 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
     plain = inferd.start(repository, folder / "plain.log")
     exchange = messages.identity(64)
     lines = [
-        "| connections × in flight | plain | TLS | server CPU, TLS / plain |",
+        "| connections x in flight | plain | TLS | server CPU, TLS / plain |",
         "|---|---|---|---|",
     ]
     with ExitStack() as stack:
@@ -76,7 +76,9 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
         for connections, in_flight in LOADS:
             count = requests if in_flight > 1 else requests // 4
 
-            def measure(address: str, connections: int = connections, in_flight: int = in_flight, n: int = count) -> Figure:
+            def measure(
+                address: str, connections: int = connections, in_flight: int = in_flight, n: int = count
+            ) -> Figure:
                 server = servers[address]
                 cpu = server.cpu_seconds()
                 driven = h2load(
@@ -93,7 +95,7 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
             found = best(measure, dict(zip(("plain", "TLS"), servers, strict=True)), rounds)
             cells = [f"{found[way].cpu_us:.1f} µs · {found[way].rate / 1000:.1f} k/s" for way in found]
             ratio = found["TLS"].cpu_us / found["plain"].cpu_us
-            lines.append(f"| {connections} × {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+            lines.append(f"| {connections} x {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
     return lines
 
 
@@ -103,7 +105,7 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
     options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix]
     server = inferd.start(write(folder / "models", [MODEL]), folder / "sockets.log", options=options)
     lines = [
-        "| tensor, connections × in flight | TCP: p50 · rate · server CPU | unix: p50 · rate · server CPU | rate, unix / TCP |",
+        "| tensor, connections x in flight | TCP: p50 · rate · server CPU | unix: the same | rate, unix / TCP |",
         "|---|---|---|---|",
     ]
     with ExitStack() as stack:
@@ -116,16 +118,15 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
                     rounds,
                 )
                 cells = [
-                    f"{found[way].p50_us:.0f} µs · {found[way].rate:.0f} /s · {found[way].cpu_us:.1f} µs" for way in found
+                    f"{found[way].p50_us:.0f} µs · {found[way].rate:.0f} /s · {found[way].cpu_us:.1f} µs"
+                    for way in found
                 ]
                 ratio = found["unix"].rate / found["TCP"].rate
-                lines.append(f"| {size} B, {connections} × {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+                lines.append(f"| {size} B, {connections} x {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
     return lines
 
 
-def driven(
-    server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float
-) -> Figure:
+def driven(server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float) -> Figure:
     """One round of our driver; every answer is compared."""
     exchange = messages.identity(size)
     workload = Fixed([exchange.request], [exchange.response])

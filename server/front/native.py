@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 RELOAD_INTERVAL = 1.0  # seconds between looks at the certificate files
 BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
-GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
+TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
+POLL = 0.01
 
 
 class _Details:
@@ -151,8 +152,7 @@ class NativeDoor:
         await self._close_listeners()
         for protocol in tuple(self._protocols):
             protocol.announce_shutdown()
-        if self._protocols:
-            await asyncio.sleep(min(GOAWAY_DELAY, end - loop.time()))
+        await self._clients_told(min(end, loop.time() + TELLING))
         self._draining = True
         for context in tuple(self._contexts):
             context.drain()
@@ -166,6 +166,12 @@ class NativeDoor:
             await asyncio.wait(tasks, timeout=PARTING)
         self._threads.shutdown(wait=False)
 
+    async def _clients_told(self, end: float) -> None:
+        """Wait until the clients know, and so have sent what they began before; until `end` at most."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < end and (waiting := [each.closed for each in self._protocols if not each.told]):
+            await asyncio.wait(waiting, timeout=min(POLL, end - loop.time()))
+
     async def _part(self, end: float) -> None:
         """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
         loop = asyncio.get_running_loop()
@@ -174,7 +180,7 @@ class NativeDoor:
                 protocol.go_away()
             closing = [protocol.closed for protocol in self._protocols]
             if closing:
-                await asyncio.wait(closing, timeout=min(GOAWAY_DELAY, end - loop.time()))
+                await asyncio.wait(closing, timeout=min(POLL, end - loop.time()))
 
     def _refuse_calls(self) -> None:
         for context in tuple(self._contexts):

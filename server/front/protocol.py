@@ -90,6 +90,11 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if connection.finished:
             transport.close()
 
+    @property
+    def told(self) -> bool:
+        """The client knows of the shutdown, or is gone."""
+        return self._connection is None or self._connection.told
+
     def announce_shutdown(self) -> None:
         if self._connection is not None:
             self._connection.announce_shutdown()
