@@ -7,6 +7,7 @@ method is a Python handler, hosted as on a grpc.aio server.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,9 @@ BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
 POLL = 0.01
+
+
+log = logging.getLogger("inferd.front")
 
 
 class _Details:
@@ -129,9 +133,13 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
-            if await loop.run_in_executor(self._threads, credentials.refresh):
-                for listener in self._listeners:
+            if not await loop.run_in_executor(self._threads, credentials.refresh):
+                continue
+            for listener in self._listeners:
+                try:
                     await listener.serve()
+                except OSError as error:  # no descriptor for a second look at the socket: the old server goes on
+                    log.error("a listener keeps the certificate that it had: %s", error)
 
     async def _close_listeners(self) -> None:
         """Take the connections that are already waiting, and no more."""
