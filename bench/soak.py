@@ -45,8 +45,9 @@ MIB = 1 << 20
 DEADLINE_EXCEEDED = 4
 # The clock by which gRPC's C core, and so grpc.aio without any code of ours, fires deadlines counts milliseconds.
 EARLY_US = {"native": 0, "grpcio": 1000}
-# What grpc.aio itself loses with each call that ends before its answer (https://github.com/grpc/grpc/issues/43360).
-LOST_BYTES = {"native": 0, "grpcio": 128}
+# What grpc.aio itself loses with each call that ends before its answer (https://github.com/grpc/grpc/issues/43360):
+# about 400 bytes with grpcio 1.81, while the number of Python objects and of native objects of ours stays the same.
+LOST_BYTES = {"native": 0, "grpcio": 512}
 # With fewer samples a slope says nothing.
 ENOUGH_SAMPLES = 20
 LIVE_LINE = re.compile(r"^live: (\{.*\})", re.MULTILINE)
