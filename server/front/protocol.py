@@ -79,10 +79,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
             pieces = connection.take_output()
             if not pieces:
                 break
-            if len(pieces) == 1:
+            if self._encrypted:
+                transport.write(b"".join(pieces))  # a record for each piece would cost more than the copy
+            elif len(pieces) == 1:
                 transport.write(pieces[0])
-            elif self._encrypted:
-                transport.write(b"".join(pieces))  # each write is a record of its own
             else:
                 transport.writelines(pieces)
             if self._connection is None:
