@@ -225,7 +225,7 @@ def answers_to(connection, tensor, count):
     """The answers to equal requests that are made at once."""
     results = queue.Queue()
     for _ in range(count):
-        connection.async_infer("simple", [tensor], lambda *answer: results.put(answer))
+        connection.async_infer("simple", [tensor], lambda result, error: results.put((result, error)))
     for _ in range(count):
         result, error = results.get(timeout=30)
         assert error is None
