@@ -11,8 +11,8 @@ cdef enum:
     COST_FRAME = 1           # PING, PRIORITY, WINDOW_UPDATE, empty DATA, the end of a call that is served natively
     COST_SETTINGS = 10       # may go through every open stream
     COST_PYTHON_RESET = 10   # the end of a call that had become a task
-    # What answers earn back, so that a client that reads much is free to acknowledge each frame of it: WINDOW_UPDATE for
-    # the stream and for the connection, and a PING to measure the bandwidth.
+    # What answers earn back, so that a client that reads much is free to acknowledge each frame of it: WINDOW_UPDATE
+    # for the stream and for the connection, and a PING to measure the bandwidth.
     EARNED_BY_ANSWER = 3
 
 

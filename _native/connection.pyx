@@ -178,7 +178,8 @@ cdef class Connection:
         endpoint: what it belongs to.
         peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
 
-    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the peer is gone.
+    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the
+    peer is gone.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = ""):
@@ -232,6 +233,11 @@ cdef class Connection:
     def finished(self) -> bool:
         """The peer broke the protocol, or everything is said after `go_away`: close the socket."""
         return conn_finished(&self.conn)
+
+    @property
+    def told(self) -> bool:
+        """The peer has read what `announce_shutdown` sent: it opens no more streams, and none is on its way."""
+        return self.conn.told
 
     @property
     def streams(self) -> int:

@@ -119,6 +119,7 @@ cdef struct Conn:
     int64_t received_ns      # when the peer last sent anything
     uint64_t answer_frames   # HEADERS and DATA framed so far
     Budget budget            # for frames that bring no call forward
+    bint told                # the peer has read what conn_announce_shutdown sent
 
 cdef enum:
     MAX_NATIVES = 4

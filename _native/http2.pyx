@@ -78,6 +78,8 @@ cdef enum:
     CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
+cdef const uint8_t *SHUTDOWN = <const uint8_t *><const char *>b"shutdown"  # opaque data of a PING
+
 cdef enum:
     # what the request headers have said so far (Stream.seen)
     HEADER_POST = 1
@@ -885,6 +887,7 @@ cdef void drop_compression(Stream *stream) noexcept nogil:
         store32(&stream.inflating.cancelled, 1)
         stream.inflating = NULL
     if stream.deflating != NULL:
+        stream.conn.host.unsent -= (<Deflation *>stream.deflating).plain.size
         (<Deflation *>stream.deflating).stream = NULL
         store32(&stream.deflating.cancelled, 1)
         stream.deflating = NULL
@@ -895,6 +898,7 @@ cdef void drop_compression(Stream *stream) noexcept nogil:
     while stream.first_plain != NULL:
         plain = stream.first_plain
         stream.first_plain = plain.next
+        stream.conn.host.unsent -= plain.size
         outgoing_free(plain)
 
 
@@ -1040,6 +1044,7 @@ cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
     stream.last_plain = message
     stream.plain += message.left
     stream.conn.unsent += message.left
+    stream.conn.host.unsent += message.size
     compress_next(stream)
 
 
@@ -1094,6 +1099,7 @@ cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept
     cdef size_t before = stream_unsent(stream)
     stream.plain -= plain.left
     stream.conn.unsent -= plain.left
+    stream.conn.host.unsent -= plain.size
     if packed == NULL:
         release_plain(stream, plain)
     else:
@@ -1148,6 +1154,9 @@ cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, vo
         conn.greeted = True
     if frame.hd.type == NGHTTP2_PING and not frame.hd.flags & NGHTTP2_FLAG_ACK:
         conn.host.hooks.pinged(conn)
+    if frame.hd.type == NGHTTP2_PING and frame.hd.flags & NGHTTP2_FLAG_ACK:
+        if memcmp(frame.ping.opaque_data, SHUTDOWN, 8) == 0:
+            conn.told = True
     if frame.hd.type != NGHTTP2_HEADERS and frame.hd.type != NGHTTP2_DATA:
         return 0
     stream = stream_of(session, frame.hd.stream_id)
@@ -1273,6 +1282,8 @@ cdef bint conn_finished(Conn *conn) noexcept nogil:
 cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         nghttp2_submit_shutdown_notice(conn.session)
+        # when this comes back, so has every stream that the peer opened before it knew
+        nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, SHUTDOWN)
         mark_dirty(conn)
 
 

@@ -28,9 +28,13 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ctypedef struct nghttp2_rst_stream:
         nghttp2_frame_hd hd
         uint32_t error_code
+    ctypedef struct nghttp2_ping:
+        nghttp2_frame_hd hd
+        uint8_t opaque_data[8]
     ctypedef union nghttp2_frame:
         nghttp2_frame_hd hd
         nghttp2_data data
+        nghttp2_ping ping
         nghttp2_headers headers
         nghttp2_rst_stream rst_stream
     ctypedef struct nghttp2_nv:
@@ -54,16 +58,16 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
 
     enum:
         NGHTTP2_DATA
+        NGHTTP2_PING
+        NGHTTP2_FLAG_ACK
         NGHTTP2_HEADERS
         NGHTTP2_PRIORITY
         NGHTTP2_RST_STREAM
         NGHTTP2_SETTINGS
-        NGHTTP2_PING
         NGHTTP2_GOAWAY
         NGHTTP2_WINDOW_UPDATE
         NGHTTP2_HCAT_REQUEST
         NGHTTP2_FLAG_NONE
-        NGHTTP2_FLAG_ACK
         NGHTTP2_FLAG_END_STREAM
         NGHTTP2_DATA_FLAG_EOF
         NGHTTP2_DATA_FLAG_NO_END_STREAM

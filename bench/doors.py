@@ -105,8 +105,7 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
     options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix]
     server = inferd.start(write(folder / "models", [MODEL]), folder / "sockets.log", options=options)
     lines = [
-        "| tensor, connections x in flight | TCP: p50 · rate · server CPU | unix: p50 · rate · server CPU "
-        "| rate, unix / TCP |",
+        "| tensor, connections x in flight | TCP: p50 · rate · server CPU | unix: the same | rate, unix / TCP |",
         "|---|---|---|---|",
     ]
     with ExitStack() as stack:

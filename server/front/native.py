@@ -7,6 +7,7 @@ method is a Python handler, hosted as on a grpc.aio server.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,11 @@ BLOCKING_THREADS = 8  # for servicer methods that are not coroutines
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}  # zlib's
 INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose responses are compressed
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
-GOAWAY_DELAY = 0.1  # seconds between announcing a shutdown and refusing streams, for those on their way
+TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
+POLL = 0.01
+
+
+log = logging.getLogger("inferd.front")
 
 
 class _Details:
@@ -164,9 +169,13 @@ class NativeDoor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
-            if await loop.run_in_executor(self._threads, credentials.refresh):
-                for listener in self._listeners:
+            if not await loop.run_in_executor(self._threads, credentials.refresh):
+                continue
+            for listener in self._listeners:
+                try:
                     await listener.serve()
+                except OSError as error:  # no descriptor for a second look at the socket: the old server goes on
+                    log.error("a listener keeps the certificate that it had: %s", error)
 
     async def _close_listeners(self) -> None:
         """Take the connections that are already waiting, and no more."""
@@ -187,8 +196,7 @@ class NativeDoor:
         await self._close_listeners()
         for protocol in tuple(self._protocols):
             protocol.announce_shutdown()
-        if self._protocols:
-            await asyncio.sleep(min(GOAWAY_DELAY, end - loop.time()))
+        await self._clients_told(min(end, loop.time() + TELLING))
         self._draining = True
         for context in tuple(self._contexts):
             context.drain()
@@ -205,6 +213,12 @@ class NativeDoor:
         loop.remove_reader(self._workers.event_fd)
         self._workers.close()
 
+    async def _clients_told(self, end: float) -> None:
+        """Wait until the clients know, and so have sent what they began before; until `end` at most."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < end and (waiting := [each.closed for each in self._protocols if not each.told]):
+            await asyncio.wait(waiting, timeout=min(POLL, end - loop.time()))
+
     async def _part(self, end: float) -> None:
         """Send the peers away and wait until they are gone, until `end` on the loop's clock at most."""
         loop = asyncio.get_running_loop()
@@ -213,7 +227,7 @@ class NativeDoor:
                 protocol.go_away()
             closing = [protocol.closed for protocol in self._protocols]
             if closing:
-                await asyncio.wait(closing, timeout=min(GOAWAY_DELAY, end - loop.time()))
+                await asyncio.wait(closing, timeout=min(POLL, end - loop.time()))
 
     def _refuse_calls(self) -> None:
         for context in tuple(self._contexts):

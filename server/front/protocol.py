@@ -92,10 +92,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
             pieces = connection.take_output()
             if not pieces:
                 break
-            if len(pieces) == 1:
+            if self._encrypted:
+                transport.write(b"".join(pieces))  # a record for each piece would cost more than the copy
+            elif len(pieces) == 1:
                 transport.write(pieces[0])
-            elif self._encrypted:
-                transport.write(b"".join(pieces))  # each write is a record of its own
             else:
                 transport.writelines(pieces)
             if self._connection is None:
@@ -104,6 +104,11 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.close()
             if self._watch is not None:
                 self._watch.closing()
+
+    @property
+    def told(self) -> bool:
+        """The client knows of the shutdown, or is gone."""
+        return self._connection is None or self._connection.told
 
     def announce_shutdown(self) -> None:
         if self._connection is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import stat
 import subprocess
@@ -214,6 +215,21 @@ def test_the_command_serves_tls_and_a_unix_socket(door, repository, tmp_path):
                 tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
                 tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
                 assert connection.infer("simple", [tensor]).as_numpy("OUTPUT0").tolist() == [[1, 1, 1, 1]]
+                large = np.arange(1 << 20, dtype=np.float32)[np.newaxis]
+                tensor = grpcclient.InferInput("INPUT0", list(large.shape), "FP32").set_data_from_numpy(large)
+                for answer in answers_to(connection, tensor, 40):
+                    assert (answer.as_numpy("OUTPUT0") == large).all()
+
+
+def answers_to(connection, tensor, count):
+    """The answers to equal requests that are made at once."""
+    results = queue.Queue()
+    for _ in range(count):
+        connection.async_infer("simple", [tensor], lambda result, error: results.put((result, error)))
+    for _ in range(count):
+        result, error = results.get(timeout=30)
+        assert error is None
+        yield result
 
 
 @both_doors
