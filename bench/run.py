@@ -149,7 +149,11 @@ def works() -> list[Work]:
             4,
             (Inferd, InferdGrpcio),
         ),
-        Work("large_out", "16 MiB in, 16 MiB out, 1 x 2", messages.identity(16 * MIB, "shared"), 1, 2, ECHOES),
+        # Without the servers on gRPC's C core: with two such messages in flight they stop answering this driver after a
+        # while; which side is at fault is not known.
+        Work(
+            "large_out", "16 MiB in, 16 MiB out, 1 x 2", messages.identity(16 * MIB, "shared"), 1, 2, (Nghttpd, Inferd)
+        ),
     ]
 
 
@@ -249,7 +253,7 @@ class Bench:
                         with Driver(peer.address, connections=work.connections) as driver:
                             found.append(measure(peer, driver, load, work.in_flight, self.effort))
                     except RuntimeError as error:
-                        if isinstance(peer, Inferd):
+                        if type(peer) is Inferd:
                             raise
                         out.add(peer)
                         self.fail(work, error)
