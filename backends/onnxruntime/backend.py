@@ -24,6 +24,7 @@ from backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime
+
     from _native.batch import Batch
     from _native.view import View
 
