@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from dataclasses import dataclass, field
 
@@ -13,22 +12,7 @@ import h2.events
 import h2.settings
 from hyperframe.frame import GoAwayFrame
 
-
-def framed(message: bytes, compressed: int = 0) -> bytes:
-    """A message with gRPC's five bytes in front."""
-    return struct.pack(">BI", compressed, len(message)) + message
-
-
-def unframed(data: bytes) -> list[bytes]:
-    """The messages in the DATA of an answer."""
-    messages = []
-    while data:
-        compressed, size = struct.unpack_from(">BI", data)
-        assert compressed == 0
-        assert len(data) >= 5 + size
-        messages.append(data[5 : 5 + size])
-        data = data[5 + size :]
-    return messages
+from tests.framing import framed, unframed
 
 
 @dataclass

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import select
-import struct
 import threading
 from dataclasses import dataclass, field
 
@@ -25,25 +24,9 @@ from _native.table import ModelTable
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
 from server.pb import grpc_service_pb2 as pb
+from tests.framing import framed, unframed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-
-
-def framed(message: bytes, compressed: int = 0) -> bytes:
-    """A message with gRPC's five bytes in front."""
-    return struct.pack(">BI", compressed, len(message)) + message
-
-
-def unframed(data: bytes) -> list[bytes]:
-    """The messages in the DATA of an answer."""
-    messages = []
-    while data:
-        compressed, size = struct.unpack_from(">BI", data)
-        assert compressed == 0
-        assert len(data) >= 5 + size
-        messages.append(data[5 : 5 + size])
-        data = data[5 + size :]
-    return messages
 
 
 @dataclass
