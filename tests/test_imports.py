@@ -35,6 +35,9 @@ RULES = (
     Rule("backends.api", may=("_native",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.loader", may=("_native", "backends.api"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    # The worker side runs in any interpreter, without this package: it may import nothing of ours.
+    Rule("backends.python.worker", may_not=("grpc", "ssl", *FRAMEWORKS)),
+    Rule("backends.python", may=("_native", "backends.api", "backends.parameters"), may_not=("grpc", "ssl")),
     Rule("backends.*", may=("_native", "backends.api", "backends.parameters"), may_not=TRANSPORT),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),

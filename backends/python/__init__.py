@@ -1,0 +1,1 @@
+"""The Python backend: models that are a `model.py`, each instance in a process of its own."""
