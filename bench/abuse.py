@@ -2,6 +2,7 @@
 
     python -m bench.abuse                       every attack, one server each
     python -m bench.abuse --only resets         one of them
+    python -m bench.abuse --quick               a tenth of each, to see that it works
 
 What must hold: no call of the measuring client fails and its 99th percentile stays below 50 ms, whatever the attack
 does; a reset costs the server at most 6 us; attacks add at most 8 MiB, unread answers at most 64 MiB. The results are
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import select
 import socket
@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -35,10 +36,7 @@ from tests.conformance import h2cases
 
 MIB = 1 << 20
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-RESETS = 200_000
-READERS = 100
-IDLE = 2_000
-SECONDS = 5.0
+PACE = 9_000  # resets a second that are allowed
 HELLO = h2cases.PREFACE + h2cases.settings() + h2cases.frame(h2cases.SETTINGS, h2cases.ACK)
 
 ZEROS = '''
@@ -69,6 +67,20 @@ backend: "zeros"
 input { name: "INPUT" data_type: TYPE_UINT8 dims: [ 1 ] }
 output { name: "OUTPUT" data_type: TYPE_UINT8 dims: [ 8388608 ] }
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of everything."""
+
+    resets: int = 200_000
+    readers: int = 100
+    idle: int = 2_000
+    seconds: float = 5.0  # of each flood
+    patience: float = 15.0  # seconds for which the readers do not read
+
+    def tenth(self) -> Plan:
+        return Plan(self.resets // 10, self.readers // 10, self.idle // 10, self.seconds / 10, self.patience / 3)
 
 
 @dataclass
@@ -129,7 +141,7 @@ class Probe:
         said = json.loads(self._process.communicate("stop")[0])
         self.times, self.failed = said["times"], said["failed"]
 
-    def result(self, attack: str, note: str = "", limit: float = 8.0) -> Result:
+    def result(self, attack: str, *, note: str = "", limit: float = 8.0) -> Result:
         return Result(
             attack,
             len(self.times),
@@ -186,42 +198,54 @@ def opened_and_reset(path: str, count: int, start: int) -> bytes:
     )
 
 
-def resets(server: ServerProcess, path: str, per_second: int | None) -> Result:
-    """Calls opened and reset: at a pace that is allowed, or flat out, connecting anew when sent away."""
+def open_and_reset(server: ServerProcess, path: str, count: int, per_second: int | None) -> str:
+    """Calls opened and reset: at a pace that is allowed, or flat out, connecting anew when sent away; how it went."""
     sent = connections = 0
-    with Probe(server) as watched:
-        peer: socket.socket | None = None
-        begin = time.perf_counter()
-        while sent < RESETS:
-            if peer is None:
-                peer, stream = connect(server), 1
-                peer.sendall(HELLO)
-                connections += 1
-            try:
-                peer.sendall(opened_and_reset(path, 200, stream))
-                closed = drained(peer)
-            except OSError:
-                closed = True
-            sent, stream = sent + 200, stream + 400
-            if closed:
-                peer.close()
-                peer = None
-            if per_second and (ahead := sent / per_second - (time.perf_counter() - begin)) > 0:
-                time.sleep(ahead)
-        if peer is not None:
+    peer: socket.socket | None = None
+    begin = time.perf_counter()
+    while sent < count:
+        if peer is None:
+            peer, stream = connect(server), 1
+            peer.sendall(HELLO)
+            connections += 1
+        try:
+            peer.sendall(opened_and_reset(path, 200, stream))
+            closed = drained(peer)
+        except OSError:
+            closed = True
+        sent, stream = sent + 200, stream + 400
+        if closed:
             peer.close()
-        seconds = time.perf_counter() - begin
-    pace = f"{sent / seconds / 1000:.0f} k/s, {connections} connections"
-    return watched.result(
-        f"{RESETS} resets of {path.rsplit('/', 1)[1]}, {'paced' if per_second else 'flat out'}", sent, pace
-    )
+            peer = None
+        if per_second and (ahead := sent / per_second - (time.perf_counter() - begin)) > 0:
+            time.sleep(ahead)
+    if peer is not None:
+        peer.close()
+    return f"{sent / (time.perf_counter() - begin) / 1000:.0f} k/s, {connections} connections"
 
 
-def flood(server: ServerProcess, name: str, data: bytes) -> Result:
+def resets(server: ServerProcess, plan: Plan, path: str, per_second: int | None) -> Result:
+    """What others notice of resets."""
+    with Probe(server) as watched:
+        note = open_and_reset(server, path, plan.resets, per_second)
+    method = path.rsplit("/", 1)[1]
+    return watched.result(f"{plan.resets} resets of {method}, {'paced' if per_second else 'flat out'}", note=note)
+
+
+def reset_cost(server: ServerProcess, plan: Plan) -> Result:
+    """What one reset costs, all of them processed and nobody else there."""
+    count = plan.resets // 2
+    before, memory = server.cpu_seconds(), server.rss()
+    note = open_and_reset(server, INFER, count, PACE)
+    cost = (server.cpu_seconds() - before) / count * 1e6
+    return Result(f"{count} resets alone", 0, 0, 0.0, max(0, server.rss() - memory) / MIB, cost, note)
+
+
+def flood(server: ServerProcess, plan: Plan, name: str, data: bytes) -> Result:
     """One frame again and again for some seconds, with a new connection when sent away."""
     sent = connections = 0
     with Probe(server) as watched:
-        end = time.perf_counter() + SECONDS
+        end = time.perf_counter() + plan.seconds
         peer: socket.socket | None = None
         while time.perf_counter() < end:
             if peer is None:
@@ -237,10 +261,11 @@ def flood(server: ServerProcess, name: str, data: bytes) -> Result:
             if closed:
                 peer.close()
                 peer = None
-    return watched.result(f"{name} flood", sent, f"{sent / SECONDS / 1000:.0f} k/s, {connections} connections")
+    note = f"{sent / plan.seconds / 1000:.0f} k/s, {connections} connections"
+    return watched.result(f"{name} flood", note=note)
 
 
-def slow_readers(server: ServerProcess) -> Result:
+def slow_readers(server: ServerProcess, plan: Plan) -> Result:
     """Clients that ask for 8 MiB each and read nothing."""
     message = h2cases.headers(1, payload=h2cases.block(pseudo_path=INFER))
     request = infer_request()
@@ -249,23 +274,23 @@ def slow_readers(server: ServerProcess) -> Result:
         channel.unary_unary(INFER)(request)
     peers = []
     with Probe(server) as watched:
-        for _ in range(READERS):
+        for _ in range(plan.readers):
             peer = connect(server)
             peer.sendall(h2cases.PREFACE + h2cases.settings((4, 2**31 - 1)) + h2cases.window(0, 2**30) + message)
             peers.append(peer)
-        time.sleep(15)
+        time.sleep(plan.patience)
     for peer in peers:
         peer.close()
-    return watched.result(f"{READERS} clients that do not read 8 MiB", limit=64.0)
+    return watched.result(f"{plan.readers} clients that do not read 8 MiB", limit=64.0)
 
 
-def idle(server: ServerProcess) -> Result:
+def idle(server: ServerProcess, plan: Plan) -> Result:
     """Connections that say hello and nothing more."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, IDLE + 200), hard))
-    count = min(IDLE, min(hard, IDLE + 200) - 200)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, plan.idle + 200), hard))
+    count = min(plan.idle, min(hard, plan.idle + 200) - 200)
     peers = []
     with Probe(server) as watched:
         for _ in range(count):
@@ -277,7 +302,7 @@ def idle(server: ServerProcess) -> Result:
         peer.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     size = max(0, watched.peak - watched.before) / count / 1024
-    return watched.result(f"{count} idle connections", f"{size:.0f} KiB each", limit=count * 24 / 1024)
+    return watched.result(f"{count} idle connections", note=f"{size:.0f} KiB each", limit=count * 24 / 1024)
 
 
 FLOODS = {
@@ -292,12 +317,13 @@ FLOODS = {
 }
 
 
-def attacks() -> Iterator[tuple[str, Callable[[ServerProcess], Result]]]:
-    for path, pace in itertools.product((INFER, "/inference.GRPCInferenceService/ServerMetadata"), (9_000, None)):
-        if path == INFER or pace is None:
-            yield "resets", lambda server, path=path, pace=pace: resets(server, path, pace)  # type: ignore[misc]
+def attacks() -> Iterator[tuple[str, Callable[[ServerProcess, Plan], Result]]]:
+    yield "resets", partial(resets, path=INFER, per_second=PACE)
+    yield "resets", partial(resets, path=INFER, per_second=None)
+    yield "resets", partial(resets, path="/inference.GRPCInferenceService/ServerMetadata", per_second=None)
+    yield "resets", reset_cost
     for name, data in FLOODS.items():
-        yield "floods", lambda server, name=name, data=data: flood(server, name, data)  # type: ignore[misc]
+        yield "floods", partial(flood, name=name, data=data)
     yield "readers", slow_readers
     yield "idle", idle
 
@@ -315,11 +341,13 @@ def repository(folder: Path) -> tuple[Path, Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--only", choices=["resets", "floods", "readers", "idle"])
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--probe", nargs=2, metavar=("ADDRESS", "PATH"), help="be the measuring client")
     arguments = parser.parse_args()
     if arguments.probe:
         probe(*arguments.probe)
         return 0
+    plan = Plan().tenth() if arguments.quick else Plan()
     failed = False
     print("| attack | calls | failed | p99 ms | MiB | CPU us each | | holds |\n|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="inferd-abuse-") as name:
@@ -329,7 +357,7 @@ def main() -> int:
                 continue
             server = inferd.start(models, Path(name) / "log", options=["--backend-directory", str(backends)])
             try:
-                r = attack(server)
+                r = attack(server, plan)
             finally:
                 failed |= server.stop() != 0
             failed |= not r.holds

@@ -94,8 +94,9 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
 
             found = best(measure, dict(zip(("plain", "TLS"), servers, strict=True)), rounds)
             cells = [f"{found[way].cpu_us:.1f} µs · {found[way].rate / 1000:.1f} k/s" for way in found]
-            ratio = found["TLS"].cpu_us / found["plain"].cpu_us
-            lines.append(f"| {connections} x {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+            # the kernel counts in ticks of 10 ms: too short a round may have cost none
+            ratio = f"{found['TLS'].cpu_us / found['plain'].cpu_us:.2f}" if found["plain"].cpu_us else "too short"
+            lines.append(f"| {connections} x {in_flight} | {cells[0]} | {cells[1]} | {ratio} |")
     return lines
 
 
@@ -136,7 +137,7 @@ def driven(server: ServerProcess, address: str, size: int, connections: int, in_
         report = driver.run(workload, in_flight=in_flight, seconds=seconds)
         cpu = server.cpu_seconds() - cpu
     if report.correct != report.requests:
-        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset")
+        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
     return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
 
 

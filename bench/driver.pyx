@@ -343,7 +343,8 @@ cdef int send_slice(nghttp2_session *session, nghttp2_frame *frame, const uint8_
                     nghttp2_data_source *source, void *user_data) noexcept nogil:
     cdef Connection *connection = <Connection *> user_data
     cdef Call *call = <Call *> source.ptr
-    if connection.piece_count + 2 > PIECES or connection.arena_used + 9 > ARENA:
+    # nghttp2_session_mem_send goes on after this until a frame comes that is copied: leave room for that one
+    if connection.piece_count + 3 > PIECES or connection.arena_used + 9 + 2 * COPIED_SLICE > ARENA:
         return NGHTTP2_ERR_WOULDBLOCK
     put_copy(connection, head, 9)
     put_reference(connection, call.body + call.sent, size)
