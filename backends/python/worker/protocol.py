@@ -43,12 +43,14 @@ on the wire of the v2 protocol: each element a 4-byte length and its bytes. Shap
 is not 0 once the request has been cancelled: reading that byte is all that `is_cancelled()` needs. A request ends
 for the worker with its response in DONE, or, when that said STATUS_OPEN, with the RESPONSE that has the flag FINAL.
 
-**Life.** CONFIGURE → READY, then EXECUTE → DONE as often as the server likes, then FINALIZE → FINALIZED, and the worker
-exits with 0. A READY that says "error" is followed by the end of the process.
+**Life.** HELLO as soon as the interpreter runs (before model.py is looked at), CONFIGURE → READY, then EXECUTE → DONE
+as often as the server likes, then FINALIZE → FINALIZED, and the worker exits with 0. A READY that says "error" is
+followed by the end of the process.
 
 =============  ======  =======  ================================================================================
 kind           socket  to       head and record
 =============  ======  =======  ================================================================================
+HELLO          work    server   id = VERSION
 CONFIGURE      work    worker   JSON, see below
 READY          work    server   JSON, see below
 EXECUTE        work    worker   id of the batch; EXECUTE_HEAD, u32 offset of each request in the record, requests
@@ -92,6 +94,8 @@ CALL: "load_model" (name, config, files: {path: base64}), "unload_model" (name, 
 "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
 
 The worker is started as `<python> <this folder>/__main__.py WORK SIDE ARENA`: the numbers of the three descriptors.
+Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
+be line-buffered. The server has asked the kernel to kill it when the server dies.
 """
 
 from __future__ import annotations
@@ -112,6 +116,7 @@ EXECUTE = 2
 ALLOCATED = 3
 FINALIZE = 4
 
+HELLO = 15
 READY = 16
 DONE = 17
 ALLOCATE = 18
