@@ -29,6 +29,7 @@ NGHTTP2_USERS = {
     "_native.errorinfo",
     "_native.http2",
     "_native.infer",
+    "_native.submission",
     "bench.driver",
 }
 

@@ -52,7 +52,9 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
                            const int64_t *shape, uint32_t rank) noexcept nogil
 # Fail the whole batch; `details` is from malloc and taken over.
 cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil
-# Answer every request and count; the requests are no longer the batch's.
+# Take a request out of the batch: the executor owns it now, answers it when it likes by bridge_return, and counts it.
+cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
+# Answer every request that was not detached, and count; the requests are no longer the batch's.
 cdef void batch_finish(NativeBatch *batch) noexcept nogil
 
 

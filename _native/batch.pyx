@@ -8,14 +8,6 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from _native.bridge cimport Bridge, bridge_return
-from _native.classify cimport (
-    CLASSIFY_LIMIT,
-    CLASSIFY_OK,
-    CLASSIFY_TOO_LARGE,
-    CLASSIFY_UNSUPPORTED,
-    ClassifyResult,
-    classify,
-)
 from _native.clock cimport now_ns
 from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.lane cimport Lane
@@ -23,7 +15,6 @@ from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
-    STATUS_INVALID_ARGUMENT,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     InputData,
@@ -31,6 +22,7 @@ from _native.request cimport (
     Request,
     request_fail,
 )
+from _native.response cimport response_complete
 from _native.signature cimport TensorSignature
 from _native.statistics cimport Execution, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
@@ -84,7 +76,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
             batch.rows += chain.rows
         else:
             request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
-            bridge_return(<Bridge *>chain.bridge, chain, chain)
+            bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following
 
 
@@ -105,7 +97,7 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
     # the loop was too busy to take it out of the queue in time: nobody waits for it any more
     request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
     statistics_failed(&batch.lane.statistics, 1, <uint64_t>(batch.taken_ns - request.arrived_ns))
-    bridge_return(<Bridge *>request.bridge, request, request)
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
 cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
@@ -194,7 +186,7 @@ cdef void give_inputs(NativeBatch *batch) noexcept nogil:
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil:
     cdef uint32_t i
     for i in range(batch.count):
-        if batch.requests[i].outputs[output].wanted:
+        if batch.requests[i].response.outputs[output].wanted:
             return True
     return False
 
@@ -259,7 +251,7 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
         return False
     for i in range(batch.count):
         request = batch.requests[i]
-        out = &request.outputs[output]
+        out = &request.response.outputs[output]
         if tensor.datatype == DT_BYTES:
             part = bytes_of_elements(data, size, elements // batch.rows * request.rows if batches else elements)
         else:
@@ -285,75 +277,35 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
 # ---------------------------------------------------------------------------------------------------------------------
 # Answering
 
-cdef void refuse_classes(Request *request, const TensorSignature *tensor, size_t elements,
-                         ClassifyResult result) noexcept nogil:
-    if result == CLASSIFY_UNSUPPORTED:
-        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-            "class result not available for output due to unsupported type '%s' of output '%s'",
-            datatype_name(tensor.datatype), tensor.name.data))
-    elif result == CLASSIFY_TOO_LARGE:
-        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-            "classification output tensor too large: output '%s' has %zu elements in a row, at most %d are served",
-            tensor.name.data, elements, <int>CLASSIFY_LIMIT))
-    else:
-        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
-
-
-cdef bint classify_output(Request *request, uint32_t output) noexcept nogil:
-    # replace an output by its best classes, as the client asked; False: the request has failed
-    cdef const TensorSignature *tensor = &request.signature.outputs[output]
-    cdef OutputData *out = &request.outputs[output]
-    cdef uint32_t first = 1 if request.signature.max_batch_size > 0 else 0
-    cdef size_t elements = 1
-    cdef uint32_t i
-    cdef ClassifyResult result
-    cdef Block *block = NULL
-    cdef size_t size = 0
-    for i in range(first, out.rank):
-        elements *= <size_t>out.shape[i]
-    result = classify(out.data, out.datatype, request.rows, elements, out.classes, tensor.labels, tensor.label_count,
-                      &block, &size)
-    if result != CLASSIFY_OK:
-        refuse_classes(request, tensor, elements, result)
-        return False
-    block_give(out.block)
-    out.block = block
-    out.data = block.data
-    out.size = size
-    out.datatype = DT_BYTES
-    out.rank = first + 1
-    out.shape[first] = min(<int64_t>out.classes, <int64_t>elements)
-    return True
-
-
-cdef bint complete(Request *request) noexcept nogil:
-    # every wanted output is there and in its final form; False: the request has failed
-    cdef uint32_t i
-    for i in range(request.signature.output_count):
-        if not request.outputs[i].wanted:
-            continue
-        if request.outputs[i].block == NULL:
-            request_fail(request, STATUS_INTERNAL, format_text(
-                "model '%s' did not produce output '%s'", request.signature.name.data,
-                request.signature.outputs[i].name.data))
-            return False
-        if request.outputs[i].classes and not classify_output(request, i):
-            return False
-    return True
-
-
 cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
     request_fail(request, STATUS_INTERNAL, format_text("%s", text_or_no_memory(batch.details)))
+
+
+cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil:
+    cdef Request *request = batch.requests[index]
+    batch.requests[index] = NULL
+    return request
+
+
+cdef void forget_detached(NativeBatch *batch) noexcept nogil:
+    cdef uint32_t kept = 0
+    cdef uint32_t i
+    for i in range(batch.count):
+        if batch.requests[i] != NULL:
+            batch.requests[kept] = batch.requests[i]
+            kept += 1
+    batch.count = kept
 
 
 cdef void batch_finish(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     give_inputs(batch)
+    forget_detached(batch)
     for i in range(batch.count):
         if batch.failed:
             fail_request(batch, batch.requests[i])
-        elif batch.requests[i].status == STATUS_OK:
-            complete(batch.requests[i])
+        elif batch.requests[i].response.status == STATUS_OK:
+            response_complete(&batch.requests[i].response)
     account(batch)
     return_requests(batch)
 
@@ -367,7 +319,7 @@ cdef void account(NativeBatch *batch) noexcept nogil:
     memset(&execution, 0, sizeof(Execution))
     for i in range(batch.count):
         request = batch.requests[i]
-        if request.status == STATUS_OK:
+        if request.response.status == STATUS_OK:
             execution.requests += 1
             execution.served_rows += request.rows
             execution.success_ns += <uint64_t>(end - request.arrived_ns)
@@ -395,9 +347,10 @@ cdef void return_requests(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     for i in range(1, batch.count + 1):
         if i < batch.count and batch.requests[i].bridge == batch.requests[first].bridge:
-            batch.requests[i - 1].next = batch.requests[i]
+            batch.requests[i - 1].response.next = &batch.requests[i].response
         else:
-            bridge_return(<Bridge *>batch.requests[first].bridge, batch.requests[first], batch.requests[i - 1])
+            bridge_return(<Bridge *>batch.requests[first].bridge, &batch.requests[first].response,
+                          &batch.requests[i - 1].response)
             first = i
     batch.count = 0
 

@@ -1,16 +1,23 @@
-# The way back from instance threads to the event loop, and the deadlines of requests on the loop.
+# The way to the event loop from every other thread, and the deadlines of requests on the loop.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.request cimport Request
+from _native.request cimport Request, Response
 from _native.threads cimport Mutex
 
+cdef struct Errand:
+    # something to be done on the loop; lies in what it is about
+    void (*run)(Errand *errand) noexcept nogil
+    Errand *next
+
 cdef struct Bridge:
-    Mutex guard              # guards the list of finished requests
-    Request *head
-    Request *tail
+    Mutex guard              # guards the two lists
+    Response *head
+    Response *tail
+    Errand *first_errand
+    Errand *last_errand
     int32_t signalled        # atomic: the loop has been told and has not looked yet
-    int event_fd             # readable when requests have finished
+    int event_fd             # readable when there is something in a list
     # Used on the loop thread only:
     Request **deadlines      # binary heap, the earliest at place 1
     uint32_t deadline_count
@@ -18,13 +25,17 @@ cdef struct Bridge:
     int timer_fd             # readable when the earliest deadline may have passed
     int64_t armed_ns         # what the timer is set to; 0: nothing
     uint32_t in_house        # requests admitted and not yet freed
+    void (*after)(void *context) noexcept nogil     # called when a round of deliveries is done
+    void *after_context
     void *owner              # the BridgeHandle; not a reference
 
-# From any thread: hand over a chain of finished requests. The loop delivers and frees them.
-cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept nogil
+# From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
+cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
+# From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
+cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
 # On the loop: watch request.deadline_ns. At the deadline the sink gets DEADLINE_EXCEEDED. False: no memory.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work is not disturbed.
+# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work finds `abandoned` set.
 cdef void bridge_abandon(Request *request) noexcept nogil
 
 
@@ -33,4 +44,4 @@ cdef class BridgeHandle:
     cdef Bridge bridge
     cdef list refused        # (status, details) of requests that no instance has seen
     cdef int64_t more_refused
-    cdef void note_refusal(self, Request *request) noexcept
+    cdef void note_refusal(self, Response *response) noexcept

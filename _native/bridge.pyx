@@ -1,11 +1,11 @@
-"""The bridge: finished requests travel from instance threads to the loop that owns their sinks.
+"""The bridge: responses and errands travel from every other thread to the loop, which owns the sinks.
 
-Instance threads append chains of requests and write to an eventfd, once until the loop has looked. The loop then calls
-each sink's `deliver` and frees the request. A sink hears at most once: with its answer, or with DEADLINE_EXCEEDED from
-the timer, or not at all when it has left (`bridge_abandon`).
+Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
+calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
+the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`).
 
-Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the queue,
-and when it came over the bridge; in between it belongs to the lane and then to the instance.
+Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
+and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
 """
 
 from libc.errno cimport errno
@@ -15,8 +15,16 @@ from posix.unistd cimport close, read, write
 
 from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
-from _native.lane cimport Lane, lane_remove
-from _native.request cimport REQUEST_NEW, STATUS_DEADLINE_EXCEEDED, STATUS_OK, Request, request_free
+from _native.lane cimport Lane
+from _native.request cimport (
+    REQUEST_NEW,
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_OK,
+    Request,
+    Response,
+    request_free,
+    response_free,
+)
 from _native.statistics cimport statistics_failed
 from _native.text cimport text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -117,8 +125,13 @@ cdef void unwatch(Bridge *bridge, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Ends of a request
 
-cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept nogil:
+cdef inline void signal(Bridge *bridge) noexcept nogil:
     cdef uint64_t one = 1
+    if exchange32(&bridge.signalled, 1) == 0:
+        write(bridge.event_fd, &one, sizeof(one))
+
+
+cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil:
     last.next = NULL
     lock(&bridge.guard)
     if bridge.tail == NULL:
@@ -127,8 +140,19 @@ cdef void bridge_return(Bridge *bridge, Request *first, Request *last) noexcept 
         bridge.tail.next = first
     bridge.tail = last
     unlock(&bridge.guard)
-    if exchange32(&bridge.signalled, 1) == 0:
-        write(bridge.event_fd, &one, sizeof(one))
+    signal(bridge)
+
+
+cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
+    errand.next = NULL
+    lock(&bridge.guard)
+    if bridge.last_errand == NULL:
+        bridge.first_errand = errand
+    else:
+        bridge.last_errand.next = errand
+    bridge.last_errand = errand
+    unlock(&bridge.guard)
+    signal(bridge)
 
 
 cdef void finish(Request *request) noexcept nogil:
@@ -144,7 +168,8 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     # the sink is gone; what an instance has taken comes back over the bridge and is freed then
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
-    if lane != NULL and lane_remove(lane, request):
+    store32(&request.abandoned, 1)
+    if lane != NULL and lane.scheduler.remove(lane, request):
         statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
         finish(request)
 
@@ -164,27 +189,54 @@ cdef void expire(Bridge *bridge) noexcept nogil:
         request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         drop_if_queued(request)
     arm(bridge)
+    after_round(bridge)
 
 
 cdef void deliver_all(Bridge *bridge) noexcept nogil:
-    cdef Request *request
-    cdef Request *following
+    cdef Response *response
+    cdef Response *following
+    cdef Errand *errand
+    cdef Errand *next_errand
     store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again
     lock(&bridge.guard)
-    request = bridge.head
+    response = bridge.head
+    errand = bridge.first_errand
     bridge.head = NULL
     bridge.tail = NULL
+    bridge.first_errand = NULL
+    bridge.last_errand = NULL
     unlock(&bridge.guard)
-    while request != NULL:
-        following = request.next
+    while errand != NULL:
+        next_errand = errand.next
+        errand.run(errand)
+        errand = next_errand
+    while response != NULL:
+        following = response.next
+        deliver(bridge, response)
+        response = following
+    after_round(bridge)
+
+
+cdef inline void after_round(Bridge *bridge) noexcept nogil:
+    # what was delivered may have submitted more
+    if bridge.after != NULL:
+        bridge.after(bridge.after_context)
+
+
+cdef void deliver(Bridge *bridge, Response *response) noexcept nogil:
+    cdef Request *request = response.request
+    cdef bint final = response.final
+    if final:
         unwatch(bridge, request)
-        if request.status != STATUS_OK and request.state == REQUEST_NEW:
+        if response.status != STATUS_OK and request.state == REQUEST_NEW:
             with gil:
-                (<BridgeHandle>bridge.owner).note_refusal(request)
-        if request.sink != NULL:
-            request.deliver(request.sink, request, request.status, text_or_no_memory(request.details))
+                (<BridgeHandle>bridge.owner).note_refusal(response)
+    if request.sink != NULL:
+        request.deliver(request.sink, response, response.status, text_or_no_memory(response.details))
+    if response != &request.response:
+        response_free(response)
+    if final:
         finish(request)
-        request = following
 
 
 cdef class BridgeHandle:
@@ -208,9 +260,9 @@ cdef class BridgeHandle:
         free(self.bridge.deadlines)
         mutex_destroy(&self.bridge.guard)
 
-    cdef void note_refusal(self, Request *request) noexcept:
+    cdef void note_refusal(self, Response *response) noexcept:
         if len(self.refused) < NOTED_REFUSALS:
-            self.refused.append((request.status, text_or_no_memory(request.details).decode("utf-8", "replace")))
+            self.refused.append((response.status, text_or_no_memory(response.details).decode("utf-8", "replace")))
         else:
             self.more_refused += 1
 

@@ -1,6 +1,7 @@
 """Instances: each thread takes batches from its lane, has them executed, and answers, until the lane is closed."""
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
+from libc.stdint cimport uint32_t
 
 from _native.batch cimport (
     Batch,
@@ -13,7 +14,7 @@ from _native.batch cimport (
     batch_init,
     execute_fn,
 )
-from _native.lane cimport LaneHandle, lane_take
+from _native.lane cimport LaneHandle, Seat
 from _native.request cimport Request
 from _native.threads cimport exact_timers, thread_name
 
@@ -30,18 +31,21 @@ cdef class InstanceLoop:
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
             `execute_fn` with its context, batches never touch Python.
         name: of the instance, for logs and the thread.
+        index: its number among the instances of its version, from 0.
     """
 
     cdef LaneHandle lane
+    cdef Seat seat
     cdef object instance
     cdef str name
     cdef NativeBatch batch
     cdef execute_fn executor
     cdef void *context
 
-    def __cinit__(self, LaneHandle lane not None, instance, str name not None):
+    def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0):
         executor = getattr(instance, "executor", None)
         self.lane = lane
+        self.seat.index = index
         self.instance = instance
         self.name = name
         self.executor = NULL
@@ -66,20 +70,23 @@ cdef class InstanceLoop:
             while self.run_once():
                 pass
 
+    cdef inline Request *take(self) noexcept nogil:
+        return self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
+
     cdef void run_native(self) noexcept nogil:
-        cdef Request *chain = lane_take(self.lane.lane)
+        cdef Request *chain = self.take()
         while chain != NULL:
             batch_begin(&self.batch, chain)
             if self.batch.count:
                 self.executor(&self.batch, self.context)
             batch_finish(&self.batch)
-            chain = lane_take(self.lane.lane)
+            chain = self.take()
 
     cdef bint run_once(self):
         cdef Request *chain
         cdef bint ready = False
         with nogil:
-            chain = lane_take(self.lane.lane)
+            chain = self.take()
             if chain != NULL:
                 batch_begin(&self.batch, chain)
                 ready = self.batch.count > 0 and batch_gather(&self.batch)

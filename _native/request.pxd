@@ -1,8 +1,8 @@
-# One ModelInfer from its decoded message to its outputs.
+# One inference request and its responses.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.codec cimport InferMessage, Str
+from _native.codec cimport InferMessage, Parameter, Str
 from _native.datatype cimport Datatype
 from _native.memory cimport Block
 from _native.signature cimport MAX_RANK, Signature
@@ -25,11 +25,11 @@ cdef struct InputData:
     const uint8_t *data
     size_t size
     Block *block             # holds `data`: the message's block (shared) or converted typed contents
-    const int64_t *shape     # as the client sent it, batch dimension included
+    int64_t shape[MAX_RANK]  # as the client sent it, batch dimension included
     uint32_t rank
 
 cdef struct OutputData:
-    # one output of this request; set by the batch, sent by the sink
+    # one output of a response; set by the batch, sent by the sink
     bint wanted
     uint32_t classes         # top-k classification asked for; 0: the tensor itself
     Datatype datatype
@@ -39,49 +39,82 @@ cdef struct OutputData:
     int64_t shape[MAX_RANK]
     uint32_t rank
 
+cdef struct Response:
+    # one answer to a request: the only one, or one of many from a decoupled model
+    Request *request
+    Response *next           # in the bridge
+    bint final               # nothing comes after it: the request ends with it
+    bint empty               # it says only that it is the final one
+    int status
+    char *details            # error text from malloc; NULL when there is none
+    const char *reason       # of the error in google.rpc.ErrorInfo; NULL: the usual one of the status
+    OutputData *outputs      # request.signature.output_count of them
+    Parameter *parameters    # of the response; in `parameter_block`, as are the bytes that they point to
+    uint32_t parameter_count
+    Block *parameter_block
+
+cdef struct Correlation:
+    # which sequence a request belongs to; Triton's correlation id
+    bint given
+    Str text                 # data == NULL: it is a number
+    uint64_t number
+
 cdef enum RequestState:
     REQUEST_NEW              # belongs to whoever makes it
-    REQUEST_QUEUED           # linked in its lane
-    REQUEST_TAKEN            # in a batch; belongs to the instance until it passes the bridge
+    REQUEST_QUEUED           # with its lane
+    REQUEST_TAKEN            # in a batch; belongs to the instance until its final response passes the bridge
 
-ctypedef void (*deliver_fn)(void *sink, Request *request, int status, const char *details) noexcept nogil
+# Called on the loop for each response, in order; the last one is final. `response` is NULL when the request ends
+# before an instance answered, which `status` and `details` say. The sink copies or shares what it keeps.
+ctypedef void (*deliver_fn)(void *sink, Response *response, int status, const char *details) noexcept nogil
 
 cdef struct Request:
-    InferMessage message
+    InferMessage message     # empty for a request that the server itself makes
     Block *block             # the bytes that `message` points into
     void *lane               # Lane of the model version; NULL until found. Counts as in flight there.
     const Signature *signature
     InputData *inputs        # signature.input_count of them
-    OutputData *outputs      # signature.output_count of them
+    Response response        # the final one
     uint32_t tensor_capacity
     uint32_t rows            # batch dimension; 1 without one
 
-    int status
-    char *details            # error text from malloc; NULL when there is none
-    const char *reason       # of the error in google.rpc.ErrorInfo; NULL: the usual one of the status
+    # from the parameters of the message
+    Str id
+    uint64_t priority        # 0: the model's default
+    int64_t timeout_us       # longest wait in the queue; 0: the model's default
+    Correlation correlation
+    bint sequence_start
+    bint sequence_end
+    bint empty_final         # the client of a decoupled model wants the empty final response, too
 
     RequestState state       # guarded by the lane's lock
     Request *previous        # in the lane
-    Request *next            # in the lane, then in the bridge
+    Request *next            # in the lane
     int64_t arrived_ns
     int64_t queued_ns
     int64_t deadline_ns      # monotonic; 0: none
     uint32_t timer_slot      # 1-based place in the bridge's heap of deadlines; 0: none
 
     bint admitted            # counted in the bridge as in the house
+    int32_t abandoned        # atomic: nobody waits for the answer any more
     void *bridge             # Bridge that this request returns through
-    deliver_fn deliver       # called on the loop with the answer, at most once; see bridge.pxd
+    deliver_fn deliver
     void *sink               # NULL once the sink has left
 
 cdef Request *request_new() noexcept nogil
 cdef void request_free(Request *request) noexcept nogil
+# Make room for the tensors of a model, none present and no output wanted. False: status and details are set.
+cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
-# Take over `block` (also on failure) and decode `size` bytes at `data` in it. False: status and details are set.
-cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil
-# Check the decoded message against a signature and fill inputs, outputs and rows. False: status and details are set.
-cdef bint request_bind(Request *request, const Signature *signature) noexcept nogil
-# Set an error; `details` is from malloc (format_text) and is taken over; NULL stands for "out of memory".
+# Set the error that the request ends with; `details` is from malloc (format_text) and is taken over; NULL stands for
+# "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
+
+# A further response to a request of a decoupled model, with the outputs wanted that the request wants; NULL when there
+# is no memory. It goes over the bridge, or back by response_free.
+cdef Response *response_new(Request *request) noexcept nogil
+cdef void response_free(Response *response) noexcept nogil
+cdef void response_fail(Response *response, int status, char *details) noexcept nogil
 
 # Whether the two requests may share a batch: the same inputs with, but for the batch dimension, the same shapes.
 cdef bint request_alike(const Request *a, const Request *b) noexcept nogil

@@ -1,50 +1,15 @@
-"""Requests: taking one apart, checking it against its model, and the texts that say what is wrong with it.
+"""Requests and responses: making them, failing them, and comparing requests that may share a batch."""
 
-Texts that Triton's clients and tests match on are kept; what was expected and what came is added. The rules are those
-of Triton's front end and core (https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc").
-"""
-
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, strlen
+from libc.string cimport memcmp, memset
 
-from _native.codec cimport (
-    DECODE_LIMIT,
-    DECODE_NO_MEMORY,
-    DECODE_OK,
-    DECODE_TOO_MANY,
-    PARAMETER_BOOL,
-    PARAMETER_INT64,
-    PARAMETER_NONE,
-    PARAMETER_STRING,
-    PARAMETER_UINT64,
-    DecodeResult,
-    InputHead,
-    OutputHead,
-    Parameter,
-    Str,
-    contents_copy,
-    contents_field,
-    contents_size,
-    infer_decode,
-    infer_message_clear,
-    infer_message_free,
-    infer_message_init,
-    parameter_find,
-)
-from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
-from _native.memory cimport LIVE_REQUESTS, Block, block_give, block_share, block_take, live_add
-from _native.signature cimport TensorSignature, tensor_find
-from _native.text cimport clip, format_text, shape_text
+from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
+from _native.memory cimport LIVE_REQUESTS, block_give, live_add
 from _native.threads cimport Mutex, lock, mutex_init, unlock
-
-
-cdef extern from *:
-    bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil
 
 cdef enum:
     IDLE_REQUESTS = 4096     # kept for reuse with their arrays
-    OVERWRITE_WINDOW = 1024
 
 cdef Mutex idle_lock
 cdef Request *idle = NULL
@@ -53,7 +18,45 @@ mutex_init(&idle_lock, NULL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Life
+# Responses
+
+cdef void clear_response(Response *response) noexcept nogil:
+    # give back what it holds, but for its array of outputs
+    cdef uint32_t i
+    if response.request.signature != NULL:
+        for i in range(response.request.signature.output_count):
+            block_give(response.outputs[i].block)
+    block_give(response.parameter_block)
+    free(response.details)
+
+
+cdef void response_fail(Response *response, int status, char *details) noexcept nogil:
+    free(response.details)
+    response.status = status if details != NULL else <int>STATUS_RESOURCE_EXHAUSTED
+    response.details = details
+
+
+cdef Response *response_new(Request *request) noexcept nogil:
+    cdef uint32_t count = request.signature.output_count
+    cdef Response *response = <Response *>calloc(1, sizeof(Response) + count * sizeof(OutputData))
+    cdef uint32_t i
+    if response == NULL:
+        return NULL
+    response.request = request
+    response.outputs = <OutputData *>(response + 1)
+    for i in range(count):
+        response.outputs[i].wanted = request.response.outputs[i].wanted
+        response.outputs[i].classes = request.response.outputs[i].classes
+    return response
+
+
+cdef void response_free(Response *response) noexcept nogil:
+    clear_response(response)
+    free(response)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
 
 cdef Request *request_new() noexcept nogil:
     global idle, idle_count
@@ -70,6 +73,8 @@ cdef Request *request_new() noexcept nogil:
             return NULL
         infer_message_init(&request.message)
     request.next = NULL
+    request.response.request = request
+    request.response.final = True
     live_add(LIVE_REQUESTS, 1)
     return request
 
@@ -78,29 +83,20 @@ cdef void request_free(Request *request) noexcept nogil:
     global idle, idle_count
     cdef uint32_t i
     cdef bint keep
+    cdef Request kept
     if request.signature != NULL:
         for i in range(request.signature.input_count):
             block_give(request.inputs[i].block)
-        for i in range(request.signature.output_count):
-            block_give(request.outputs[i].block)
+    clear_response(&request.response)
     block_give(request.block)
-    free(request.details)
     infer_message_clear(&request.message)
-    request.block = NULL
-    request.lane = NULL
-    request.signature = NULL
-    request.rows = 0
-    request.status = STATUS_OK
-    request.details = NULL
-    request.reason = NULL
-    request.state = REQUEST_NEW
-    request.previous = NULL
-    request.deadline_ns = 0
-    request.timer_slot = 0
-    request.admitted = False
-    request.bridge = NULL
-    request.deliver = NULL
-    request.sink = NULL
+    # only the arrays stay, for the next user
+    memset(&kept, 0, sizeof(Request))
+    kept.message = request.message
+    kept.inputs = request.inputs
+    kept.response.outputs = request.response.outputs
+    kept.tensor_capacity = request.tensor_capacity
+    request[0] = kept
     live_add(LIVE_REQUESTS, -1)
     lock(&idle_lock)
     keep = idle_count < IDLE_REQUESTS
@@ -112,493 +108,41 @@ cdef void request_free(Request *request) noexcept nogil:
     if not keep:
         infer_message_free(&request.message)
         free(request.inputs)
-        free(request.outputs)
+        free(request.response.outputs)
         free(request)
 
 
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil:
-    free(request.details)
-    request.status = status if details != NULL else <int>STATUS_RESOURCE_EXHAUSTED
-    request.details = details
+    response_fail(&request.response, status, details)
 
 
-cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
-    cdef DecodeResult result
-    request.block = block
-    result = infer_decode(data, size, &request.message)
-    if result == DECODE_OK:
-        return True
-    if result == DECODE_TOO_MANY:
-        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-            "the request has more than %d inputs, outputs, raw contents, parameters or dimensions", <int>DECODE_LIMIT))
-    elif result == DECODE_NO_MEMORY:
-        request_fail(request, STATUS_RESOURCE_EXHAUSTED, format_text("no memory to decode the request"))
-    else:
-        request_fail(request, STATUS_INTERNAL, format_text(
-            "the request is not a valid inference.ModelInferRequest message of %zu bytes", size))
-    return False
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Checking against the model
-
-cdef inline bint is_text(Str s, const char *text) noexcept nogil:
-    return s.size == strlen(text) and memcmp(s.data, text, s.size) == 0
-
-
-cdef inline bint starts_with(Str s, const char *prefix) noexcept nogil:
-    return s.size >= strlen(prefix) and memcmp(s.data, prefix, strlen(prefix)) == 0
-
-
-cdef void refuse(Request *request, char *text) noexcept nogil:
-    # INVALID_ARGUMENT with the request's id in front, as Triton's core writes it
-    cdef Str id = request.message.id
-    cdef char *whole
-    if text == NULL:
-        request_fail(request, STATUS_INVALID_ARGUMENT, NULL)
-        return
-    if id.size:
-        whole = format_text("[request id: %.*s] %s", clip(id.size), id.data, text)
-    else:
-        whole = format_text("[request id: <id_unknown>] %s", text)
-    free(text)
-    request_fail(request, STATUS_INVALID_ARGUMENT, whole)
-
-
-cdef bint reserve_tensors(Request *request, const Signature *signature) noexcept nogil:
+cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil:
     cdef uint32_t wanted = max(signature.input_count, signature.output_count)
+    cdef uint32_t i
     if wanted > request.tensor_capacity:
         free(request.inputs)
-        free(request.outputs)
+        free(request.response.outputs)
         request.inputs = <InputData *>malloc(wanted * sizeof(InputData))
-        request.outputs = <OutputData *>malloc(wanted * sizeof(OutputData))
+        request.response.outputs = <OutputData *>malloc(wanted * sizeof(OutputData))
         request.tensor_capacity = wanted
-        if request.inputs == NULL or request.outputs == NULL:
+        if request.inputs == NULL or request.response.outputs == NULL:
             free(request.inputs)
-            free(request.outputs)
+            free(request.response.outputs)
             request.inputs = NULL
-            request.outputs = NULL
+            request.response.outputs = NULL
             request.tensor_capacity = 0
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             return False
-    cdef uint32_t i
     for i in range(signature.input_count):
         request.inputs[i].present = False
         request.inputs[i].block = NULL
     for i in range(signature.output_count):
-        request.outputs[i].wanted = False
-        request.outputs[i].classes = 0
-        request.outputs[i].block = NULL
+        request.response.outputs[i].wanted = False
+        request.response.outputs[i].classes = 0
+        request.response.outputs[i].block = NULL
     request.signature = signature
     return True
 
-
-cdef bint request_bind(Request *request, const Signature *signature) noexcept nogil:
-    if not reserve_tensors(request, signature):
-        return False
-    return check_parameters(request) and bind_inputs(request) and bind_outputs(request)
-
-
-cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil:
-    request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-        "invalid value type for '%.*s' parameter, expected %s", clip(key.size), key.data, expected))
-    return False
-
-
-cdef bint overwritten(const Request *request, uint32_t index) noexcept nogil:
-    # a later value of the same key counts instead; looked for among the next OVERWRITE_WINDOW, to bound the time that
-    # a message of nothing but parameters may take
-    cdef uint32_t first = index + 1
-    cdef uint32_t count = min(request.message.parameter_count - first, <uint32_t>OVERWRITE_WINDOW)
-    cdef Str key = request.message.parameters[index].key
-    return parameter_find(request.message.parameters + first, count, key.data, key.size) != NULL
-
-
-cdef bint check_parameters(Request *request) noexcept nogil:
-    cdef uint32_t i
-    for i in range(request.message.parameter_count):
-        if not check_parameter(request, &request.message.parameters[i]):
-            if not overwritten(request, i):
-                return False
-            free(request.details)
-            request.details = NULL
-            request.status = STATUS_OK
-    return True
-
-
-cdef bint check_parameter(Request *request, const Parameter *p) noexcept nogil:
-    if is_text(p.key, "sequence_id"):
-        if p.kind != PARAMETER_INT64 and p.kind != PARAMETER_STRING:
-            return wrong_parameter(request, p.key, "int64_param or string_param")
-    elif is_text(p.key, "sequence_start") or is_text(p.key, "sequence_end"):
-        if p.kind != PARAMETER_BOOL:
-            return wrong_parameter(request, p.key, "bool_param")
-    elif is_text(p.key, "priority"):
-        if p.kind != PARAMETER_UINT64 and (p.kind != PARAMETER_INT64 or p.integer < 0):
-            return wrong_parameter(request, p.key, "int64_param >= 0 or uint64_param")
-    elif is_text(p.key, "timeout"):
-        if p.kind != PARAMETER_INT64:
-            return wrong_parameter(request, p.key, "int64_param")
-    elif starts_with(p.key, "triton_"):
-        if not is_text(p.key, "triton_enable_empty_final_response"):
-            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
-                "specified, got '%.*s'", clip(p.key.size), p.key.data))
-            return False
-        if p.kind != PARAMETER_BOOL:
-            return wrong_parameter(request, p.key, "bool_param")
-    elif p.kind == PARAMETER_NONE or p.kind == PARAMETER_UINT64:
-        return wrong_parameter(request, p.key, "int64_param, bool_param, or string_param")
-    return True
-
-
-# --- inputs
-
-cdef bint bind_inputs(Request *request) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef const InputHead *head
-    cdef uint32_t i, present = 0, required = 0
-    cdef int index
-    if request.message.raw_count > 0 and request.message.raw_count > request.message.input_count:
-        refuse(request, format_text(
-            "unexpected number of raw_input_contents for model '%s', expected %u, one for each input, got %u",
-            signature.name.data, request.message.input_count, request.message.raw_count))
-        return False
-    request.rows = 0
-    for i in range(request.message.input_count):
-        head = &request.message.inputs[i]
-        index = tensor_find(signature.inputs, signature.input_count, head.name)
-        if index < 0:
-            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                "unexpected inference input '%.*s' for model '%.*s'",
-                clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
-            return False
-        if request.inputs[index].present:
-            refuse(request, format_text("input '%.*s' already exists in request",
-                                        clip(head.name.size), head.name.data))
-            return False
-        request.inputs[index].present = True
-        present += 1
-        required += not signature.inputs[index].optional
-        if not (check_tensor_parameters(request, head.name, head.first_parameter, head.parameter_count)
-                and find_data(request, head, i, index)
-                and check_input(request, head, index)):
-            return False
-    if required < signature.required_inputs:
-        refuse(request, missing_inputs_text(request, present))
-        return False
-    if request.rows == 0:
-        request.rows = 1
-    return True
-
-
-cdef char *names_text(Request *request, bint present) noexcept nogil:
-    # "'A','B'": the inputs that are present, or the required ones that are not
-    cdef const Signature *signature = request.signature
-    cdef size_t size = 1
-    cdef size_t at = 0
-    cdef uint32_t i
-    cdef char *out
-    for i in range(signature.input_count):
-        size += signature.inputs[i].name.size + 3
-    out = <char *>malloc(size)
-    if out == NULL:
-        return NULL
-    for i in range(signature.input_count):
-        if request.inputs[i].present != present or (not present and signature.inputs[i].optional):
-            continue
-        if at:
-            out[at] = c","
-            at += 1
-        out[at] = c"'"
-        memcpy(out + at + 1, signature.inputs[i].name.data, signature.inputs[i].name.size)
-        at += signature.inputs[i].name.size + 1
-        out[at] = c"'"
-        at += 1
-    out[at] = 0
-    return out
-
-
-cdef char *missing_inputs_text(Request *request, uint32_t present) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef char *given = names_text(request, True)
-    cdef char *missing = names_text(request, False)
-    cdef char *text = NULL
-    if given != NULL and missing != NULL:
-        if signature.required_inputs == signature.input_count:
-            text = format_text(
-                "expected %u inputs but got %u inputs for model '%.*s'. Got input(s) [%s], but missing required "
-                "input(s) [%s]. Please provide all required input(s).",
-                signature.input_count, present, signature.name.size, signature.name.data, given, missing)
-        else:
-            text = format_text(
-                "expected number of inputs between %u and %u but got %u inputs for model '%.*s'. Got input(s) [%s], "
-                "but missing required input(s) [%s]. Please provide all required input(s).",
-                signature.required_inputs, signature.input_count, present, signature.name.size, signature.name.data,
-                given, missing)
-    free(given)
-    free(missing)
-    return text
-
-
-cdef bint check_tensor_parameters(Request *request, Str name, uint32_t first, uint32_t count) noexcept nogil:
-    cdef uint32_t i
-    cdef const Parameter *p
-    for i in range(first, first + count):
-        p = &request.message.tensor_parameters[i]
-        if starts_with(p.key, "shared_memory_"):
-            request_fail(request, STATUS_UNIMPLEMENTED, format_text(
-                "Client shared memory is disabled: tensor '%.*s' refers to it by parameter '%.*s', send its data in "
-                "the request instead", clip(name.size), name.data, clip(p.key.size), p.key.data))
-            return False
-    return True
-
-
-cdef bint find_data(Request *request, const InputHead *head, uint32_t position, int index) noexcept nogil:
-    # where the bytes of this input are: an entry of raw_input_contents, or typed contents, which are converted
-    cdef const Signature *signature = request.signature
-    cdef const TensorSignature *tensor = &signature.inputs[index]
-    cdef InputData *input = &request.inputs[index]
-    cdef uint32_t field
-    if request.message.raw_count > 0:
-        if head.contents_mask:
-            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                "contents field must not be specified when using raw_input_contents for '%.*s' for model '%.*s'",
-                tensor.name.size, tensor.name.data, signature.name.size, signature.name.data))
-            return False
-        if position < request.message.raw_count:
-            input.data = <const uint8_t *>request.message.raw[position].data
-            input.size = request.message.raw[position].size
-            input.block = block_share(request.block)
-            return True
-    elif head.has_contents:
-        field = contents_field(tensor.datatype)
-        if head.contents_mask & ~(<uint32_t>1 << field if field else 0):
-            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                "unexpected explicit tensor data for input tensor '%.*s' for model '%.*s', expected %s",
-                tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-                contents_name(field)))
-            return False
-        input.size = contents_size(head, tensor.datatype)
-        input.block = block_take(input.size)
-        if input.block == NULL:
-            request_fail(request, STATUS_RESOURCE_EXHAUSTED, format_text(
-                "no memory for %zu bytes of input '%.*s'", input.size, tensor.name.size, tensor.name.data))
-            return False
-        contents_copy(head, tensor.datatype, input.block.data)
-        input.data = input.block.data
-        return True
-    request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-        "unable to find data for input tensor '%.*s' for model '%.*s' in request.",
-        tensor.name.size, tensor.name.data, signature.name.size, signature.name.data))
-    return False
-
-
-cdef const char *contents_name(uint32_t field) noexcept nogil:
-    if field == 1:
-        return "bool_contents"
-    if field == 2:
-        return "int_contents"
-    if field == 3:
-        return "int64_contents"
-    if field == 4:
-        return "uint_contents"
-    if field == 5:
-        return "uint64_contents"
-    if field == 6:
-        return "fp32_contents"
-    if field == 7:
-        return "fp64_contents"
-    if field == 8:
-        return "bytes_contents"
-    return "raw_input_contents, the only form for its datatype"
-
-
-cdef bint check_input(Request *request, const InputHead *head, int index) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef const TensorSignature *tensor = &signature.inputs[index]
-    cdef InputData *input = &request.inputs[index]
-    cdef const int64_t *shape = request.message.dims + head.first_dim
-    cdef uint32_t rank = head.rank
-    cdef const char *expected = datatype_name(tensor.datatype)
-    cdef int64_t elements = 1
-    cdef uint32_t i
-    if head.datatype.size != strlen(expected) or memcmp(head.datatype.data, expected, head.datatype.size) != 0:
-        refuse(request, format_text(
-            "inference input '%.*s' data-type is '%.*s', but model '%.*s' expects '%s'",
-            tensor.name.size, tensor.name.data, clip(head.datatype.size), head.datatype.data,
-            signature.name.size, signature.name.data, expected))
-        return False
-    input.shape = shape
-    input.rank = rank
-    for i in range(rank):
-        if shape[i] < 0:
-            refuse(request, format_text(
-                "All input dimensions should be specified for input '%.*s' for model '%.*s', got %lld in dimension %u",
-                tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-                <long long>shape[i], i))
-            return False
-        if mul_overflow(elements, shape[i], &elements):
-            refuse(request, format_text("the shape of input '%.*s' for model '%.*s' has too many elements",
-                                        tensor.name.size, tensor.name.data,
-                                        signature.name.size, signature.name.data))
-            return False
-    if signature.max_batch_size > 0 and not check_rows(request, tensor, input):
-        return False
-    return check_shape(request, tensor, input) and check_bytes(request, tensor, input, elements)
-
-
-cdef bint check_rows(Request *request, const TensorSignature *tensor, const InputData *input) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    if input.rank == 0:
-        refuse(request, format_text("input '%.*s' has no shape but model requires batch dimension for '%.*s'",
-                                    tensor.name.size, tensor.name.data, signature.name.size, signature.name.data))
-        return False
-    if input.shape[0] > signature.max_batch_size:
-        refuse(request, format_text("inference request batch-size must be <= %lld for '%.*s', got %lld",
-                                    <long long>signature.max_batch_size, signature.name.size, signature.name.data,
-                                    <long long>input.shape[0]))
-        return False
-    if input.shape[0] == 0:
-        refuse(request, format_text("inference request batch-size must be >= 1 for '%.*s', got 0",
-                                    signature.name.size, signature.name.data))
-        return False
-    if request.rows == 0:
-        request.rows = <uint32_t>input.shape[0]
-    elif request.rows != input.shape[0]:
-        refuse(request, format_text(
-            "input '%.*s' batch size does not match other inputs for '%.*s', expected %u, got %lld",
-            tensor.name.size, tensor.name.data, signature.name.size, signature.name.data, request.rows,
-            <long long>input.shape[0]))
-        return False
-    return True
-
-
-cdef bint check_shape(Request *request, const TensorSignature *tensor, const InputData *input) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef bint batches = signature.max_batch_size > 0
-    cdef bint good = input.rank == tensor.rank + batches
-    cdef uint32_t i
-    cdef char want[512]
-    cdef char got[512]
-    if good:
-        for i in range(tensor.rank):
-            if tensor.dims[i] != -1 and tensor.dims[i] != input.shape[i + batches]:
-                good = False
-    if not good:
-        refuse(request, format_text(
-            "unexpected shape for input '%.*s' for model '%.*s'. Expected %s, got %s.%s",
-            tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-            shape_text(want, sizeof(want), batches, <const long *>tensor.dims, tensor.rank),
-            shape_text(got, sizeof(got), False, <const long *>input.shape, input.rank),
-            b" NOTE: max_batch_size is not zero, so the shape starts with the batch dimension, which the "
-            b"configuration's dims leave out." if batches else b""))
-    return good
-
-
-cdef bint check_bytes(Request *request, const TensorSignature *tensor, const InputData *input,
-                      int64_t elements) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef int64_t expected
-    if tensor.datatype == DT_BYTES:
-        return check_strings(request, tensor, input, elements)
-    if mul_overflow(elements, datatype_size(tensor.datatype), &expected) or <uint64_t>expected != input.size:
-        refuse(request, format_text(
-            "input byte size mismatch for input '%.*s' for model '%.*s'. Expected %lld, got %zu",
-            tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-            <long long>expected, input.size))
-        return False
-    return True
-
-
-cdef bint check_strings(Request *request, const TensorSignature *tensor, const InputData *input,
-                        int64_t elements) noexcept nogil:
-    # each element of a BYTES tensor is a 4-byte little-endian length and that many bytes
-    cdef const Signature *signature = request.signature
-    cdef const uint8_t *at = input.data
-    cdef size_t left = input.size
-    cdef int64_t found = 0
-    cdef uint32_t size
-    while left:
-        if found == elements:
-            refuse(request, format_text(
-                "unexpected number of string elements %lld for inference input '%.*s' for model '%.*s', expecting %lld",
-                <long long>(found + 1), tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-                <long long>elements))
-            return False
-        if left < 4:
-            refuse(request, format_text(
-                "incomplete string length indicator for inference input '%.*s' for model '%.*s', expecting 4 bytes "
-                "but only %zu bytes available", tensor.name.size, tensor.name.data,
-                signature.name.size, signature.name.data, left))
-            return False
-        memcpy(&size, at, 4)
-        at += 4
-        left -= 4
-        if size > left:
-            refuse(request, format_text(
-                "incomplete string data for inference input '%.*s' for model '%.*s', expecting string of length %u "
-                "but only %zu bytes available", tensor.name.size, tensor.name.data,
-                signature.name.size, signature.name.data, size, left))
-            return False
-        at += size
-        left -= size
-        found += 1
-    if found != elements:
-        refuse(request, format_text(
-            "expected %lld string elements for inference input '%.*s' for model '%.*s', got %lld",
-            <long long>elements, tensor.name.size, tensor.name.data, signature.name.size, signature.name.data,
-            <long long>found))
-        return False
-    return True
-
-
-# --- outputs
-
-cdef bint bind_outputs(Request *request) noexcept nogil:
-    cdef const Signature *signature = request.signature
-    cdef const OutputHead *head
-    cdef uint32_t i
-    cdef int index
-    if request.message.output_count == 0:
-        for i in range(signature.output_count):
-            request.outputs[i].wanted = True
-        return True
-    for i in range(request.message.output_count):
-        head = &request.message.outputs[i]
-        index = tensor_find(signature.outputs, signature.output_count, head.name)
-        if index < 0:
-            request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-                "unexpected inference output '%.*s' for model '%.*s'",
-                clip(head.name.size), head.name.data, signature.name.size, signature.name.data))
-            return False
-        if request.outputs[index].wanted:
-            refuse(request, format_text("output '%.*s' already exists in request",
-                                        clip(head.name.size), head.name.data))
-            return False
-        request.outputs[index].wanted = True
-        if not (check_tensor_parameters(request, head.name, head.first_parameter, head.parameter_count)
-                and check_classification(request, head, index)):
-            return False
-    return True
-
-
-cdef bint check_classification(Request *request, const OutputHead *head, int index) noexcept nogil:
-    cdef const Parameter *p = parameter_find(
-        request.message.tensor_parameters + head.first_parameter, head.parameter_count, "classification", 14)
-    if p == NULL:
-        return True
-    if p.kind != PARAMETER_INT64:
-        return wrong_parameter(request, p.key, "int64_param")
-    if p.integer <= 0:
-        request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
-            "invalid value for 'classification' parameter, expected value >= 1, got %lld", <long long>p.integer))
-        return False
-    request.outputs[index].classes = <uint32_t>min(p.integer, <int64_t>0x7fffffff)
-    return True
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 cdef bint request_alike(const Request *a, const Request *b) noexcept nogil:
     cdef const Signature *signature = a.signature

@@ -3,10 +3,12 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
+from _native.binding cimport request_bind, request_decode
 from _native.clock cimport now_ns
-from _native.lane cimport Lane, lane_free, lane_new, lane_push, lane_take
+from _native.lane cimport Lane, Seat
 from _native.memory cimport Block, block_give, block_share, block_take
-from _native.request cimport Request, request_bind, request_decode, request_free, request_new
+from _native.queue cimport QueueLane
+from _native.request cimport Request, request_free, request_new
 
 cdef enum:
     MOST = 64
@@ -51,7 +53,7 @@ cdef Request *bound_request(bytes message, Lane *lane) except NULL:
         raise MemoryError
     memcpy(block.data, <const char *> message, len(message))
     if not (request_decode(request, block, block.data, len(message)) and request_bind(request, &lane.signature)):
-        details = request.details.decode()
+        details = request.response.details.decode()
         request_free(request)
         raise ValueError(details)
     return request
@@ -62,19 +64,18 @@ def bind_ns(spec, bytes message not None, long loops):
 
     `spec` is the ModelSpec of the model that the message is for.
     """
-    cdef Lane *lane = lane_new(spec, 1)
+    cdef QueueLane handle = QueueLane(spec, 1)
     cdef long start = now_ns()
-    try:
-        for _ in range(loops):
-            request_free(bound_request(message, lane))
-        return (now_ns() - start) / <double> loops
-    finally:
-        lane_free(lane)
+    for _ in range(loops):
+        request_free(bound_request(message, handle.lane))
+    return (now_ns() - start) / <double> loops
 
 
 def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
     """Nanoseconds a request to push `batch` requests and to take them as one batch, on one thread."""
-    cdef Lane *lane = lane_new(spec, 1)
+    cdef QueueLane handle = QueueLane(spec, 1)
+    cdef Lane *lane = handle.lane
+    cdef Seat seat = Seat(0, NULL)
     cdef Request *requests[MOST]
     cdef Request *chain
     cdef uint32_t made = 0, taken = 0, i
@@ -89,8 +90,8 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
             start = now_ns()
             for _ in range(loops):
                 for i in range(batch):
-                    lane_push(lane, requests[i])
-                chain = lane_take(lane)
+                    lane.scheduler.push(lane, requests[i])
+                chain = lane.scheduler.take(lane, &seat)
                 while chain != NULL:
                     taken += 1
                     chain = chain.next
@@ -102,4 +103,3 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
         for i in range(made):
             requests[i].next = requests[i].previous = NULL
             request_free(requests[i])
-        lane_free(lane)

@@ -25,7 +25,7 @@ cdef extern from *:
 cdef void answer(Request *request, uint32_t output) noexcept nogil:
     # the output shares the memory in which the input arrived
     cdef const InputData *given = &request.inputs[output]
-    cdef OutputData *out = &request.outputs[output]
+    cdef OutputData *out = &request.response.outputs[output]
     if not out.wanted or not given.present:
         return
     block_give(out.block)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
+from _native.queue import QueueLane
 from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
@@ -37,7 +38,7 @@ class LoadedVersion:
         self.spec: ModelSpec = source.spec
         self.version = source.version
         self._model: Model = backend.load(source)
-        self.lane = LaneHandle(source.spec, source.version, max_queue=max_queue)
+        self.lane: LaneHandle = QueueLane(source.spec, source.version, max_queue=max_queue)
         self._threads: list[threading.Thread] = []
         try:
             self._start()
@@ -51,20 +52,20 @@ class LoadedVersion:
 
     def _start(self) -> None:
         started = []
-        for spec in self.spec.instances:
+        for index, spec in enumerate(self.spec.instances):
             ready: Future[None] = Future()
-            thread = threading.Thread(target=self._run, args=(spec, ready), name=spec.name, daemon=True)
+            thread = threading.Thread(target=self._run, args=(index, spec, ready), name=spec.name, daemon=True)
             self._threads.append(thread)
             started.append(ready)
             thread.start()
         for ready in started:
             ready.result()
 
-    def _run(self, spec: InstanceSpec, ready: Future[None]) -> None:
+    def _run(self, index: int, spec: InstanceSpec, ready: Future[None]) -> None:
         # the instance is made, used and closed on one thread: frameworks keep state by thread
         try:
             instance = self._model.create_instance(spec)
-            loop = InstanceLoop(self.lane, instance, spec.name)
+            loop = InstanceLoop(self.lane, instance, spec.name, index)
         except BaseException as error:
             ready.set_exception(error)
             return

@@ -19,7 +19,7 @@ from _native.bridge import BridgeHandle
 from _native.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
 from _native.infer import InferService
 from _native.instance import InstanceLoop
-from _native.lane import LaneHandle
+from _native.queue import QueueLane
 from _native.table import ModelTable
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
@@ -206,7 +206,7 @@ class Lanes:
         self.calls: list[Call] = []
         self.endpoint = Endpoint(self.calls.append, **limits)
         self.service.install(self.endpoint)
-        self.lane = LaneHandle(self.spec, 1)
+        self.lane = QueueLane(self.spec, 1)
         self.table.set("m", {1: self.lane})
         self.threads = [self._instance(delay_ns, index) for index in range(instances)]
         if running:

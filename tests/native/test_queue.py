@@ -1,6 +1,6 @@
 """Guards the batching policy against a plain model of its documented rules, and the promises that clients rely on.
 
-The model says what `_native/lane.pyx` documents, in the plainest way; both are asked at the same fake times.
+The model says what `_native/queue.pyx` documents, in the plainest way; both are asked at the same fake times.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.lane import LaneHandle, PolicyProbe
+from _native.queue import PolicyProbe, QueueLane
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 
 NEVER = (1 << 63) - 1
@@ -162,7 +162,7 @@ def test_longest_delay_that_a_configuration_may_name():
 
 def test_too_many_preferred_sizes_are_refused():
     with pytest.raises(ValueError, match="65 preferred batch sizes, at most 64"):
-        LaneHandle(Policy(True, 100, tuple(range(1, 66))).spec(), 1)
+        QueueLane(Policy(True, 100, tuple(range(1, 66))).spec(), 1)
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_too_many_preferred_sizes_are_refused():
 )
 def test_signature_that_cannot_be_served_is_refused(tensor, text):
     with pytest.raises(ValueError, match=text):
-        LaneHandle(ModelSpec("m", "b", inputs=(tensor,), outputs=()), 1)
+        QueueLane(ModelSpec("m", "b", inputs=(tensor,), outputs=()), 1)

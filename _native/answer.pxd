@@ -1,0 +1,14 @@
+# The bytes of ModelInferResponse and ModelStreamInferResponse messages.
+
+from _native.codec cimport Str
+from _native.outgoing cimport Outgoing
+from _native.request cimport Response
+
+# The framed gRPC message of a successful response; NULL when there is no memory or it exceeds 4 GiB.
+cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil
+# The same as an unframed message; raises MemoryError.
+cdef bytes answer_bytes(const Response *response)
+# ModelStreamInferResponse with the response, which tells by a parameter whether it is the final one.
+cdef bytes answer_streamed(const Response *response)
+# ModelStreamInferResponse with error_message, and the request's id in infer_response.
+cdef bytes answer_stream_error(const char *details, Str id)

@@ -1,0 +1,33 @@
+# The one way in, for everything that asks a model.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from _native.access cimport Gate
+from _native.bridge cimport Bridge
+from _native.lane cimport Lane
+from _native.memory cimport Block
+from _native.request cimport Request
+from _native.table cimport Table
+
+cdef enum:
+    TOUCHED = 16             # lanes whose instances are woken together
+
+cdef struct Submission:
+    # all on the loop
+    Table *table
+    Bridge *bridge
+    uint32_t max_inflight    # requests in the house; 0: any number
+    Gate *gate               # who may use which model; NULL: everybody every
+    Lane *touched[TOUCHED]   # have got requests since submission_wake
+    uint32_t touched_count
+
+# On the loop: decode, admit, find the model, check and queue a message from outside. Takes `block`. The request, whose
+# sink is set, comes back over the bridge, whatever happens. A negative timeout stands for none.
+cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
+                         int64_t timeout_ns, uint64_t caller) noexcept nogil
+# On the loop: queue a request that the server itself has made: its lane is set (table_find), its tensors have been
+# checked (request_check), its sink and, if it has one, its deadline are set. It comes back over the bridge.
+cdef void submit_request(Submission *submission, Request *request) noexcept nogil
+# On the loop: wake the instances for what was submitted. The bridge calls it after each round; `context` is the
+# Submission.
+cdef void submission_wake(void *context) noexcept nogil

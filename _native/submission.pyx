@@ -1,0 +1,127 @@
+"""Submission: the one way in, for everything that asks a model: front doors, streams, and the server itself."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from _native.access cimport ALLOWED, Gate, Verdict, gate_model, gate_status, gate_text
+from _native.binding cimport request_bind, request_decode
+from _native.bridge cimport Bridge, bridge_return, bridge_watch
+from _native.clock cimport now_ns
+from _native.lane cimport LANE_FULL, LANE_REFUSED, PUSHED, Lane, Pushed
+from _native.memory cimport Block
+from _native.request cimport (
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+    Request,
+    request_fail,
+)
+from _native.table cimport table_find
+from _native.text cimport format_text
+
+cdef int64_t FOREVER = 0x7fffffffffffffff
+
+
+cdef void submission_wake(void *context) noexcept nogil:
+    cdef Submission *self = <Submission *>context
+    cdef uint32_t i
+    for i in range(self.touched_count):
+        self.touched[i].scheduler.wake(self.touched[i])
+    self.touched_count = 0
+
+
+cdef inline void touch(Submission *self, Lane *lane) noexcept nogil:
+    cdef uint32_t i
+    for i in range(self.touched_count):
+        if self.touched[i] == lane:
+            return
+    if self.touched_count == TOUCHED:
+        submission_wake(self)
+    self.touched[self.touched_count] = lane
+    self.touched_count += 1
+
+
+cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                  uint64_t caller) noexcept nogil:
+    # decode, find the model, check; False: the request carries its error
+    cdef Lane *lane
+    cdef int status = STATUS_OK
+    cdef char *details = NULL
+    if not request_decode(request, block, data, size):
+        return False
+    if self.gate != NULL and not may_use(self.gate, request, caller):
+        return False
+    lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
+    if lane == NULL:
+        request_fail(request, status, details)
+        return False
+    request.lane = lane
+    return request_bind(request, &lane.signature)
+
+
+cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
+    cdef Verdict verdict = gate_model(gate, caller, request.message.model_name)
+    if verdict != ALLOWED:
+        request_fail(request, gate_status(gate, verdict), gate_text(gate, verdict, 0, request.message.model_name))
+    return verdict == ALLOWED
+
+
+cdef inline void give_back(Request *request) noexcept nogil:
+    # it carries its error
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+cdef void submit_message(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                         int64_t timeout_ns, uint64_t caller) noexcept nogil:
+    cdef int64_t now = now_ns()
+    request.bridge = self.bridge
+    request.arrived_ns = now
+    if self.max_inflight and self.bridge.in_house >= self.max_inflight:
+        request.block = block
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+            self.bridge.in_house))
+        request.response.reason = "SERVER_FULL"
+        give_back(request)
+        return
+    request.admitted = True
+    self.bridge.in_house += 1
+    if not prepare(self, request, block, data, size, caller):
+        give_back(request)
+        return
+    if timeout_ns >= 0:
+        request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
+    submit_request(self, request)
+
+
+cdef void submit_request(Submission *self, Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef Pushed pushed
+    request.bridge = self.bridge
+    if request.arrived_ns == 0:
+        request.arrived_ns = now_ns()
+    request.queued_ns = request.arrived_ns
+    if request.deadline_ns and not bridge_watch(self.bridge, request):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
+    pushed = lane.scheduler.push(lane, request)
+    if pushed != PUSHED:
+        refuse(request, pushed)
+        give_back(request)
+        return
+    touch(self, lane)
+
+
+cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
+    # the lane did not take it
+    if pushed == LANE_REFUSED:
+        return
+    if pushed == LANE_FULL:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
+            request.signature.name.data, request.signature.version_text.data, (<Lane *>request.lane).max_queue))
+        request.response.reason = "QUEUE_FULL"
+    else:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request for unknown model: '%s' version %s is not at ready state",
+            request.signature.name.data, request.signature.version_text.data))
