@@ -37,11 +37,13 @@ on the wire of the v2 protocol: each element a 4-byte length and its bytes. Shap
   a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not. One of the side
   socket is spent by the message (RESPONSE, BLS_REQUEST) that names any byte of it, or given back unused by FREE.
   The worker must not touch a grant that has ended.
+* An output may also lie in the memory of an input of its own request, or of the EXECUTE: then nothing is copied.
 * Whatever is INLINE belongs to its receiver.
 
-**Requests** have a number, unique while the request lives; its low 16 bits are its slot. `arena[number & SLOT_MASK]`
-is not 0 once the request has been cancelled: reading that byte is all that `is_cancelled()` needs. A request ends
-for the worker with its response in DONE, or, when that said STATUS_OPEN, with the RESPONSE that has the flag FINAL.
+**Requests** have a number, unique while the request lives; its low 16 bits are its slot. The byte of the arena at
+`flags + (number & SLOT_MASK)`, with "flags" from CONFIGURE, is not 0 once the request has been cancelled: reading it is
+all that `is_cancelled()` needs. A request ends for the worker with its response in DONE, or, when that said
+STATUS_OPEN, with the RESPONSE that has the flag FINAL.
 
 **Life.** HELLO as soon as the interpreter runs (before model.py is looked at), CONFIGURE → READY, then EXECUTE → DONE
 as often as the server likes, then FINALIZE → FINALIZED, and the worker exits with 0. A READY that says "error" is
@@ -82,8 +84,8 @@ CONFIGURE's JSON: "mode" ("serve", or "complete": run auto_complete_config and n
 model.py), "model_dir" (its version directory), "args" (what `initialize` gets: all strings; "model_config" is JSON
 text), "config" (mode "complete": the model configuration as an object, what ModelConfig starts from), "inputs" and
 "outputs" (lists of {"name", "datatype" (number), "dims"} in the order of the indices), "max_batch_size", "decoupled",
-"window" (responses that a sender may have waiting for one request), "log_verbose" (bool), "explicit_control"
-(load_model and unload_model are allowed).
+"flags" (offset in the arena), "window" (responses that a sender may have waiting for one request), "log_verbose"
+(bool), "explicit_control" (load_model and unload_model are allowed).
 
 READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); mode
 "complete": "config": the object that the model returned.
@@ -106,7 +108,7 @@ VERSION = 1
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
-SLOTS = SLOT_MASK + 1  # requests that a worker may hold at a time; the flags are the arena's first SLOTS bytes
+SLOTS = SLOT_MASK + 1  # requests that a worker may hold at a time
 BLS_WINDOW = 16
 
 # -- kinds
