@@ -20,6 +20,7 @@ from _native.request cimport (
     InputData,
     OutputData,
     Request,
+    request_expired,
     request_fail,
 )
 from _native.response cimport response_complete
@@ -68,7 +69,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.rows = 0
     while chain != NULL:
         following = chain.next
-        if 0 < chain.deadline_ns <= batch.taken_ns:
+        if 0 < chain.deadline_ns <= batch.taken_ns or (0 < chain.expires_ns <= batch.taken_ns and not chain.yields):
             let_expire(batch, chain)
         elif reserve(batch):
             batch.requests[batch.count] = chain
@@ -94,8 +95,11 @@ cdef bint reserve(NativeBatch *batch) noexcept nogil:
 
 
 cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
-    # the loop was too busy to take it out of the queue in time: nobody waits for it any more
-    request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
+    # the loop was too busy to take it out of the queue in time
+    if 0 < request.deadline_ns <= batch.taken_ns:
+        request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
+    else:
+        request_expired(request)
     statistics_failed(&batch.lane.statistics, 1, <uint64_t>(batch.taken_ns - request.arrived_ns))
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 

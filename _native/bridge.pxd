@@ -1,9 +1,10 @@
-# The way to the event loop from every other thread, and the deadlines of requests on the loop.
+# The way to the event loop from every other thread, and the timers of the loop.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.request cimport Request, Response
 from _native.threads cimport Mutex
+from _native.timers cimport Timer, Timers
 
 cdef struct Errand:
     # something to be done on the loop; lies in what it is about
@@ -19,10 +20,8 @@ cdef struct Bridge:
     int32_t signalled        # atomic: the loop has been told and has not looked yet
     int event_fd             # readable when there is something in a list
     # Used on the loop thread only:
-    Request **deadlines      # binary heap, the earliest at place 1
-    uint32_t deadline_count
-    uint32_t deadline_capacity
-    int timer_fd             # readable when the earliest deadline may have passed
+    Timers timers
+    int timer_fd             # readable when the earliest timer may be due
     int64_t armed_ns         # what the timer is set to; 0: nothing
     uint32_t in_house        # requests admitted and not yet freed
     void (*after)(void *context) noexcept nogil     # called when a round of deliveries is done
@@ -33,7 +32,11 @@ cdef struct Bridge:
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
 # From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
 cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
-# On the loop: watch request.deadline_ns. At the deadline the sink gets DEADLINE_EXCEEDED. False: no memory.
+# On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.
+cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil
+cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil
+# On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
+# lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
 # On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work finds `abandoned` set.
 cdef void bridge_abandon(Request *request) noexcept nogil

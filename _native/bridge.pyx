@@ -9,8 +9,7 @@ and when its final response came over the bridge; in between it belongs to the l
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport close, read, write
 
 from _native.atomic cimport exchange32, fetch_add32, store32
@@ -22,12 +21,21 @@ from _native.request cimport (
     STATUS_OK,
     Request,
     Response,
+    request_expired,
     request_free,
     response_free,
 )
 from _native.statistics cimport statistics_failed
 from _native.text cimport text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from _native.timers cimport (
+    Timer,
+    timers_clear,
+    timers_due,
+    timers_free,
+    timers_have_room,
+    timers_set,
+)
 
 cdef extern from *:
     """
@@ -51,75 +59,62 @@ cdef enum:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Deadlines: a binary heap whose members know their place
-
-cdef inline void place(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
-    bridge.deadlines[slot] = request
-    request.timer_slot = slot
-
-
-cdef void sift_up(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
-    while slot > 1 and bridge.deadlines[slot // 2].deadline_ns > request.deadline_ns:
-        place(bridge, bridge.deadlines[slot // 2], slot)
-        slot //= 2
-    place(bridge, request, slot)
-
-
-cdef void sift_down(Bridge *bridge, Request *request, uint32_t slot) noexcept nogil:
-    cdef uint32_t child = slot * 2
-    while child <= bridge.deadline_count:
-        if (child < bridge.deadline_count
-                and bridge.deadlines[child + 1].deadline_ns < bridge.deadlines[child].deadline_ns):
-            child += 1
-        if bridge.deadlines[child].deadline_ns >= request.deadline_ns:
-            break
-        place(bridge, bridge.deadlines[child], slot)
-        slot = child
-        child = slot * 2
-    place(bridge, request, slot)
-
+# Timers
 
 cdef void arm(Bridge *bridge) noexcept nogil:
-    # set the timer when the earliest deadline is before what it is set to; a timer that fires early does no harm
+    # set the timer when the earliest is before what it is set to; a timer that fires early does no harm
     cdef int64_t earliest
-    if bridge.deadline_count == 0:
+    if bridge.timers.count == 0:
         return
-    earliest = bridge.deadlines[1].deadline_ns
+    earliest = bridge.timers.heap[1].due_ns
     if bridge.armed_ns == 0 or earliest < bridge.armed_ns:
         bridge.armed_ns = earliest
         timer_set(bridge.timer_fd, earliest)
 
 
-cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
-    cdef uint32_t capacity
-    cdef Request **grown
-    if bridge.deadline_count + 1 >= bridge.deadline_capacity:
-        capacity = max(64, bridge.deadline_capacity * 2)
-        grown = <Request **>realloc(bridge.deadlines, capacity * sizeof(Request *))
-        if grown == NULL:
-            return False
-        bridge.deadlines = grown
-        bridge.deadline_capacity = capacity
-    bridge.deadline_count += 1
-    sift_up(bridge, request, bridge.deadline_count)
+cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil:
+    if timer.slot == 0 and not timers_have_room(&bridge.timers):
+        return False
+    timers_set(&bridge.timers, timer, due_ns)
     arm(bridge)
     return True
 
 
-cdef void unwatch(Bridge *bridge, Request *request) noexcept nogil:
-    cdef uint32_t slot = request.timer_slot
-    cdef Request *last
-    if slot == 0:
-        return
-    request.timer_slot = 0
-    last = bridge.deadlines[bridge.deadline_count]
-    bridge.deadline_count -= 1
-    if last == request:
-        return
-    if slot > 1 and bridge.deadlines[slot // 2].deadline_ns > last.deadline_ns:
-        sift_up(bridge, last, slot)
-    else:
-        sift_down(bridge, last, slot)
+cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil:
+    timers_clear(&bridge.timers, timer)
+
+
+cdef void fire_all(Bridge *bridge) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef Timer *timer
+    bridge.armed_ns = 0
+    timer = timers_due(&bridge.timers, now)
+    while timer != NULL:
+        timer.fire(timer, now)
+        timer = timers_due(&bridge.timers, now)
+    arm(bridge)
+    after_round(bridge)
+
+
+cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
+    cdef int64_t due = request.expires_ns
+    if due == 0 or 0 < request.deadline_ns < due:
+        due = request.deadline_ns
+    request.timer.fire = time_is_over
+    request.timer.owner = request
+    return bridge_set_timer(bridge, &request.timer, due)
+
+
+cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
+    cdef Request *request = <Request *>timer.owner
+    cdef Bridge *bridge = <Bridge *>request.bridge
+    if 0 < request.deadline_ns <= now:
+        request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        drop_if_queued(request)
+    elif has_waited_enough(request):
+        reject(request, now)
+    elif request.deadline_ns:
+        bridge_set_timer(bridge, timer, request.deadline_ns)  # it had room before
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,21 +170,23 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
 
 
 cdef void bridge_abandon(Request *request) noexcept nogil:
-    unwatch(<Bridge *>request.bridge, request)
+    bridge_clear_timer(<Bridge *>request.bridge, &request.timer)
     drop_if_queued(request)
 
 
-cdef void expire(Bridge *bridge) noexcept nogil:
-    cdef Request *request
-    cdef int64_t now = now_ns()
-    bridge.armed_ns = 0
-    while bridge.deadline_count and bridge.deadlines[1].deadline_ns <= now:
-        request = bridge.deadlines[1]
-        unwatch(bridge, request)
-        request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
-        drop_if_queued(request)
-    arm(bridge)
-    after_round(bridge)
+cdef bint has_waited_enough(Request *request) noexcept nogil:
+    # its time in the queue is over, and it is ours; False: it may wait on, or an instance has it
+    cdef Lane *lane = <Lane *>request.lane
+    if lane.scheduler.expire == NULL:
+        return lane.scheduler.remove(lane, request)
+    return lane.scheduler.expire(lane, request)
+
+
+cdef void reject(Request *request, int64_t now) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    request_expired(request)
+    statistics_failed(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
+    deliver(<Bridge *>request.bridge, &request.response)
 
 
 cdef void deliver_all(Bridge *bridge) noexcept nogil:
@@ -227,7 +224,7 @@ cdef void deliver(Bridge *bridge, Response *response) noexcept nogil:
     cdef Request *request = response.request
     cdef bint final = response.final
     if final:
-        unwatch(bridge, request)
+        bridge_clear_timer(bridge, &request.timer)
         if response.status != STATUS_OK and request.state == REQUEST_NEW:
             with gil:
                 (<BridgeHandle>bridge.owner).note_refusal(response)
@@ -257,7 +254,7 @@ cdef class BridgeHandle:
     def __dealloc__(self):
         close(self.bridge.event_fd)
         close(self.bridge.timer_fd)
-        free(self.bridge.deadlines)
+        timers_free(&self.bridge.timers)
         mutex_destroy(&self.bridge.guard)
 
     cdef void note_refusal(self, Response *response) noexcept:
@@ -285,7 +282,7 @@ cdef class BridgeHandle:
 
     @property
     def timer_fd(self) -> int:
-        """Readable when a deadline may have passed."""
+        """Readable when a timer may be due."""
         return self.bridge.timer_fd
 
     def drain(self) -> None:
@@ -295,7 +292,7 @@ cdef class BridgeHandle:
         deliver_all(&self.bridge)
 
     def expire(self) -> None:
-        """Answer everything whose deadline has passed."""
+        """Do what is due: above all, answer requests whose deadline has passed."""
         cdef uint64_t count
         read(self.bridge.timer_fd, &count, sizeof(count))
-        expire(&self.bridge)
+        fire_all(&self.bridge)

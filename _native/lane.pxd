@@ -36,6 +36,9 @@ cdef struct Scheduler:
     uint32_t (*pending)(Lane *lane) noexcept nogil
     # No request refers to the lane any more and no instance waits in it.
     void (*free)(Lane *lane) noexcept nogil
+    # A request that waits here has done so until request.expires_ns, which push has set. True: it is the caller's, to
+    # be refused. False: it may wait on, or an instance has it. On the loop. NULL: like remove.
+    bint (*expire)(Lane *lane, Request *request) noexcept nogil
 
 cdef struct Lane:
     # the head of every scheduler's struct

@@ -269,7 +269,7 @@ cdef void queue_free(Lane *lane) noexcept nogil:
     free(queue)
 
 
-cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free)
+cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, NULL)
 
 
 cdef int set_policy(Queue *queue, object spec) except -1:

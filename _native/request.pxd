@@ -6,6 +6,7 @@ from _native.codec cimport InferMessage, Parameter, Str
 from _native.datatype cimport Datatype
 from _native.memory cimport Block
 from _native.signature cimport MAX_RANK, Signature
+from _native.timers cimport Timer
 
 cdef enum:
     # gRPC status codes that the native path answers with
@@ -92,8 +93,11 @@ cdef struct Request:
     Request *next            # in the lane
     int64_t arrived_ns
     int64_t queued_ns
-    int64_t deadline_ns      # monotonic; 0: none
-    uint32_t timer_slot      # 1-based place in the bridge's heap of deadlines; 0: none
+    int64_t deadline_ns      # of the client, monotonic; 0: none
+    int64_t expires_ns       # how long it may wait in the queue, monotonic; 0: as long as it takes
+    bint yields              # then it waits on behind others instead of being refused
+    uint32_t place           # in its lane; the scheduler's
+    Timer timer              # of deadline and expiry
 
     bint admitted            # counted in the bridge as in the house
     int32_t abandoned        # atomic: nobody waits for the answer any more
@@ -109,6 +113,8 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
 # Set the error that the request ends with; `details` is from malloc (format_text) and is taken over; NULL stands for
 # "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
+# The same for one that has waited in its queue for as long as it may.
+cdef void request_expired(Request *request) noexcept nogil
 
 # A further response to a request of a decoupled model, with the outputs wanted that the request wants; NULL when there
 # is no memory. It goes over the bridge, or back by response_free.

@@ -6,6 +6,7 @@ from libc.string cimport memcmp, memset
 
 from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
 from _native.memory cimport LIVE_REQUESTS, block_give, live_add
+from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef enum:
@@ -114,6 +115,14 @@ cdef void request_free(Request *request) noexcept nogil:
 
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil:
     response_fail(&request.response, status, details)
+
+
+cdef void request_expired(Request *request) noexcept nogil:
+    request_fail(request, STATUS_UNAVAILABLE, format_text(
+        "Request timeout expired: waited %lld us in the queue of model '%s' version %s, as long as it may",
+        <long long>(request.expires_ns - request.queued_ns) // 1000, request.signature.name.data,
+        request.signature.version_text.data))
+    request.response.reason = "QUEUE_TIMEOUT"
 
 
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil:

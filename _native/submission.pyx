@@ -17,6 +17,7 @@ from _native.request cimport (
 )
 from _native.table cimport table_find
 from _native.text cimport format_text
+from _native.timers cimport timers_have_room
 
 cdef int64_t FOREVER = 0x7fffffffffffffff
 
@@ -100,7 +101,7 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     if request.arrived_ns == 0:
         request.arrived_ns = now_ns()
     request.queued_ns = request.arrived_ns
-    if request.deadline_ns and not bridge_watch(self.bridge, request):
+    if not timers_have_room(&self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
@@ -109,6 +110,8 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         refuse(request, pushed)
         give_back(request)
         return
+    if request.deadline_ns or request.expires_ns:
+        bridge_watch(self.bridge, request)
     touch(self, lane)
 
 
