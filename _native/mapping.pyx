@@ -1,0 +1,144 @@
+"""Shared mappings of files that somebody else may shorten.
+
+Whoever touches a mapped page that its file does not have any more gets SIGBUS, which ends the process. Here a handler
+of that signal puts zeros in the place of the mapping and marks it as broken, so that the thread goes on and its owner
+sees afterwards that what it read was worth nothing. The Wayland library treats the memory of its clients like that
+(https://gitlab.freedesktop.org/wayland/wayland, "src/wayland-shm.c").
+
+The handler is a net for clients that are trusted and make mistakes. It belongs to the process, and another library may
+replace it: memory of clients that are not trusted is read and written through its descriptor instead, where the kernel
+answers with a short count.
+"""
+
+from libc.stdint cimport uint8_t, uint64_t
+
+from _native.threads cimport Mutex, lock, mutex_init, unlock
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <signal.h>
+    #include <string.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+
+    enum { INFERD_MAPPINGS = 4096 };
+    static inferd_mapping inferd_mappings[INFERD_MAPPINGS];
+    static int inferd_mappings_used;             /* places that were ever in use; atomic */
+    static struct sigaction inferd_sigbus_before;
+
+    static uint8_t *inferd_start(const inferd_mapping *mapping) {
+        return __atomic_load_n(&mapping->start, __ATOMIC_ACQUIRE);
+    }
+
+    /* Puts zeros where the address lies in one of the mappings. It runs in a handler: nothing but system calls. */
+    static int inferd_patch(uintptr_t address) {
+        int used = __atomic_load_n(&inferd_mappings_used, __ATOMIC_ACQUIRE);
+        for (int i = 0; i < used; i++) {
+            inferd_mapping *mapping = &inferd_mappings[i];
+            uint8_t *start = inferd_start(mapping);
+            if (!start || address - (uintptr_t)start >= mapping->size) continue;
+            __atomic_store_n(&mapping->broken, 1, __ATOMIC_RELEASE);  /* before anybody can read the zeros */
+            return mmap(start, mapping->size, PROT_READ | PROT_WRITE,
+                        MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED;
+        }
+        return 0;
+    }
+
+    static void inferd_on_sigbus(int number, siginfo_t *info, void *context) {
+        int kept = errno;
+        if (info->si_code == BUS_ADRERR && inferd_patch((uintptr_t)info->si_addr)) {
+            errno = kept;
+        } else if (inferd_sigbus_before.sa_flags & SA_SIGINFO) {
+            inferd_sigbus_before.sa_sigaction(number, info, context);
+        } else if (inferd_sigbus_before.sa_handler != SIG_DFL && inferd_sigbus_before.sa_handler != SIG_IGN) {
+            inferd_sigbus_before.sa_handler(number);
+        } else {                                 /* end the process, as it would without this handler */
+            signal(number, SIG_DFL);
+            raise(number);
+        }
+    }
+
+    static int inferd_catch_sigbus(void) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_sigaction = inferd_on_sigbus;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigemptyset(&action.sa_mask);
+        return sigaction(SIGBUS, &action, &inferd_sigbus_before);
+    }
+
+    static void *inferd_map_shared(int fd, uint64_t offset, size_t size, int writable) {
+        int access = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        void *start = mmap(NULL, size, access, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
+        return start == MAP_FAILED ? NULL : start;
+    }
+
+    /* the first place that is free; NULL when there is none */
+    static inferd_mapping *inferd_free_place(void) {
+        int i = 0;
+        while (i < inferd_mappings_used && inferd_mappings[i].start) i++;
+        if (i == INFERD_MAPPINGS) {
+            errno = ENOMEM;
+            return NULL;
+        }
+        inferd_mappings[i].broken = 0;
+        return &inferd_mappings[i];
+    }
+
+    static void inferd_publish(inferd_mapping *mapping, void *start) {
+        int used = (int)(mapping - inferd_mappings) + 1;
+        __atomic_store_n(&mapping->start, (uint8_t *)start, __ATOMIC_RELEASE);
+        if (used > inferd_mappings_used) __atomic_store_n(&inferd_mappings_used, used, __ATOMIC_RELEASE);
+    }
+
+    static inline int inferd_is_set(const int *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+    static inline size_t inferd_page(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+    """
+    int catch_sigbus "inferd_catch_sigbus"() noexcept nogil
+    void *map_shared "inferd_map_shared"(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
+    Mapping *free_place "inferd_free_place"() noexcept nogil
+    void publish "inferd_publish"(Mapping *mapping, void *start) noexcept nogil
+    bint is_set "inferd_is_set"(const int *flag) noexcept nogil
+    size_t page_size "inferd_page"() noexcept nogil
+    int munmap(void *start, size_t size) noexcept nogil
+
+cdef Mutex guard             # of taking and leaving places
+cdef bint caught = False
+mutex_init(&guard, NULL)
+
+
+cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil:
+    global caught
+    cdef Mapping *mapping = NULL
+    cdef size_t inside = offset % page_size()
+    cdef uint8_t *start
+    start = <uint8_t *>map_shared(fd, offset - inside, inside + size, writable)
+    if start == NULL:
+        return NULL
+    lock(&guard)
+    if not caught:
+        caught = catch_sigbus() == 0
+    if caught:
+        mapping = free_place()
+    if mapping != NULL:
+        mapping.size = inside + size
+        mapping.data = start + inside
+        publish(mapping, start)
+    unlock(&guard)
+    if mapping == NULL:
+        munmap(start, inside + size)
+    return mapping
+
+
+cdef void mapping_free(Mapping *mapping) noexcept nogil:
+    cdef uint8_t *start = mapping.start
+    cdef size_t size = mapping.size
+    lock(&guard)
+    publish(mapping, NULL)  # first: once it is unmapped, the addresses may be somebody else's
+    unlock(&guard)
+    munmap(start, size)
+
+
+cdef bint mapping_broken(const Mapping *mapping) noexcept nogil:
+    return is_set(&mapping.broken)

@@ -1,0 +1,77 @@
+# Shared memory of clients: the regions that they have registered, and access to the bytes in them.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from _native.codec cimport Str
+from _native.mapping cimport Mapping
+from _native.memory cimport Block
+from _native.threads cimport Mutex
+
+cdef enum RegionKind:
+    REGION_SYSTEM            # a POSIX shared memory object
+    REGION_CUDA              # memory of a GPU
+
+cdef enum:
+    SCOPE_SHARED = -1        # regions that every caller may use; the other scopes are users, by number
+    SCOPE_NONE = -2          # of a caller that may use none
+
+ctypedef void (*close_fn)(Region *region) noexcept nogil
+
+cdef struct Region:
+    Region *next             # in its bucket
+    Registry *registry
+    RegionKind kind
+    int64_t scope            # whose region it is
+    Str name
+    uint64_t serial          # of the registration
+    # Holds this structure: one reference for the registry, one for each user; who gives the last one back closes the
+    # region. `block.data` is where the region begins in the memory of this process; NULL: use region_read, region_write.
+    Block *block
+    size_t size
+    bint writable
+    close_fn close           # releases what follows; called once, from any thread
+
+    # system
+    Str key
+    uint64_t offset          # of the region in the object
+    int fd                   # of the object, unless it is mapped: -1
+    Mapping *mapping
+
+    # CUDA
+    int32_t device
+    uint64_t address         # on the device
+    void *handle             # whatever `close` needs
+
+cdef enum:
+    BUCKETS = 1024
+
+cdef struct Registry:
+    int32_t references       # one for the owner, one for each region that is not closed; atomic
+    Mutex guard
+    Region *buckets[BUCKETS]
+    uint64_t last_serial
+    int64_t count            # regions that are not closed yet, also those that have lost their names. Atomic.
+    int64_t byte_size        # of these. Atomic.
+    int64_t max_count
+    int64_t max_byte_size
+
+# The region with this name, whose block has got one more reference; NULL when the caller knows none.
+cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
+# Why this part of a region cannot be used, from malloc; NULL when it can.
+cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
+# Copy out of and into a part of a system region that region_refusal has let pass. False: the object has been shortened
+# (then the rest of `out` is zeros), or the system has no memory for it.
+cdef bint region_read(const Region *region, size_t offset, void *out, size_t size) noexcept nogil
+cdef bint region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil
+# Whether nobody has seen the object to be shorter than the region.
+cdef bint region_intact(const Region *region) noexcept nogil
+
+
+cdef class Regions:
+    # owns a Registry for Python
+    cdef Registry *registry
+    # Enter a region; its `close` is set, its counters and serial are not. On failure it is not closed.
+    cdef int enter(self, Region *region) except -1
+
+# A region with its own copies of `name` and `key`, not entered yet; NULL when there is no memory. `data` may be NULL.
+cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept

@@ -1,0 +1,520 @@
+"""Shared memory of clients: which regions there are, who may use them, and how their bytes are reached.
+
+A region is found by its name and the scope of the caller. Its memory is held by a block: the registry has one
+reference, every request that uses the region has another. To unregister a region takes its name and the registry's
+reference away; the memory goes with the last request.
+
+A region is mapped, or it is read and written through its descriptor. The second costs one copy more and is safe from
+clients that shorten the object, or change a tensor while it is used, whatever they do.
+"""
+
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport SIZE_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, memset
+from posix.types cimport off_t
+from posix.unistd cimport close
+
+from _native.atomic cimport fetch_add32, fetch_add64, load64
+from _native.codec cimport Str
+from _native.mapping cimport mapping_broken, mapping_free, mapping_new
+from _native.memory cimport block_give, block_share, block_wrap
+from _native.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
+from _native.text cimport clip, format_text
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+
+import os
+from typing import NamedTuple
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int fd, void *out, size_t size, off_t offset)
+    ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
+
+cdef enum:
+    ALREADY_EXISTS = 6       # the gRPC status
+
+SYSTEM = REGION_SYSTEM
+CUDA = REGION_CUDA
+SHARED = SCOPE_SHARED
+NONE = SCOPE_NONE
+
+
+class RegionError(Exception):
+    """A region that cannot be registered: a gRPC status code and a text for the client."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class RegionStatus(NamedTuple):
+    """A registered region."""
+
+    kind: int
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    device: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The registry
+
+cdef inline uint32_t bucket_of(int64_t scope, Str name) noexcept nogil:
+    # FNV-1a; peers may choose names that collide, but the number of regions is bounded
+    cdef uint32_t value = 2166136261
+    cdef uint32_t i
+    value ^= <uint32_t>scope
+    for i in range(name.size):
+        value = (value ^ <unsigned char>name.data[i]) * 16777619
+    return value & (BUCKETS - 1)
+
+
+cdef inline bint is_called(const Region *region, int64_t scope, Str name) noexcept nogil:
+    return region.scope == scope and region.name.size == name.size and (
+        memcmp(region.name.data, name.data, name.size) == 0)
+
+
+cdef Region **link_to(Registry *registry, int64_t scope, Str name) noexcept nogil:
+    # the pointer to this region, or to the NULL at the end of its chain
+    cdef Region **link = &registry.buckets[bucket_of(scope, name)]
+    while link[0] != NULL and not is_called(link[0], scope, name):
+        link = &link[0].next
+    return link
+
+
+cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil:
+    cdef Region *region
+    lock(&registry.guard)
+    region = link_to(registry, scope, name)[0]
+    if region != NULL:
+        block_share(region.block)
+    unlock(&registry.guard)
+    return region
+
+
+cdef void registry_leave(Registry *registry) noexcept nogil:
+    if fetch_add32(&registry.references, -1) == 1:
+        mutex_destroy(&registry.guard)
+        free(registry)
+
+
+cdef Registry *registry_new(int64_t max_count, int64_t max_byte_size) noexcept nogil:
+    cdef Registry *registry = <Registry *>calloc(1, sizeof(Registry))
+    if registry == NULL:
+        return NULL
+    registry.references = 1
+    mutex_init(&registry.guard, NULL)
+    registry.max_count = max_count
+    registry.max_byte_size = max_byte_size
+    return registry
+
+
+cdef void region_close(void *owner) noexcept nogil:
+    # the last user has left
+    cdef Region *region = <Region *>owner
+    cdef Registry *registry = region.registry
+    region.close(region)
+    if registry != NULL:
+        fetch_add64(&registry.count, -1)
+        fetch_add64(&registry.byte_size, -<int64_t>region.size)
+        registry_leave(registry)
+    free(region)
+
+
+cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept:
+    cdef Region *region = <Region *>calloc(1, sizeof(Region) + len(name) + len(key))
+    cdef char *text
+    if region == NULL:
+        return NULL
+    region.block = block_wrap(data, size, region_close, region)
+    if region.block == NULL:
+        free(region)
+        return NULL
+    text = <char *>region + sizeof(Region)
+    memcpy(text, <const char *>name, len(name))
+    memcpy(text + len(name), <const char *>key, len(key))
+    region.name.data = text
+    region.name.size = <uint32_t>len(name)
+    region.key.data = text + len(name)
+    region.key.size = <uint32_t>len(key)
+    region.kind = kind
+    region.scope = scope
+    region.size = size
+    region.fd = -1
+    return region
+
+
+cdef Region *take_chain(Registry *registry, int64_t scope, RegionKind kind, bint every_scope) noexcept nogil:
+    # all regions of a scope and kind, out of the registry
+    cdef Region *taken = NULL
+    cdef Region *region
+    cdef Region **link
+    cdef int i
+    lock(&registry.guard)
+    for i in range(BUCKETS):
+        link = &registry.buckets[i]
+        while link[0] != NULL:
+            region = link[0]
+            if every_scope or (region.scope == scope and region.kind == kind):
+                link[0] = region.next
+                region.next = taken
+                taken = region
+            else:
+                link = &region.next
+    unlock(&registry.guard)
+    return taken
+
+
+cdef uint32_t give_chain(Region *region) noexcept nogil:
+    cdef Region *following
+    cdef uint32_t count = 0
+    while region != NULL:
+        following = region.next
+        block_give(region.block)
+        region = following
+        count += 1
+    return count
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Access
+
+cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil:
+    # negative numbers are very large ones, as in Triton
+    cdef uint64_t start = <uint64_t>offset
+    cdef uint64_t size = <uint64_t>byte_size
+    cdef int length = clip(region.name.size)
+    if start >= region.size:
+        return format_text("Invalid offset for shared memory region: '%.*s', expected less than %zu, got %lld",
+                           length, region.name.data, region.size, <long long>offset)
+    if size > SIZE_MAX - start:
+        return format_text(
+            "Integer overflow detected: byte_size (%llu) + offset (%llu) exceeds maximum value (%zu) for region '%.*s'",
+            <unsigned long long>size, <unsigned long long>start, <size_t>SIZE_MAX, length, region.name.data)
+    if start + size > region.size:
+        return format_text(
+            "Invalid offset + byte size for shared memory region: '%.*s', expected at most %zu, got %llu + %llu",
+            length, region.name.data, region.size, <unsigned long long>start, <unsigned long long>size)
+    return NULL
+
+
+cdef bint region_intact(const Region *region) noexcept nogil:
+    return region.mapping == NULL or not mapping_broken(region.mapping)
+
+
+cdef bint region_read(const Region *region, size_t offset, void *out, size_t size) noexcept nogil:
+    cdef uint8_t *at = <uint8_t *>out
+    cdef off_t place = <off_t>(region.offset + offset)
+    cdef ssize_t count
+    if region.mapping != NULL:
+        memcpy(out, region.mapping.data + offset, size)
+        return not mapping_broken(region.mapping)
+    while size:
+        count = pread(region.fd, at, size, place)
+        if count < 0 and errno == EINTR:
+            continue
+        if count <= 0:
+            memset(at, 0, size)
+            return False
+        at += count
+        place += count
+        size -= <size_t>count
+    return True
+
+
+cdef bint region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil:
+    cdef const uint8_t *at = <const uint8_t *>data
+    cdef off_t place = <off_t>(region.offset + offset)
+    cdef ssize_t count
+    if region.mapping != NULL:
+        memcpy(region.mapping.data + offset, data, size)
+        return not mapping_broken(region.mapping)
+    while size:
+        count = pwrite(region.fd, at, size, place)
+        if count < 0 and errno == EINTR:
+            continue
+        if count <= 0:
+            return False
+        at += count
+        place += count
+        size -= <size_t>count
+    return True
+
+
+cdef void close_system(Region *region) noexcept nogil:
+    if region.mapping != NULL:
+        mapping_free(region.mapping)
+    if region.fd >= 0:
+        close(region.fd)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python
+
+cdef object status_of(const Region *region):
+    return RegionStatus(
+        <int>region.kind, region.name.data[:region.name.size].decode(), region.key.data[:region.key.size].decode(),
+        region.offset, region.size, region.device)
+
+
+cdef class Regions:
+    """The regions that clients have registered; safe to use from any thread.
+
+    Args:
+        max_count: regions at a time; those that lost their names count while requests use them.
+        max_byte_size: of all of these together.
+    """
+
+    def __init__(self, *, max_count: int, max_byte_size: int):
+        self.registry = registry_new(max_count, max_byte_size)
+        if self.registry == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.registry != NULL:
+            give_chain(take_chain(self.registry, 0, REGION_SYSTEM, True))
+            registry_leave(self.registry)
+
+    def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, mapped: bool,
+                   writable: bool) -> int:
+        """Register a part of a shared memory object.
+
+        Args:
+            scope: the user whose region it is, or SHARED.
+            name: of the region, in this scope.
+            key: of the object, as the client gave it.
+            fd: the object, opened for what `writable` says; taken over, also on failure.
+            offset, byte_size: the part; the object has it now.
+            mapped: map the object; otherwise read and write it through `fd`.
+            writable: results may be written to it.
+
+        Returns:
+            the serial of the registration, for `remove_serial`.
+
+        Raises:
+            RegionError: the name is taken, a bound is reached, or the system does not map it.
+        """
+        cdef Region *region = region_new(REGION_SYSTEM, scope, name.encode(), key.encode(), NULL, byte_size)
+        if region == NULL:
+            os.close(fd)
+            raise MemoryError
+        region.close = close_system
+        region.fd = fd
+        region.offset = offset
+        region.writable = writable
+        try:
+            if mapped:
+                map_region(region)
+            self.enter(region)
+        except BaseException:
+            block_give(region.block)
+            raise
+        return region.serial
+
+    cdef int enter(self, Region *region) except -1:
+        cdef Registry *registry = self.registry
+        cdef Region **link
+        cdef bint taken = False, full = False
+        lock(&registry.guard)
+        link = link_to(registry, region.scope, region.name)
+        if link[0] != NULL:
+            taken = True
+        elif (load64(&registry.count) >= registry.max_count
+                or <int64_t>region.size > registry.max_byte_size - load64(&registry.byte_size)):
+            full = True
+        else:
+            region.registry = registry
+            fetch_add32(&registry.references, 1)
+            registry.last_serial += 1
+            region.serial = registry.last_serial
+            fetch_add64(&registry.count, 1)
+            fetch_add64(&registry.byte_size, <int64_t>region.size)
+            link[0] = region
+        unlock(&registry.guard)
+        name = region.name.data[:region.name.size].decode()
+        if taken:
+            raise RegionError(ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        if full:
+            raise RegionError(
+                STATUS_RESOURCE_EXHAUSTED,
+                f"failed to register shared memory region '{name}': {self.count} regions of {self.byte_size} bytes are "
+                f"registered or in use, expected at most {registry.max_count} of {registry.max_byte_size} bytes with "
+                f"this one of {region.size} bytes")
+        return 0
+
+    def remove(self, scope: int, kind: int, name: str) -> bool:
+        """Unregister a region of this kind; whether there was one. Requests that use it are not disturbed."""
+        cdef bytes encoded = name.encode()
+        cdef Str wanted
+        cdef Region **link
+        cdef Region *region
+        wanted.data = encoded
+        wanted.size = <uint32_t>len(encoded)
+        lock(&self.registry.guard)
+        link = link_to(self.registry, scope, wanted)
+        region = link[0]
+        if region != NULL and region.kind != kind:
+            region = NULL
+        if region != NULL:
+            link[0] = region.next
+        unlock(&self.registry.guard)
+        if region == NULL:
+            return False
+        with nogil:
+            block_give(region.block)
+        return True
+
+    def remove_serial(self, serial: int) -> bool:
+        """Unregister what one registration has brought, unless that was done; whether it was there."""
+        cdef uint64_t wanted = serial
+        cdef Region *found = NULL
+        cdef Region **link
+        cdef int i
+        lock(&self.registry.guard)
+        for i in range(BUCKETS):
+            link = &self.registry.buckets[i]
+            while link[0] != NULL and link[0].serial != wanted:
+                link = &link[0].next
+            if link[0] != NULL:
+                found = link[0]
+                link[0] = found.next
+                break
+        unlock(&self.registry.guard)
+        if found == NULL:
+            return False
+        with nogil:
+            block_give(found.block)
+        return True
+
+    def remove_all(self, scope: int, kind: int) -> int:
+        """Unregister all regions of a kind in a scope; how many there were."""
+        cdef int64_t whose = scope
+        cdef RegionKind which = <RegionKind><int>kind
+        cdef uint32_t count
+        with nogil:
+            count = give_chain(take_chain(self.registry, whose, which, False))
+        return count
+
+    def close(self) -> None:
+        """Unregister everything."""
+        with nogil:
+            give_chain(take_chain(self.registry, 0, REGION_SYSTEM, True))
+
+    def find(self, scope: int, name: str) -> RegionStatus | None:
+        """The region with this name."""
+        cdef bytes encoded = name.encode()
+        cdef Str wanted
+        cdef Region *region
+        wanted.data = encoded
+        wanted.size = <uint32_t>len(encoded)
+        region = region_find(self.registry, scope, wanted)
+        if region == NULL:
+            return None
+        try:
+            return status_of(region)
+        finally:
+            block_give(region.block)
+
+    def entries(self, scope: int, kind: int) -> list:
+        """All regions of a kind in a scope, by name."""
+        cdef Region *region
+        cdef list found = []
+        cdef int i
+        lock(&self.registry.guard)
+        try:
+            for i in range(BUCKETS):
+                region = self.registry.buckets[i]
+                while region != NULL:
+                    if region.scope == scope and region.kind == kind:
+                        found.append(status_of(region))
+                    region = region.next
+        finally:
+            unlock(&self.registry.guard)
+        return sorted(found, key=lambda status: status.name)
+
+    @property
+    def count(self) -> int:
+        """Regions that are registered or in use."""
+        return load64(&self.registry.count)
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes of all these regions."""
+        return load64(&self.registry.byte_size)
+
+
+cdef int map_region(Region *region) except -1:
+    # the descriptor is not needed any more
+    region.mapping = mapping_new(region.fd, region.offset, region.size, region.writable)
+    if region.mapping == NULL:
+        raise RegionError(
+            STATUS_INTERNAL,
+            f"failed to register shared memory region '{region.name.data[:region.name.size].decode()}': unable to "
+            f"process address space: {os.strerror(errno)}")
+    region.block.data = region.mapping.data
+    close(region.fd)
+    region.fd = -1
+    return 0
+
+
+# For tests: what a request does with a region.
+
+cdef class Use:
+    """Keeps a region in use, and reaches its bytes as a request does."""
+
+    cdef Region *region
+
+    def __init__(self, Regions regions not None, scope: int, name: str):
+        cdef bytes encoded = name.encode()
+        cdef Str wanted
+        wanted.data = encoded
+        wanted.size = <uint32_t>len(encoded)
+        self.region = region_find(regions.registry, scope, wanted)
+        if self.region == NULL:
+            raise KeyError(name)
+
+    def __dealloc__(self):
+        self.leave()
+
+    def leave(self) -> None:
+        """The request has ended: nothing else may be called any more."""
+        if self.region != NULL:
+            block_give(self.region.block)
+            self.region = NULL
+
+    def refusal(self, offset: int, byte_size: int) -> str:
+        cdef char *text = region_refusal(self.region, offset, byte_size)
+        if text == NULL:
+            return ""
+        try:
+            return text.decode()
+        finally:
+            free(text)
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """None when the object has been shortened."""
+        out = bytearray(size)
+        cdef char *data = out
+        cdef size_t start = offset, count = size
+        cdef bint good
+        with nogil:
+            good = region_read(self.region, start, data, count)
+        return bytes(out) if good else None
+
+    def write(self, offset: int, data: bytes) -> bool:
+        cdef const char *source = data
+        cdef size_t start = offset, count = len(data)
+        cdef bint good
+        with nogil:
+            good = region_write(self.region, start, source, count)
+        return good
+
+    @property
+    def intact(self) -> bool:
+        return region_intact(self.region)
+
+    @property
+    def mapped(self) -> bool:
+        return self.region.block.data != NULL

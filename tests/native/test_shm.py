@@ -1,0 +1,372 @@
+"""Guards the regions of clients: who finds which, how long their memory lives, bounds, and objects that shrink."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from _native.shm import CUDA, SHARED, SYSTEM, RegionError, Regions, Use
+
+SIZE = 3 * 4096
+PATTERN = bytes(range(256)) * (SIZE // 256)
+ALICE, BOB = 1000, 1001
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """Every region that a test registers is closed."""
+
+
+@pytest.fixture
+def regions(native_counters):
+    regions = Regions(max_count=8, max_byte_size=1 << 20)
+    yield regions
+    regions.close()
+    assert (regions.count, regions.byte_size) == (0, 0)
+
+
+@pytest.fixture
+def shared_object():
+    """A shared memory object without a name, as a descriptor."""
+    fd = os.memfd_create("region")
+    os.write(fd, PATTERN)
+    yield fd
+    os.close(fd)
+
+
+def add(regions, fd, name="a", *, scope=SHARED, offset=0, byte_size=SIZE, mapped=False, writable=True):
+    return regions.add_system(scope, name, f"/{name}", os.dup(fd), offset, byte_size, mapped=mapped, writable=writable)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_region_is_found_until_it_is_removed(regions, shared_object):
+    add(regions, shared_object, offset=4, byte_size=8)
+    assert regions.find(SHARED, "a") == (SYSTEM, "a", "/a", 4, 8, 0)
+    assert regions.entries(SHARED, SYSTEM) == [regions.find(SHARED, "a")]
+    assert regions.entries(SHARED, CUDA) == []
+    assert not regions.remove(SHARED, CUDA, "a"), "it is of the other kind"
+    assert regions.remove(SHARED, SYSTEM, "a")
+    assert not regions.remove(SHARED, SYSTEM, "a")
+    assert regions.find(SHARED, "a") is None
+    assert (regions.count, regions.byte_size) == (0, 0)
+
+
+def test_scopes_do_not_see_each_other(regions, shared_object):
+    for scope in (ALICE, BOB, SHARED):
+        add(regions, shared_object, scope=scope)
+    assert regions.remove(ALICE, SYSTEM, "a")
+    assert regions.find(ALICE, "a") is None
+    assert regions.find(BOB, "a") is not None
+    assert regions.remove_all(BOB, SYSTEM) == 1
+    assert [len(regions.entries(scope, SYSTEM)) for scope in (ALICE, BOB, SHARED)] == [0, 0, 1]
+
+
+def test_a_name_is_registered_once(regions, shared_object):
+    add(regions, shared_object)
+    before = descriptors()
+    with pytest.raises(RegionError, match="^shared memory region 'a' already in manager$") as error:
+        add(regions, shared_object)
+    assert error.value.status == 6
+    assert descriptors() == before, "a refused registration leaves no descriptor"
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_refused_mappings_and_full_registries_leave_nothing(shared_object, mapped):
+    regions = Regions(max_count=1, max_byte_size=SIZE)
+    before = descriptors()
+    with pytest.raises(RegionError, match="expected at most 1 of 12288 bytes") as error:
+        add(regions, shared_object, byte_size=SIZE + 1, mapped=mapped)
+    assert error.value.status == 8
+    with pytest.raises(RegionError, match="unable to process address space") as error:
+        add(regions, shared_object, byte_size=0, mapped=True)
+    assert error.value.status == 13
+    assert descriptors() == before
+    add(regions, shared_object, mapped=mapped)
+    with pytest.raises(RegionError, match="1 regions of 12288 bytes are registered or in use"):
+        add(regions, shared_object, "b", byte_size=0 if not mapped else 1, mapped=mapped)
+    regions.close()
+    assert descriptors() == before
+    assert regions.count == 0
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
+def test_bytes_of_a_region_at_any_offset(regions, shared_object, mapped, offset):
+    add(regions, shared_object, offset=offset, byte_size=4097, mapped=mapped)
+    use = Use(regions, SHARED, "a")
+    assert use.mapped is mapped
+    assert use.read(0, 4097) == PATTERN[offset : offset + 4097]
+    assert use.read(4090, 7) == PATTERN[offset + 4090 : offset + 4097]
+    assert use.write(3, b"written")
+    assert os.pread(shared_object, 13, offset) == PATTERN[offset : offset + 3] + b"written" + bytes(
+        PATTERN[offset + 10 : offset + 13]
+    )
+    assert use.intact
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "refusal"),
+    [
+        (0, 100, ""),
+        (99, 1, ""),
+        (0, 0, ""),
+        (100, 0, "Invalid offset for shared memory region: 'a'"),
+        (-1, 1, "Invalid offset for shared memory region: 'a'"),
+        (2**63 - 1, 1, "Invalid offset for shared memory region: 'a'"),
+        (0, 101, "Invalid offset + byte size for shared memory region: 'a'"),
+        (1, 100, "Invalid offset + byte size for shared memory region: 'a'"),
+        (0, -1, "Invalid offset + byte size for shared memory region: 'a'"),
+        (1, 2**63 - 1, "Invalid offset + byte size for shared memory region: 'a'"),
+        (1, -1, "Integer overflow detected: byte_size (18446744073709551615) + offset (1) exceeds maximum value"),
+        (99, -99, "Integer overflow detected: byte_size (18446744073709551517) + offset (99) exceeds maximum value"),
+    ],
+)
+def test_parts_that_are_not_in_the_region(regions, shared_object, offset, size, refusal):
+    add(regions, shared_object, byte_size=100)
+    use = Use(regions, SHARED, "a")
+    assert use.refusal(offset, size).startswith(refusal)
+    assert bool(use.refusal(offset, size)) is bool(refusal)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_what_is_not_refused_lies_in_the_region(offset, size):
+    regions = Regions(max_count=1, max_byte_size=100)
+    regions.add_system(SHARED, "a", "a", os.memfd_create("a"), 0, 100, mapped=False, writable=True)
+    allowed = not Use(regions, SHARED, "a").refusal(offset, size)
+    assert allowed == (0 <= offset < 100 and 0 <= size <= 100 - offset)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_memory_of_a_region_goes_with_its_last_user(regions, shared_object, mapped):
+    before = descriptors()
+    add(regions, shared_object, mapped=mapped)
+    first, second = Use(regions, SHARED, "a"), Use(regions, SHARED, "a")
+    assert regions.remove(SHARED, SYSTEM, "a")
+    assert regions.find(SHARED, "a") is None, "the name is gone at once"
+    with pytest.raises(KeyError):
+        Use(regions, SHARED, "a")
+    assert (regions.count, regions.byte_size) == (1, SIZE), "what is in use counts"
+    first.leave()
+    assert second.read(0, SIZE) == PATTERN
+    assert second.write(0, b"x")
+    other = os.memfd_create("other")
+    os.write(other, b"other bytes")
+    add(regions, other, byte_size=11, mapped=mapped)  # the name is free again
+    os.close(other)
+    assert second.read(0, 2) == b"x\1"
+    assert Use(regions, SHARED, "a").read(0, 11) == b"other bytes"
+    second.leave()
+    assert (regions.count, regions.byte_size) == (1, 11)
+    regions.close()
+    assert descriptors() == before
+
+
+def test_regions_outlive_their_registry(shared_object):
+    regions = Regions(max_count=1, max_byte_size=SIZE)
+    add(regions, shared_object)
+    use = Use(regions, SHARED, "a")
+    del regions
+    assert use.read(0, SIZE) == PATTERN
+
+
+def test_a_registration_is_removed_by_its_serial_and_no_other(regions, shared_object):
+    first = add(regions, shared_object)
+    regions.remove(SHARED, SYSTEM, "a")
+    second = add(regions, shared_object)
+    assert not regions.remove_serial(first), "the name has another region now"
+    assert regions.find(SHARED, "a") is not None
+    assert regions.remove_serial(second)
+    assert regions.find(SHARED, "a") is None
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_object_that_shrinks_harms_nobody(regions, shared_object, mapped):
+    add(regions, shared_object, mapped=mapped)
+    whole = os.memfd_create("whole")
+    os.write(whole, PATTERN)
+    add(regions, whole, "whole", mapped=mapped)
+    os.close(whole)
+    use, other = Use(regions, SHARED, "a"), Use(regions, SHARED, "whole")
+    os.ftruncate(shared_object, 4096)
+    assert use.read(0, 4096) == PATTERN[:4096]
+    assert use.intact, "nobody has noticed yet"
+    assert use.read(0, SIZE) is None
+    assert use.read(8192, 1) is None
+    assert other.read(0, SIZE) == PATTERN
+    assert other.intact
+    if mapped:
+        assert not use.intact
+        assert use.read(0, 1) is None, "a mapping that was broken stays so"
+        assert not use.write(0, b"lost")
+        os.ftruncate(shared_object, SIZE)
+        assert use.read(0, 1) is None
+    else:
+        os.ftruncate(shared_object, SIZE)
+        assert use.read(0, SIZE) == PATTERN[:4096] + bytes(SIZE - 4096)
+    regions.close()
+    del use
+    add(regions, shared_object, mapped=mapped)
+    assert Use(regions, SHARED, "a").read(0, 4096) == PATTERN[:4096], "a new registration has a new mapping"
+
+
+def test_writing_to_a_mapped_object_that_shrank_reports_it(regions, shared_object):
+    add(regions, shared_object, mapped=True)
+    os.ftruncate(shared_object, 0)
+    assert not Use(regions, SHARED, "a").write(5000, b"lost")
+    assert os.fstat(shared_object).st_size == 0
+
+
+def test_names_with_any_characters(regions, shared_object):
+    names = ["ä", "a\0b", "a" * 255, "../x", " "]
+    for name in names:
+        add(regions, shared_object, name)
+    assert [status.name for status in regions.entries(SHARED, SYSTEM)] == sorted(names)
+    for name in names:
+        assert Use(regions, SHARED, name).read(0, 1) == b"\0"
+
+
+FAULT = """
+import ctypes, mmap, os, signal
+from _native.shm import Regions, SHARED, Use
+regions = Regions(max_count=1, max_byte_size=4096)
+fd = os.memfd_create("a"); os.ftruncate(fd, 4096)
+regions.add_system(SHARED, "a", "a", fd, 0, 4096, mapped=True, writable=True)
+{setup}
+fd = os.memfd_create("b"); os.ftruncate(fd, 4096)
+memory = mmap.mmap(fd, 4096)
+os.ftruncate(fd, 0)
+{act}
+"""
+
+
+@pytest.mark.parametrize("act", ["memory[0]", "os.kill(os.getpid(), signal.SIGBUS)"])
+def test_other_bus_errors_still_end_the_process(act):
+    script = FAULT.format(setup="", act=act)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGBUS
+
+
+def test_other_bus_errors_reach_the_handler_that_was_there():
+    setup = "import faulthandler"
+    script = "import faulthandler; faulthandler.enable()\n" + FAULT.format(setup=setup, act="memory[0]")
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in done.stderr
+
+
+class Model(RuleBasedStateMachine):
+    """Regions as a dictionary says that they are; uses keep what they found."""
+
+    used = Bundle("used")
+    names = st.sampled_from(["a", "b", "c", "d"])
+    scopes = st.sampled_from([SHARED, ALICE, BOB])
+
+    def __init__(self):
+        super().__init__()
+        self.regions = Regions(max_count=6, max_byte_size=6 * SIZE)
+        self.named = {}
+        self.in_use = Counter()
+        self.made = 0
+
+    @rule(scope=scopes, name=names, mapped=st.booleans())
+    def add(self, scope, name, mapped):
+        self.made += 1
+        content = self.made.to_bytes(8, "little")
+        fd = os.memfd_create("model")
+        os.write(fd, content)
+        taken, full = (scope, name) in self.named, self.open() >= 6
+        try:
+            self.regions.add_system(scope, name, "key", fd, 0, 8, mapped=mapped, writable=True)
+        except RegionError as error:
+            assert error.status == (6 if taken else 8)
+            assert taken or full
+        else:
+            assert not taken
+            assert not full
+            self.named[scope, name] = content
+
+    @rule(scope=scopes, name=names)
+    def remove(self, scope, name):
+        assert self.regions.remove(scope, SYSTEM, name) is (self.named.pop((scope, name), None) is not None)
+
+    @rule(scope=scopes)
+    def remove_all(self, scope):
+        gone = [key for key in self.named if key[0] == scope]
+        assert self.regions.remove_all(scope, SYSTEM) == len(gone)
+        for key in gone:
+            del self.named[key]
+
+    @rule(target=used, scope=scopes, name=names)
+    def use(self, scope, name):
+        content = self.named.get((scope, name))
+        if content is None:
+            assert self.regions.find(scope, name) is None
+            return multiple()
+        self.in_use[content] += 1
+        return Use(self.regions, scope, name), content
+
+    @rule(pair=consumes(used))
+    def leave(self, pair):
+        use, content = pair
+        assert use.read(0, 8) == content
+        self.in_use[content] -= 1
+        use.leave()
+
+    def open(self):
+        return len(set(self.named.values()) | {content for content, count in self.in_use.items() if count})
+
+    @invariant()
+    def lists_what_is_named(self):
+        for scope in (SHARED, ALICE, BOB):
+            names = [status.name for status in self.regions.entries(scope, SYSTEM)]
+            assert names == sorted(name for owner, name in self.named if owner == scope)
+
+
+TestModel = Model.TestCase
+
+
+def test_threads_register_use_and_unregister():
+    regions = Regions(max_count=64, max_byte_size=1 << 30)
+    wrong = []
+
+    def work(seed):
+        chance = random.Random(seed)
+        for _ in range(1500):
+            name = chance.choice("abcdef")
+            what = chance.randrange(3)
+            if what == 0:
+                fd = os.memfd_create(name)
+                os.write(fd, name.encode() * 64)
+                try:
+                    regions.add_system(SHARED, name, name, fd, 0, 64, mapped=chance.random() < 0.5, writable=True)
+                except RegionError as error:
+                    if error.status not in (6, 8):
+                        wrong.append(str(error))
+            elif what == 1:
+                regions.remove(SHARED, SYSTEM, name)
+            else:
+                try:
+                    use = Use(regions, SHARED, name)
+                except KeyError:
+                    continue
+                if use.read(0, 64) != name.encode() * 64:
+                    wrong.append(f"other bytes in {name}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    regions.close()
+    assert (regions.count, regions.byte_size) == (0, 0)
