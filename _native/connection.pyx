@@ -177,18 +177,20 @@ cdef class Connection:
     Args:
         endpoint: what it belongs to.
         peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
+        user: whose process that is, on a unix socket; -1 when it is not known.
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the
     peer is gone.
     """
 
-    def __init__(self, Endpoint endpoint not None, peer: str = ""):
+    def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1):
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
         endpoint.look_at_clock()
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
+        self.conn.user = user
 
     def __dealloc__(self):
         conn_close(&self.conn)

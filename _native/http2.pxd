@@ -110,6 +110,7 @@ cdef struct Conn:
     uint32_t running         # native calls that run
     int64_t taken_ns         # when answers began to wait, or their bytes were last framed
     void *owner              # whom mark_dirty is about
+    int64_t user             # whose process is at the other end of a unix socket; -1: not known
     Conn *next_dirty
     bint dirty               # in host's list
     bint failed              # the session is beyond use

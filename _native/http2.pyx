@@ -1200,6 +1200,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     cdef nghttp2_settings_entry settings[4]
     conn.host = host
     conn.owner = owner
+    conn.user = -1
     conn.received_ns = host.now_ns
     conn.budget.filled_ns = host.now_ns
     conn.budget.left = host.spare_frames

@@ -20,6 +20,7 @@ from _native.memory import live_counters
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.engine.shared_memory import SharedMemoryPolicy
 from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
@@ -159,6 +160,13 @@ def _engine(settings: Settings) -> Engine:
         strict_readiness=settings.strict_readiness,
         max_inflight=settings.max_inflight_requests,
         max_queued=settings.max_queued_requests_per_model,
+        shared_memory=SharedMemoryPolicy(
+            shared=settings.allow_client_shm,
+            access=settings.client_shm_access,
+            prefixes=settings.client_shm_prefix,
+            max_regions=settings.client_shm_max_regions,
+            max_byte_size=settings.client_shm_max_byte_size,
+        ),
     )
 
 

@@ -51,6 +51,18 @@ class NotFound(ServerError):
     status = Status.NOT_FOUND
 
 
+class AlreadyExists(ServerError):
+    """The request would make something that is there."""
+
+    status = Status.ALREADY_EXISTS
+
+
+class Exhausted(ServerError):
+    """A bound is reached, or the system has no more of something."""
+
+    status = Status.RESOURCE_EXHAUSTED
+
+
 class Unavailable(ServerError):
     """Not now: loading, queue full, draining. Safe to retry."""
 

@@ -103,7 +103,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         **_refused(_NO_RATE_LIMIT, ["rate-limit"], "off"),
         **_refused(_NO_RATE_LIMIT, ["rate-limit-resource"]),
         **_refused("host policies are not served yet", ["host-policy"]),
-        **_off("shared memory of clients is not served yet", ["allow-client-shm"]),
         # -- GPUs --
         **_refused(_NO_GPU, ["model-load-gpu-limit"]),
         "enable-peer-access": Ignored(_NO_GPU, silent=("false",), is_flag=True),

@@ -171,6 +171,23 @@ class Settings:
     triton_auth_codes: bool = False
     """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
 
+    allow_client_shm: bool = False
+    """Let every client register every shared memory object that the server can open, and use every region; without it
+    only clients on unix sockets of the native door, each objects of its own user."""
+
+    client_shm_access: Literal["auto", "copy", "map", "none"] = "auto"
+    """How regions of clients are reached: auto maps those of the server's own user on a unix socket and copies from and
+    to the others, map maps all (for clients that are trusted with the server), none refuses all."""
+
+    client_shm_prefix: tuple[str, ...] = ()
+    """How the keys of clients' objects must begin, without slash; may be given several times."""
+
+    client_shm_max_regions: int = 256
+    """Regions of shared memory that clients may have registered."""
+
+    client_shm_max_byte_size: int = 64 << 30
+    """Bytes of all these regions together."""
+
     orca_load_metrics: bool = False
     """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
 
@@ -256,6 +273,8 @@ class Settings:
             "grpc_max_decompressed_size",
             "max_inflight_requests",
             "max_queued_requests_per_model",
+            "client_shm_max_regions",
+            "client_shm_max_byte_size",
             "drain_delay",
             "exit_timeout_secs",
             "log_verbose",
@@ -279,6 +298,9 @@ class Settings:
                 "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
                 "with --transport=grpcio set --grpc-max-message-size"
             )
+        for prefix in self.client_shm_prefix:
+            if not prefix or "/" in prefix:
+                raise SettingsError(f"client-shm-prefix: expected the beginning of a name, got {prefix!r}")
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)

@@ -22,6 +22,7 @@ from backends.loader import BackendLoader
 from server.engine import config as configuration
 from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
+from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.version import LoadedVersion
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
 
@@ -74,6 +75,7 @@ class Engine:
         strict_readiness: be ready only while every model is.
         max_inflight: requests that may be in the house; 0 for any number.
         max_queued: requests that may wait for one version of a model; 0 for any number.
+        shared_memory: what clients may do with shared memory.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Engine:
         strict_readiness: bool = True,
         max_inflight: int = 0,
         max_queued: int = 0,
+        shared_memory: SharedMemoryPolicy | None = None,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
@@ -102,6 +105,7 @@ class Engine:
         self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
+        self.shared_memory = SharedMemory(shared_memory)
         self.infer = InferService(self._table, self._bridge, max_inflight=max_inflight)
 
     # -- life --
@@ -122,6 +126,7 @@ class Engine:
         self._closing = True
         await asyncio.gather(*(self._unload(name) for name in list(self._models)))
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
+        self.shared_memory.close()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timer_fd)

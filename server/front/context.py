@@ -206,6 +206,10 @@ class NativeContext:
         """The client's process, when it came over a unix socket."""
         return self._client.credentials
 
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the client's connection has ended."""
+        self._client.departed.append(callback)
+
     def peer_identities(self) -> Sequence[bytes] | None:
         key = self.peer_identity_key()
         return None if key is None else self._client.auth[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class Peer:
     address: str  # as gRPC writes it: "ipv4:127.0.0.1:4711", "unix:"
     credentials: PeerCredentials | None = None  # of a process on a unix socket
     auth: AuthContext = field(default_factory=dict)  # of a TLS client; keys and values are grpc's
+    departed: list[Callable[[], None]] = field(default_factory=list)  # called when the connection has ended
 
 
 def peer_of(transport: Any) -> Peer:

@@ -44,7 +44,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._encrypted = True
             self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
         client = peer_of(transport)
-        self._connection = Connection(self._endpoint, client.address)
+        user = client.credentials.uid if client.credentials is not None else -1
+        self._connection = Connection(self._endpoint, client.address, user)
         self._connection.client = client
         self._connection.flush = self._flush
         self._watch = self._watchman.watch(self, self._connection)
@@ -56,6 +57,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+            for callback in connection.client.departed:
+                callback()
         if self._watch is not None:
             self._watch.stop()
         if not self.closed.done():

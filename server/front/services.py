@@ -175,6 +175,12 @@ class ContextCall:
     def peer_credentials(self) -> PeerCredentials | None:
         return getattr(self._context, "peer_credentials", None)  # grpc.aio's context has none
 
+    def on_disconnect(self, callback: Callable[[], None]) -> bool:
+        register = getattr(self._context, "on_disconnect", None)  # nor does it tell of connections
+        if register is not None:
+            register(callback)
+        return register is not None
+
     @property
     def peer_names(self) -> tuple[str, ...]:
         auth = self._context.auth_context()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,9 @@ class Call(Protocol):
     @property
     def peer_credentials(self) -> PeerCredentials | None:
         """The client's process when it came over a unix socket of the native door, else None."""
+
+    def on_disconnect(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the client's connection has ended; False when the door cannot tell."""
 
     @property
     def peer_names(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from server.rpc.call import Call
 from server.rpc.infer import STREAM_WINDOW, Inference
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
+from server.rpc.shared_memory import SharedMemoryRegistration
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -112,6 +113,7 @@ def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping
     information = Information(engine, identity)
     inference = Inference(engine, stream_window)
     repository = Repository(engine)
+    memory = SharedMemoryRegistration(engine)
     return {
         "ServerLive": information.server_live,
         "ServerReady": information.server_ready,
@@ -123,6 +125,9 @@ def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping
         "ModelInfer": inference.infer,
         "ModelStreamInfer": inference.stream,
         "RepositoryIndex": repository.index,
+        "SystemSharedMemoryStatus": memory.system_status,
+        "SystemSharedMemoryRegister": memory.system_register,
+        "SystemSharedMemoryUnregister": memory.system_unregister,
     }
 
 

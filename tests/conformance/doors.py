@@ -72,6 +72,10 @@ class Process:
             raise RuntimeError("the server does not listen:\n" + "\n".join(self.lines))
         return self.address
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def terminate(self) -> None:
         """Ask it to stop."""
         self._process.terminate()

@@ -18,6 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from backends.api import ModelSpec
+from server.engine.shared_memory import SharedMemory
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2 as config_pb
@@ -117,6 +118,7 @@ class FakeEngine:
         self._broken = broken
         self.live_requests = 0
         self._subscribers: list = []
+        self.shared_memory = SharedMemory()
         self._models = {
             spec.name: {version: Loaded(spec, version) for version in models.versions(spec.name)}
             for spec in models.MODELS.values()

@@ -14,7 +14,8 @@ from tests.conformance.client import SERVICE, floats, request
 
 SERVED = {
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
-    "ModelInfer", "ModelStreamInfer", "RepositoryIndex",
+    "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
 }  # fmt: skip
 
 

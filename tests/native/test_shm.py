@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -47,7 +48,7 @@ def add(regions, fd, name="a", *, scope=SHARED, offset=0, byte_size=SIZE, mapped
 
 
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_region_is_found_until_it_is_removed(regions, shared_object):
@@ -75,7 +76,7 @@ def test_scopes_do_not_see_each_other(regions, shared_object):
 def test_a_name_is_registered_once(regions, shared_object):
     add(regions, shared_object)
     before = descriptors()
-    with pytest.raises(RegionError, match="^shared memory region 'a' already in manager$") as error:
+    with pytest.raises(RegionError, match=r"^shared memory region 'a' already in manager$") as error:
         add(regions, shared_object)
     assert error.value.status == 6
     assert descriptors() == before, "a refused registration leaves no descriptor"

@@ -1,0 +1,253 @@
+"""Shared memory of clients: who may register which object, and how far it is trusted.
+
+Without `shared`, a client may use shared memory when the kernel has told who it is, which it does on unix sockets, and
+then only objects that its own user owns; regions of one user do not exist for another. With `shared` every caller may
+register every object that the server can open, and use every region, as in Triton.
+
+A region is mapped when its client is trusted: models then read inputs where they are and results are written once. All
+other regions are read and written through their descriptors, because a client that may not harm the server could
+shorten a mapped object (SIGBUS), or change a tensor after it was checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import Literal
+
+from _native.shm import CUDA, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from server.errors import (
+    AlreadyExists,
+    Denied,
+    Exhausted,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ServerError,
+    Status,
+    Unimplemented,
+)
+
+DIRECTORY = "/dev/shm"
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+LONGEST_NAME = 255
+
+DISABLED = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
+    "on a unix socket of the native front door may use objects that their user owns."
+)
+
+_FAMILIES: dict[int, type[ServerError]] = {
+    family.status: family for family in (AlreadyExists, Exhausted, Internal, InvalidArgument)
+}
+
+
+__all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryPolicy:
+    """What clients may do.
+
+    Attributes:
+        shared: every caller may register objects, and use all regions.
+        access: "map" every region, "copy" from and to every one, or "auto": map those of the server's own user; with
+            "none" nobody may register any.
+        prefixes: how keys must begin; empty: any way.
+        max_regions: regions at a time.
+        max_byte_size: bytes of all of them.
+    """
+
+    shared: bool = False
+    access: Literal["auto", "copy", "map", "none"] = "auto"
+    prefixes: tuple[str, ...] = ()
+    max_regions: int = 256
+    max_byte_size: int = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The process at the other end of a unix socket, as the kernel names it."""
+
+    uid: int
+    pid: int  # 0: this process cannot see it
+
+
+class SharedMemory:
+    """The regions of all clients, under one policy."""
+
+    def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
+        self.policy = policy or SharedMemoryPolicy()
+        self.regions = Regions(max_count=self.policy.max_regions, max_byte_size=self.policy.max_byte_size)
+
+    def scope(self, user: User | None) -> int:
+        """Where the names of a caller are looked up; NONE for one that may not use shared memory."""
+        if self.policy.access == "none":
+            return NONE
+        if self.policy.shared:
+            return SHARED
+        return NONE if user is None else user.uid
+
+    def register_system(self, user: User | None, name: str, key: str, offset: int, byte_size: int) -> int:
+        """Register a part of a shared memory object.
+
+        Args:
+            user: the caller; None when it is not known.
+            name: of the region.
+            key: of the object: its name in /dev/shm, usually behind a slash.
+            offset, byte_size: the part; they may be any.
+
+        Returns:
+            the serial of the registration, for `withdraw`.
+
+        Raises:
+            ServerError: with Triton's texts.
+        """
+        scope = self._required_scope(user)
+        check_name(name)
+        fd, writable = _opened(key, self._object_name(name, key))
+        try:
+            found = os.fstat(fd)
+            self._check_object(found, user, name, offset, byte_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        try:
+            return self.regions.add_system(
+                scope, name, key, fd, offset, byte_size, mapped=self._trusts(user, found), writable=writable
+            )
+        except RegionError as error:
+            raise _FAMILIES[error.status](str(error)) from error
+
+    def unregister(self, user: User | None, kind: int, name: str) -> None:
+        """Unregister one region, or with an empty name all of a kind; what is not there is no error."""
+        scope = self._required_scope(user)
+        if name:
+            self.regions.remove(scope, kind, name)
+        else:
+            self.regions.remove_all(scope, kind)
+
+    def withdraw(self, serial: int) -> None:
+        """Unregister what one registration brought, if it is still there."""
+        self.regions.remove_serial(serial)
+
+    def status(self, user: User | None, kind: int, name: str) -> list[RegionStatus]:
+        """One region, or with an empty name all of a kind that the caller may use.
+
+        Raises:
+            NotFound: there is no such region of this kind.
+        """
+        scope = self.scope(user)
+        if not name:
+            return self.regions.entries(scope, kind)
+        found = self.regions.find(scope, name)
+        if found is None:
+            raise NotFound(f"Unable to find {_word(kind)} shared memory region: '{name[:LONGEST_NAME]}'")
+        if found.kind != kind:
+            raise NotFound(
+                f"The region named '{name}' is registered as {_title(found.kind)} shared memory, not {_title(kind)} "
+                "shared memory"
+            )
+        return [found]
+
+    def close(self) -> None:
+        """Unregister everything."""
+        self.regions.close()
+
+    def _required_scope(self, user: User | None) -> int:
+        scope = self.scope(user)
+        if scope == NONE:
+            raise Unimplemented(DISABLED)
+        return scope
+
+    def _object_name(self, name: str, key: str) -> str:
+        """The name of the object in its directory."""
+        found, begin = key.lstrip("/"), f"cannot register shared memory region '{name}'"
+        shown = key[:LONGEST_NAME]
+        if found.startswith(RESERVED_PREFIX):
+            raise InvalidArgument(
+                f"{begin} with key '{shown}' as the key contains the reserved prefix '{RESERVED_PREFIX}'"
+            )
+        if not is_object_name(found):
+            raise InvalidArgument(
+                f"{begin} - invalid shm key '{shown}': expected the name of an object in {DIRECTORY}, at most "
+                f"{LONGEST_NAME} bytes without slashes but leading ones"
+            )
+        if self.policy.prefixes and not found.startswith(self.policy.prefixes):
+            raise Denied(
+                Status.PERMISSION_DENIED,
+                f"{begin} with key '{shown}': the server takes keys that begin with "
+                f"{' or '.join(map(repr, self.policy.prefixes))} (--client-shm-prefix)",
+            )
+        return found
+
+    def _check_object(self, found: os.stat_result, user: User | None, name: str, offset: int, byte_size: int) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args: no regular object")
+        if not self.policy.shared and (user is None or found.st_uid != user.uid):
+            raise Denied(
+                Status.PERMISSION_DENIED,
+                f"failed to register shared memory region '{name}': its object belongs to user {found.st_uid}, "
+                f"expected the caller's user {user.uid if user else 'unknown'}",
+            )
+        if byte_size <= 0 or offset + byte_size > found.st_size:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args: expected 1 to {found.st_size} bytes, "
+                f"which is the size of the object, got {byte_size} from offset {offset}"
+            )
+
+    def _trusts(self, user: User | None, found: os.stat_result) -> bool:
+        """Whether the region may be mapped.
+
+        A process of the server's own user that the server can see could end it anyway (kill(2)), and owns the files
+        that it reads: nothing is lost by trusting it.
+        """
+        if self.policy.access != "auto":
+            return self.policy.access == "map"
+        own = os.geteuid()
+        return user is not None and user.uid == own == found.st_uid and user.pid > 0
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgument unless a region may be called so."""
+    if not 0 < len(name.encode()) <= LONGEST_NAME:
+        raise InvalidArgument(
+            f"failed to register shared memory region: invalid args: expected a name of 1 to {LONGEST_NAME} bytes, got "
+            f"{len(name.encode())}"
+        )
+
+
+def is_object_name(text: str) -> bool:
+    """Whether a file in DIRECTORY can have this name and be a shared memory object; semaphores live there too."""
+    return (
+        0 < len(text.encode()) <= LONGEST_NAME
+        and not set(text) & {"/", "\0"}
+        and text not in (".", "..")
+        and not text.startswith("sem.")
+    )
+
+
+def _opened(key: str, name: str) -> tuple[int, bool]:
+    """A descriptor of the object, and whether it may be written to; never one of what a link points to."""
+    path = f"{DIRECTORY}/{name}"
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            return os.open(path, os.O_RDWR | flags), True
+        except PermissionError:
+            return os.open(path, os.O_RDONLY | flags), False
+    except OSError as error:
+        text = f"Unable to open shared memory region: '{key}'"
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise Exhausted(f"{text}: {error.strerror}") from error
+        raise Internal(text) from error
+
+
+def _word(kind: int) -> str:
+    return "system" if kind == SYSTEM else "cuda"
+
+
+def _title(kind: int) -> str:
+    return "system" if kind == SYSTEM else "CUDA"
