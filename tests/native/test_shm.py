@@ -1,5 +1,6 @@
 """Guards the regions of clients: who finds which, how long their memory lives, bounds, and objects that shrink."""
 
+import gc
 import os
 import random
 import signal
@@ -48,6 +49,7 @@ def add(regions, fd, name="a", *, scope=SHARED, offset=0, byte_size=SIZE, mapped
 
 
 def descriptors():
+    gc.collect()  # of what earlier tests have left
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
