@@ -2,20 +2,11 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.datatype cimport Datatype
 from _native.lane cimport Lane
 from _native.memory cimport Block
 from _native.request cimport Request
-from _native.signature cimport MAX_RANK, Signature
-
-cdef struct GatheredInput:
-    # one input over all requests of the batch, contiguous
-    bint present
-    const uint8_t *data
-    size_t size
-    Block *block             # holds `data`, one reference
-    int64_t shape[MAX_RANK]  # batch dimension included
-    uint32_t rank
+from _native.signature cimport Signature
+from _native.supply cimport GatheredInput
 
 cdef struct NativeBatch:
     Lane *lane
@@ -24,7 +15,7 @@ cdef struct NativeBatch:
     uint32_t count
     uint32_t capacity
     uint32_t rows            # over all requests; 1 without a batch dimension
-    GatheredInput *inputs    # signature.input_count of them; filled by batch_gather
+    GatheredInput *inputs    # all of the signature, the supplied ones behind those of requests; from batch_gather
     bint failed              # all requests get INTERNAL with `details`
     char *details            # from malloc
     int64_t taken_ns
@@ -41,15 +32,21 @@ cdef void batch_free(NativeBatch *batch) noexcept nogil
 # Start with a chain of requests from lane_take. Those whose deadline has passed are answered and left out: the batch
 # may be empty, then there is nothing to execute.
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
-# Make every present input contiguous. No byte is copied when a single request, or requests that lie one behind the
-# other, are aligned already. False: the batch has failed.
+# Make every present input contiguous, and the supplied ones. No byte is copied when a single request, or requests
+# that lie one behind the other, are aligned already. False: the batch has failed.
 cdef bint batch_gather(NativeBatch *batch) noexcept nogil
-# Whether some request of the batch asked for this output.
+# Whether some request of the batch asked for this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
 # Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
-# failure). The rows are split among the requests without a copy. False: the batch has failed.
+# failure). The rows are split among the requests without a copy, and among the states of their sequences. False:
+# the batch has failed.
 cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
                            const int64_t *shape, uint32_t rank) noexcept nogil
+# Hand over the state that the sequence of one request goes to, for an executor that works request by request; `state`
+# is TensorSignature.state - 1 of the output that updates it. Takes the one reference to `block`, also on failure.
+# False: the batch has failed.
+cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
+                          size_t size, const int64_t *shape, uint32_t rank) noexcept nogil
 # Fail the whole batch; `details` is from malloc and taken over.
 cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil
 # Take a request out of the batch: the executor owns it now, answers it when it likes by bridge_return, and counts it.

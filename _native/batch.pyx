@@ -22,11 +22,13 @@ from _native.request cimport (
     Request,
     request_expired,
     request_fail,
+    request_free,
 )
 from _native.response cimport response_complete
-from _native.signature cimport TensorSignature
+from _native.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
 from _native.statistics cimport Execution, statistics_executed, statistics_failed
-from _native.text cimport format_text, text_or_no_memory
+from _native.supply cimport supply
+from _native.text cimport format_text, shape_text, text_or_no_memory
 from _native.view cimport block_of_array, view_new
 
 cdef extern from *:
@@ -43,7 +45,8 @@ cdef int batch_init(NativeBatch *batch, Lane *lane) except -1:
     memset(batch, 0, sizeof(NativeBatch))
     batch.lane = lane
     batch.signature = &lane.signature
-    batch.inputs = <GatheredInput *>calloc(max(1, lane.signature.input_count), sizeof(GatheredInput))
+    batch.inputs = <GatheredInput *>calloc(lane.signature.input_count + lane.signature.supplied_count + 1,
+                                           sizeof(GatheredInput))
     batch.capacity = 64
     batch.requests = <Request **>malloc(batch.capacity * sizeof(Request *))
     if batch.inputs == NULL or batch.requests == NULL:
@@ -69,7 +72,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.rows = 0
     while chain != NULL:
         following = chain.next
-        if 0 < chain.deadline_ns <= batch.taken_ns or (0 < chain.expires_ns <= batch.taken_ns and not chain.yields):
+        if late(batch, chain):
             let_expire(batch, chain)
         elif reserve(batch):
             batch.requests[batch.count] = chain
@@ -79,6 +82,15 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
             request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
             bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following
+
+
+cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
+    # waited too long; a sequence's lane has looked itself, as what becomes of the others depends on it
+    if request.sequence != NULL:
+        return False
+    if 0 < request.deadline_ns <= batch.taken_ns:
+        return True
+    return 0 < request.expires_ns <= batch.taken_ns and not request.yields
 
 
 cdef bint reserve(NativeBatch *batch) noexcept nogil:
@@ -116,15 +128,23 @@ cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Inputs
 
+cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint32_t input) noexcept nogil:
+    # of request i: what it carries, or the state of its sequence
+    cdef const Signature *signature = batch.signature
+    if input < signature.input_count:
+        return &batch.requests[i].inputs[input]
+    return &batch.requests[i].states[signature.supplied[input - signature.input_count].source]
+
+
 cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
     # the data of all requests is one aligned run already
-    cdef const InputData *data = &batch.requests[0].inputs[input]
+    cdef const InputData *data = data_of(batch, 0, input)
     cdef const InputData *following
     cdef uint32_t i
     if <uintptr_t>data.data % ALIGNMENT:
         return False
     for i in range(1, batch.count):
-        following = &batch.requests[i].inputs[input]
+        following = data_of(batch, i, input)
         if following.block != data.block or following.data != data.data + data.size:
             return False
         data = following
@@ -133,7 +153,7 @@ cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
 
 cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
     cdef GatheredInput *out = &batch.inputs[input]
-    cdef const InputData *first = &batch.requests[0].inputs[input]
+    cdef const InputData *first = data_of(batch, 0, input)
     cdef const InputData *data
     cdef uint8_t *at
     cdef uint32_t i
@@ -147,7 +167,7 @@ cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
         out.shape[0] = batch.rows
     out.size = 0
     for i in range(batch.count):
-        out.size += batch.requests[i].inputs[input].size
+        out.size += data_of(batch, i, input).size
     if lies_right(batch, input):
         out.block = block_share(first.block)
         out.data = first.data
@@ -160,18 +180,31 @@ cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
     out.data = out.block.data
     at = out.block.data
     for i in range(batch.count):
-        data = &batch.requests[i].inputs[input]
+        data = data_of(batch, i, input)
         memcpy(at, data.data, data.size)
         at += data.size
     return True
 
 
+cdef bint supply_one(NativeBatch *batch, uint32_t index) noexcept nogil:
+    cdef uint32_t input = batch.signature.input_count + index
+    if batch.signature.supplied[index].kind == SUPPLY_STATE:
+        return gather_one(batch, input)
+    if not supply(batch.signature, index, batch.requests, batch.count, batch.rows, &batch.inputs[input]):
+        batch_fail(batch, format_text("no memory for input '%s'", batch.signature.inputs[input].name.data))
+        return False
+    return True
+
+
 cdef bint batch_gather(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
-    for i in range(batch.signature.input_count):
+    for i in range(batch.signature.input_count + batch.signature.supplied_count):
         batch.inputs[i].block = NULL
     for i in range(batch.signature.input_count):
         if not gather_one(batch, i):
+            return False
+    for i in range(batch.signature.supplied_count):
+        if not supply_one(batch, i):
             return False
     batch.input_end_ns = now_ns()
     return True
@@ -179,7 +212,7 @@ cdef bint batch_gather(NativeBatch *batch) noexcept nogil:
 
 cdef void give_inputs(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
-    for i in range(batch.signature.input_count):
+    for i in range(batch.signature.input_count + batch.signature.supplied_count):
         block_give(batch.inputs[i].block)
         batch.inputs[i].block = NULL
 
@@ -189,6 +222,8 @@ cdef void give_inputs(NativeBatch *batch) noexcept nogil:
 
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil:
     cdef uint32_t i
+    if batch.signature.outputs[output].state:
+        return True
     for i in range(batch.count):
         if batch.requests[i].response.outputs[output].wanted:
             return True
@@ -233,6 +268,23 @@ cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor,
     return NULL
 
 
+cdef inline void share_output(Request *request, uint32_t output, Block *block, const uint8_t *data, size_t size,
+                              const int64_t *shape, uint32_t rank) noexcept nogil:
+    # the request's part, unless it did not ask
+    cdef OutputData *out = &request.response.outputs[output]
+    if not out.wanted:
+        return
+    block_give(out.block)  # of a backend that sets an output twice
+    out.block = block_share(block)
+    out.data = data
+    out.size = size
+    out.datatype = request.signature.outputs[output].datatype
+    out.rank = rank
+    memcpy(out.shape, shape, rank * sizeof(int64_t))
+    if request.signature.max_batch_size > 0:
+        out.shape[0] = request.rows
+
+
 cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
                            const int64_t *shape, uint32_t rank) noexcept nogil:
     cdef const TensorSignature *tensor = &batch.signature.outputs[output]
@@ -242,7 +294,6 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
     cdef size_t part
     cdef uint32_t i
     cdef Request *request
-    cdef OutputData *out
     cdef char *wrong
     if batch.output_start_ns == 0:
         batch.output_start_ns = now_ns()
@@ -255,26 +306,65 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
         return False
     for i in range(batch.count):
         request = batch.requests[i]
-        out = &request.response.outputs[output]
         if tensor.datatype == DT_BYTES:
             part = bytes_of_elements(data, size, elements // batch.rows * request.rows if batches else elements)
         else:
             part = row_size * request.rows if batches else size
-        if out.wanted:
-            block_give(out.block)  # of a backend that sets an output twice
-            out.block = block_share(block)
-            out.data = data
-            out.size = part
-            out.datatype = tensor.datatype
-            out.rank = rank
-            memcpy(out.shape, shape, rank * sizeof(int64_t))
-            if batches:
-                out.shape[0] = request.rows
+        if output < batch.signature.output_count:
+            share_output(request, output, block, data, part, shape, rank)
+        if tensor.state:
+            batch_set_state(batch, i, tensor.state - 1, block_share(block), data, part, shape, rank)
         data += part
         size -= part
         if not batches:
             break
     block_give(block)
+    return not batch.failed
+
+
+cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
+                          size_t size, const int64_t *shape, uint32_t rank) noexcept nogil:
+    cdef Request *request = batch.requests[index]
+    cdef InputData *goes_to
+    if request.null or request.states == NULL:
+        block_give(block)
+        return True
+    goes_to = &request.states[batch.signature.state_count + state]
+    block_give(goes_to.block)
+    goes_to.present = True
+    goes_to.block = block
+    goes_to.data = data
+    goes_to.size = size
+    goes_to.rank = rank
+    memcpy(goes_to.shape, shape, rank * sizeof(int64_t))
+    if batch.signature.max_batch_size > 0:
+        goes_to.shape[0] = request.rows
+    return check_state(batch, state, goes_to)
+
+
+cdef bint check_state(NativeBatch *batch, uint32_t state, const InputData *goes_to) noexcept nogil:
+    # it fits the input that it comes back as
+    cdef const Signature *signature = batch.signature
+    cdef const TensorSignature *tensor
+    cdef bint batches = signature.max_batch_size > 0
+    cdef bint good
+    cdef uint32_t i, k
+    cdef char want[512]
+    cdef char got[512]
+    for i in range(signature.supplied_count):
+        if signature.supplied[i].kind != SUPPLY_STATE or signature.supplied[i].source != state:
+            continue
+        tensor = &signature.inputs[signature.input_count + i]
+        good = goes_to.rank == tensor.rank + batches
+        for k in range(tensor.rank if good else 0):
+            if tensor.dims[k] != -1 and tensor.dims[k] != goes_to.shape[k + batches]:
+                good = False
+        if not good:
+            batch_fail(batch, format_text(
+                "the output for state '%s' must have shape %s, got %s", tensor.name.data,
+                shape_text(want, sizeof(want), batches, <const long *>tensor.dims, tensor.rank),
+                shape_text(got, sizeof(got), False, <const long *>goes_to.shape, goes_to.rank)))
+            return False
     return True
 
 
@@ -301,15 +391,29 @@ cdef void forget_detached(NativeBatch *batch) noexcept nogil:
     batch.count = kept
 
 
+cdef void drop_null(NativeBatch *batch) noexcept nogil:
+    # the rows that stood for nobody
+    cdef uint32_t i
+    for i in range(batch.count):
+        if batch.requests[i] != NULL and batch.requests[i].null:
+            request_free(batch.requests[i])
+            batch.requests[i] = NULL
+
+
 cdef void batch_finish(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
+    cdef Request *request
     give_inputs(batch)
+    drop_null(batch)
     forget_detached(batch)
     for i in range(batch.count):
+        request = batch.requests[i]
         if batch.failed:
-            fail_request(batch, batch.requests[i])
-        elif batch.requests[i].response.status == STATUS_OK:
-            response_complete(&batch.requests[i].response)
+            fail_request(batch, request)
+        elif request.response.status == STATUS_OK:
+            response_complete(&request.response)
+        if request.sequence != NULL:
+            batch.lane.settle(batch.lane, request)
     account(batch)
     return_requests(batch)
 
@@ -389,7 +493,7 @@ cdef class Batch:
         cdef uint32_t i
         cdef bytes wanted = name.encode()
         self.check()
-        for i in range(self.batch.signature.output_count):
+        for i in range(self.batch.signature.output_count + self.batch.signature.kept_count):
             if self.batch.signature.outputs[i].name.data == wanted:
                 return i
         raise ValueError(f"the model has no output '{name}'")
@@ -407,12 +511,15 @@ cdef class Batch:
         return self.batch.count
 
     def input(self, name: str):
-        """The input's data over all requests; None for an optional input that the requests leave out."""
+        """The input's data over all requests, or what the batch provides for it.
+
+        None for an optional input that the requests leave out.
+        """
         cdef uint32_t i
         cdef GatheredInput *data
         cdef bytes wanted = name.encode()
         self.check()
-        for i in range(self.batch.signature.input_count):
+        for i in range(self.batch.signature.input_count + self.batch.signature.supplied_count):
             if self.batch.signature.inputs[i].name.data == wanted:
                 data = &self.batch.inputs[i]
                 if not data.present:

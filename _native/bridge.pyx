@@ -152,6 +152,8 @@ cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
 
 cdef void finish(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
+    if request.sequence != NULL:
+        lane.settle(lane, request)
     if request.admitted:
         (<Bridge *>request.bridge).in_house -= 1
     request_free(request)

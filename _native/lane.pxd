@@ -47,6 +47,9 @@ cdef struct Lane:
     int32_t in_flight        # atomic: requests that refer to this lane, queued, running or on their way back
     uint32_t max_queue       # requests that may wait; 0: any number
     const Scheduler *scheduler
+    # NULL but for sequences: an instance, on its thread or over the bridge, is done with a request whose `sequence` is
+    # set. Called before the request is answered, or before it is freed when it left its batch; clears `sequence`.
+    void (*settle)(Lane *lane, Request *request) noexcept nogil
 
 # Prepare the head from a backends.api.ModelSpec (read by attribute); raises ValueError or MemoryError.
 cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1

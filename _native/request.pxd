@@ -88,6 +88,12 @@ cdef struct Request:
     bint sequence_end
     bint empty_final         # the client of a decoupled model wants the empty final response, too
 
+    # in a sequence; see _native.sequence
+    void *sequence           # that its lane has put it into; NULL: none
+    InputData *states        # of the sequence: signature.state_count that it is in, and as many that it goes to
+    bint null                # stands for an idle row of a batch: nobody waits for it
+    int32_t end_reason       # EndReason
+
     RequestState state       # guarded by the lane's lock
     Request *previous        # in the lane
     Request *next            # in the lane

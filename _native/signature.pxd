@@ -1,12 +1,26 @@
 # What a model version accepts and returns, compiled for checking requests without the GIL.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.codec cimport Str
 from _native.datatype cimport Datatype
 
 cdef enum:
     MAX_RANK = 16        # dimensions of a tensor, batch dimension included
+
+cdef enum SupplyKind:
+    # what an input tells that the batch provides; see _native.supply
+    SUPPLY_START
+    SUPPLY_END
+    SUPPLY_READY
+    SUPPLY_CORRELATION
+    SUPPLY_END_REASON
+    SUPPLY_STATE
+
+cdef struct Supplied:
+    SupplyKind kind
+    uint8_t values[2][8]     # START, END, READY: the encoded elements for no and for yes
+    uint32_t source          # STATE: which of the states
 
 cdef struct TensorSignature:
     Str name
@@ -17,17 +31,22 @@ cdef struct TensorSignature:
     bint variable        # some dimension is -1
     Str *labels
     uint32_t label_count
+    uint32_t state       # of an output: 1 + which of the states it updates; 0: none
 
 cdef struct Signature:
     Str name
     int64_t version
     Str version_text
     int64_t max_batch_size       # 0: no batch dimension
-    TensorSignature *inputs
-    uint32_t input_count
+    TensorSignature *inputs      # those that requests carry, then those that the batch provides
+    uint32_t input_count         # of the first kind
+    Supplied *supplied           # the second kind
+    uint32_t supplied_count
     uint32_t required_inputs     # those that are not optional
-    TensorSignature *outputs
-    uint32_t output_count
+    TensorSignature *outputs     # those that requests ask for, then those that only the server keeps
+    uint32_t output_count        # of the first kind
+    uint32_t kept_count          # of the second
+    uint32_t state_count
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
 
 # Index of the tensor with this name, -1 when there is none.

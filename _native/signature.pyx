@@ -1,11 +1,21 @@
 """The compiled signature of a model version: names, datatypes and shapes in plain C, for checking requests."""
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from _native.codec cimport Str
-from _native.datatype cimport DT_INVALID, datatype_parse
+from _native.datatype cimport DT_BOOL, DT_FP32, DT_INT32, DT_INVALID, Datatype, datatype_name, datatype_parse
+
+KINDS = {
+    "START": SUPPLY_START,
+    "END": SUPPLY_END,
+    "READY": SUPPLY_READY,
+    "CORRID": SUPPLY_CORRELATION,
+    "END_REASON": SUPPLY_END_REASON,
+    "STATE": SUPPLY_STATE,
+}
+"""The kinds of backends.api.SuppliedSpec."""
 
 
 cdef int tensor_find(const TensorSignature *tensors, uint32_t count, Str name) noexcept nogil:
@@ -52,15 +62,68 @@ cdef int tensor_build(TensorSignature *tensor, object spec, bint batches) except
     return 0
 
 
-cdef int tensors_build(TensorSignature **out, uint32_t *count, object specs, bint batches) except -1:
+cdef TensorSignature *tensors_build(object specs, bint batches) except NULL:
+    cdef TensorSignature *tensors = <TensorSignature *>calloc(max(1, len(specs)), sizeof(TensorSignature))
     cdef uint32_t i
-    out[0] = <TensorSignature *>calloc(max(1, len(specs)), sizeof(TensorSignature))
-    if out[0] == NULL:
+    if tensors == NULL:
         raise MemoryError
-    count[0] = <uint32_t>len(specs)
-    for i in range(count[0]):
-        tensor_build(&out[0][i], specs[i], batches)
+    try:
+        for i in range(<uint32_t>len(specs)):
+            tensor_build(&tensors[i], specs[i], batches)
+    except BaseException:
+        tensors_clear(tensors, <uint32_t>len(specs))
+        raise
+    return tensors
+
+
+cdef int encode_value(uint8_t *out, Datatype datatype, object value, object name) except -1:
+    cdef int32_t integer
+    cdef float real
+    if datatype == DT_INT32:
+        integer = value
+        memcpy(out, &integer, sizeof(integer))
+    elif datatype == DT_FP32:
+        real = value
+        memcpy(out, &real, sizeof(real))
+    elif datatype == DT_BOOL:
+        out[0] = bool(value)
+    else:
+        raise ValueError(f"control '{name}' is {datatype_name(datatype).decode()}, expected INT32, FP32 or BOOL")
     return 0
+
+
+cdef int supplied_build(Signature *signature, object specs) except -1:
+    # what the inputs behind those of requests tell
+    cdef Supplied *supplied
+    cdef TensorSignature *tensor
+    cdef uint32_t i
+    cdef int output
+    signature.supplied = <Supplied *>calloc(max(1, len(specs)), sizeof(Supplied))
+    if signature.supplied == NULL:
+        raise MemoryError
+    for i, spec in enumerate(specs):
+        supplied = &signature.supplied[i]
+        tensor = &signature.inputs[signature.input_count + i]
+        supplied.kind = KINDS[spec.kind]
+        if supplied.kind in (SUPPLY_START, SUPPLY_END, SUPPLY_READY):
+            encode_value(supplied.values[0], tensor.datatype, spec.values[0], spec.tensor.name)
+            encode_value(supplied.values[1], tensor.datatype, spec.values[1], spec.tensor.name)
+        elif supplied.kind == SUPPLY_STATE:
+            output = find_text(signature.outputs, signature.output_count + signature.kept_count, spec.source)
+            if output < 0 or signature.outputs[output].state:
+                raise ValueError(f"state '{spec.tensor.name}' needs an output of its own, got '{spec.source}'")
+            supplied.source = signature.state_count
+            signature.state_count += 1
+            signature.outputs[output].state = signature.state_count
+    return 0
+
+
+cdef int find_text(const TensorSignature *tensors, uint32_t count, str name) except -2:
+    cdef bytes encoded = name.encode()
+    cdef Str text
+    text.data = <const char *>encoded
+    text.size = <uint32_t>len(encoded)
+    return tensor_find(tensors, count, text)
 
 
 cdef int signature_build(Signature *signature, object spec, int64_t version) except -1:
@@ -70,8 +133,13 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         str_copy(&signature.version_text, str(version))
         signature.version = version
         signature.max_batch_size = spec.max_batch_size
-        tensors_build(&signature.inputs, &signature.input_count, spec.inputs, spec.max_batch_size > 0)
-        tensors_build(&signature.outputs, &signature.output_count, spec.outputs, spec.max_batch_size > 0)
+        signature.inputs = tensors_build(spec.model_inputs, spec.max_batch_size > 0)
+        signature.input_count = <uint32_t>len(spec.inputs)
+        signature.supplied_count = <uint32_t>len(spec.supplied)
+        signature.outputs = tensors_build(spec.model_outputs, spec.max_batch_size > 0)
+        signature.output_count = <uint32_t>len(spec.outputs)
+        signature.kept_count = <uint32_t>len(spec.kept)
+        supplied_build(signature, spec.supplied)
         signature.uniform = True
         for i in range(signature.input_count):
             signature.required_inputs += not signature.inputs[i].optional
@@ -96,10 +164,12 @@ cdef void tensors_clear(TensorSignature *tensors, uint32_t count) noexcept nogil
 
 
 cdef void signature_clear(Signature *signature) noexcept nogil:
-    tensors_clear(signature.inputs, signature.input_count)
-    tensors_clear(signature.outputs, signature.output_count)
+    tensors_clear(signature.inputs, signature.input_count + signature.supplied_count)
+    tensors_clear(signature.outputs, signature.output_count + signature.kept_count)
+    free(signature.supplied)
     free(<void *>signature.name.data)
     free(<void *>signature.version_text.data)
     signature.inputs = signature.outputs = NULL
-    signature.input_count = signature.output_count = 0
+    signature.supplied = NULL
+    signature.input_count = signature.output_count = signature.supplied_count = signature.kept_count = 0
     signature.name.data = signature.version_text.data = NULL

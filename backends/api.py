@@ -47,6 +47,27 @@ class BatchingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SuppliedSpec:
+    """An input of the model that the batch provides and no request carries.
+
+    Attributes:
+        kind: what it tells, one of:
+            START, END, READY: whether the request begins or ends its sequence, and whether there is one in this row;
+            CORRID: which sequence it belongs to;
+            END_REASON: why the sequence ends;
+            STATE: the state that the sequence is in.
+        tensor: as the model sees it; its dims leave out the batch dimension.
+        values: what START, END and READY give for no and for yes.
+        source: the output that updates a STATE.
+    """
+
+    kind: str
+    tensor: TensorSpec
+    values: tuple[float, float] = (0, 1)
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance: a thread and a device."""
 
@@ -70,6 +91,18 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_model_filename: str = ""
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
+    supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
+    kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """What a batch has for the model: the inputs of requests, then the supplied ones."""
+        return (*self.inputs, *(supplied.tensor for supplied in self.supplied))
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """What the model gives: the outputs that requests can ask for, then those that the server keeps."""
+        return (*self.outputs, *self.kept)
 
 
 @dataclass(frozen=True, slots=True)

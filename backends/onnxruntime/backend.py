@@ -116,7 +116,7 @@ class OnnxModel(Model):
         # Configured as [1] because a configuration cannot say "no dimensions".
         self.scalars = frozenset(
             tensor.name
-            for tensor in (*self.spec.inputs, *self.spec.outputs)
+            for tensor in (*self.spec.model_inputs, *self.spec.model_outputs)
             if tensor.name in scalar and tensor.dims == (1,) and not self.spec.max_batch_size
         )
 
@@ -124,7 +124,7 @@ class OnnxModel(Model):
         """An instance that runs the shared session."""
         if spec.kind not in ("CPU", "AUTO"):
             raise BackendError(f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU")
-        tensors = (*self.spec.inputs, *self.spec.outputs)
+        tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype == "BF16" for tensor in tensors):
             return BoundInstance(self)
         return PlainInstance(self)
@@ -136,9 +136,9 @@ class OnnxInstance(Instance):
     def __init__(self, model: OnnxModel) -> None:
         self.session = model.session
         self.inputs = tuple(
-            (tensor.name, tensor.datatype, tensor.name in model.scalars) for tensor in model.spec.inputs
+            (tensor.name, tensor.datatype, tensor.name in model.scalars) for tensor in model.spec.model_inputs
         )
-        self.outputs = {tensor.name: tensor for tensor in model.spec.outputs}
+        self.outputs = {tensor.name: tensor for tensor in model.spec.model_outputs}
         self.scalars = model.scalars
         self.run_options = options.run_options(model.run_config)
 

@@ -54,10 +54,10 @@ def check(spec: ModelSpec, session: onnxruntime.InferenceSession) -> None:
     defaults = {node.name: node for node in session.get_overridable_initializers()}
     outputs = {node.name: node for node in session.get_outputs()}
     _check_input_names(spec, inputs, defaults)
-    _check_known(spec, "output", spec.outputs, outputs)
-    for tensor in spec.inputs:
+    _check_known(spec, "output", spec.model_outputs, outputs)
+    for tensor in spec.model_inputs:
         _check_tensor(spec, "input", tensor, inputs.get(tensor.name) or defaults[tensor.name])
-    for tensor in spec.outputs:
+    for tensor in spec.model_outputs:
         _check_tensor(spec, "output", tensor, outputs[tensor.name])
 
 
@@ -66,15 +66,15 @@ def _check_input_names(
     inputs: Mapping[str, onnxruntime.NodeArg],
     defaults: Mapping[str, onnxruntime.NodeArg],
 ) -> None:
-    _check_known(spec, "input", spec.inputs, {**inputs, **defaults})
-    configured = {tensor.name: tensor for tensor in spec.inputs}
+    _check_known(spec, "input", spec.model_inputs, {**inputs, **defaults})
+    configured = {tensor.name: tensor for tensor in spec.model_inputs}
     missing = [name for name in inputs if name not in configured]
     if missing:
         raise BackendError(
             f"unable to load model '{spec.name}', configuration expects {len(configured)} inputs, model provides "
             f"{len(inputs)}: add {', '.join(missing)}"
         )
-    for tensor in spec.inputs:
+    for tensor in spec.model_inputs:
         if tensor.name in defaults and not tensor.optional:
             raise BackendError(
                 f"model '{spec.name}': input '{tensor.name}' has a value in the model (an initializer), so it must be "

@@ -122,8 +122,8 @@ class TorchInstance(Instance):
 
         self.module = module
         self.forward = forward
-        self.inputs = tuple((tensor.name, tensor.datatype == "BYTES") for tensor in spec.inputs)
-        self.outputs = tuple(zip(spec.outputs, forward.output_positions, strict=True))
+        self.inputs = tuple((tensor.name, tensor.datatype == "BYTES") for tensor in spec.model_inputs)
+        self.outputs = tuple(zip(spec.model_outputs, forward.output_positions, strict=True))
         self.batches = spec.max_batch_size > 0
         self.types = {name: getattr(torch, attribute) for name, attribute in TORCH_TYPES.items()}
         self.no_gradients = torch.inference_mode if options.inference_mode else torch.no_grad

@@ -29,13 +29,13 @@ class Forward:
         schema = module.forward.schema
         arguments = schema.arguments[1:]  # without self
         self.model = spec.name
-        self.input_names = tuple(tensor.name for tensor in spec.inputs)
+        self.input_names = tuple(tensor.name for tensor in spec.model_inputs)
         self.takes_dictionary = _takes_dictionary(spec, arguments)
         self._positions: list[int] = []
         self._keyword_names: list[str] = []
         if not self.takes_dictionary:
             self._match_arguments(spec, arguments)
-        self.output_positions = output_positions(spec.name, [tensor.name for tensor in spec.outputs])
+        self.output_positions = output_positions(spec.name, [tensor.name for tensor in spec.model_outputs])
         self._returns_list = _text_of(schema.returns[0].type) == STRINGS
         self._check_outputs(spec, schema.returns[0].type)
 
@@ -48,7 +48,7 @@ class Forward:
                     f"model '{spec.name}': forward() needs '{argument.name}', its argument {position}, but the "
                     f"configuration has no input for it"
                 )
-        for tensor, position in zip(spec.inputs, self._positions, strict=True):
+        for tensor, position in zip(spec.model_inputs, self._positions, strict=True):
             _check_argument(spec, tensor, arguments[position])
         if sorted(self._positions) != list(range(len(self._positions))):
             # Arguments in between keep their default values, so the others must be passed by name.
@@ -59,11 +59,12 @@ class Forward:
         count = len(returned.elements()) if kind == "TupleType" else 1 if kind == "TensorType" else None
         if self._returns_list:
             count = 1
-        if count is not None and len(spec.outputs) > count:
+        if count is not None and len(spec.model_outputs) > count:
             raise BackendError(
-                f"model '{spec.name}' is configured with {len(spec.outputs)} outputs, but forward() returns {count}"
+                f"model '{spec.name}' is configured with {len(spec.model_outputs)} outputs, "
+                f"but forward() returns {count}"
             )
-        for tensor in spec.outputs:
+        for tensor in spec.model_outputs:
             _check_strings(spec, "output", tensor)
 
     def bind(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -129,7 +130,7 @@ def _takes_dictionary(spec: ModelSpec, arguments: list[Any]) -> bool:
             f"model '{spec.name}': forward() takes '{dictionaries[0].name}' of type "
             f"{_text_of(dictionaries[0].type)}, only {TENSORS_BY_NAME} is supported"
         )
-    for tensor in spec.inputs:
+    for tensor in spec.model_inputs:
         if tensor.datatype == "BYTES":
             raise BackendError(f"model '{spec.name}': input '{tensor.name}' is BYTES, but forward() takes Tensors")
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from backends.api import Signature, TensorSpec
@@ -10,6 +10,7 @@ from server.engine.config.datatypes import TYPE_OF
 from server.engine.config.defaults import fill_defaults
 from server.engine.config.findings import Finding, error_of
 from server.engine.config.source import NOWHERE, Source
+from server.engine.config.supplied import supplied_inputs
 from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
@@ -62,7 +63,10 @@ def complete(
         if default_max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
     whole = signature.batches and not config.max_batch_size
-    scalars = _fill(config.input, signature.inputs, whole) | _fill(config.output, signature.outputs, whole)
+    supplied = {spec.tensor.name for spec in supplied_inputs(config)}
+    kept = {spec.source for spec in supplied_inputs(config) if spec.kind == "STATE"}
+    scalars = _fill(config.input, signature.inputs, whole, supplied)
+    scalars |= _fill(config.output, signature.outputs, whole, kept)
     fill_defaults(config)
     return scalars
 
@@ -79,11 +83,12 @@ def _ranks_fit(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
     return all(len(tensor.dims) <= max(1, ranks.get(tensor.name, 0)) for tensor in tensors if tensor.name in ranks)
 
 
-def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool) -> frozenset[str]:
-    """Add all tensors where none is given, else what those that are given leave out."""
+def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Collection[str]) -> frozenset[str]:
+    """Add all tensors but the `others` where none is given, else what those that are given leave out."""
     if not tensors:
         for spec in specs:
-            tensors.add(name=spec.name)
+            if spec.name not in others:
+                tensors.add(name=spec.name)
     known = {spec.name: spec for spec in specs}
     scalars = set()
     for tensor in tensors:

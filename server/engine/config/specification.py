@@ -9,6 +9,7 @@ from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.files import inside, read_text
 from server.engine.config.source import NOWHERE, Source
+from server.engine.config.supplied import kept_outputs, supplied_inputs
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
@@ -37,6 +38,8 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         parameters=MappingProxyType({key: value.string_value for key, value in config.parameters.items()}),
         default_model_filename=_model_filename(config, model_dir, source),
         graph_level=graph.level if graph else None,
+        supplied=tuple(supplied_inputs(config)),
+        kept=tuple(kept_outputs(config)),
     )
 
 
