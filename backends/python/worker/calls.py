@@ -1,0 +1,203 @@
+"""Calls of a model to other models (BLS): their responses, waited for by a thread, a coroutine or an iterator."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .channel import Waiter
+from .errors import TritonModelException
+from .runtime import PARENT, current
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .channel import Channel
+    from .request import InferenceRequest
+    from .response import InferenceResponse
+
+
+class Call(Waiter):
+    """One call under way.
+
+    Attributes:
+        number: by which the channel knows it.
+        decoupled: more than one response may come.
+        final: the last response has been delivered.
+    """
+
+    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "number")
+
+    def __init__(self, channel: Channel, decoupled: bool) -> None:
+        super().__init__()
+        self.number = 0
+        self.decoupled = decoupled
+        self.final = False
+        self._channel = channel
+        self._arrived: deque[InferenceResponse] = deque()
+        # What a coroutine waits on, and its loop, which is the only one that may touch it.
+        self._future: asyncio.Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def deliver(self, response: InferenceResponse, final: bool) -> None:
+        """A response has come. Called by the channel, one response at a time."""
+        self._arrived.append(response)
+        if final:
+            self.final = True
+        self.finish()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._resolve)
+
+    # -- one response
+
+    def wait(self) -> InferenceResponse:
+        """The response, once it is there."""
+        self._channel.wait(self)
+        return self._arrived.popleft()
+
+    def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """A future of the response, or of the next one."""
+        self._loop = loop
+        self._future = loop.create_future()
+        self._future.add_done_callback(self._given_up)
+        return self._future
+
+    def _resolve(self) -> None:
+        future = self._future
+        if future is not None and not future.done() and self._arrived:
+            future.set_result(self._arrived.popleft())
+
+    def _given_up(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() and not self.decoupled:
+            self.cancel()
+
+    # -- several
+
+    def next(self) -> InferenceResponse:
+        """The next response, once it is there. Not after the final one."""
+        while not self._arrived:
+            self.done = False
+            if not self._arrived:  # it may have come in between
+                self._channel.wait(self)
+        return self._take()
+
+    def _take(self) -> InferenceResponse:
+        response = self._arrived.popleft()
+        if not self.final:
+            self._channel.consumed(self)
+        return response
+
+    async def next_async(self) -> InferenceResponse:
+        """The next response; lets other coroutines run while it is on its way."""
+        import asyncio
+
+        if self._arrived:
+            return self._take()
+        future = self.future(asyncio.get_running_loop())
+        self._resolve()  # it may have come in between
+        response: InferenceResponse = await future
+        if not self.final:
+            self._channel.consumed(self)
+        return response
+
+    def is_over(self) -> bool:
+        """Whether every response has been taken."""
+        return self.final and not self._arrived
+
+    def cancel(self) -> None:
+        """Say that nobody waits for it any more."""
+        if not self.final:
+            self._channel.cancel(self)
+
+
+class ResponseIterator:
+    """The responses to a request, as they come; afterwards all of them, again and again.
+
+    The last one may be empty: a decoupled model may end with a flag alone.
+    """
+
+    __slots__ = ("_call", "_index", "_seen")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._seen: list[InferenceResponse] = []
+        self._index = 0  # of the next response, once every one has been seen
+
+    def __iter__(self) -> ResponseIterator:
+        if self._call.is_over() and self._index >= len(self._seen):
+            self._index = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._call.is_over():
+            return self._again()
+        response = self._call.next()
+        self._keep(response)
+        return response
+
+    def _again(self) -> InferenceResponse:
+        if self._index >= len(self._seen):
+            raise StopIteration("Iteration is done for the responses.")
+        self._index += 1
+        return self._seen[self._index - 1]
+
+    def _keep(self, response: InferenceResponse) -> None:
+        self._seen.append(response)
+        if self._call.is_over():
+            self._index = len(self._seen)
+
+    def __aiter__(self) -> ResponseIterator:
+        return iter(self)
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._call.is_over():
+            try:
+                return self._again()
+            except StopIteration:
+                raise StopAsyncIteration from None
+        response = await self._call.next_async()
+        self._keep(response)
+        return response
+
+    def cancel(self) -> None:
+        """Ask for the request to be cancelled. The iteration still ends with what the model says last."""
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        self._call.cancel()
+
+
+def start(request: InferenceRequest, decoupled: bool) -> Call:
+    """Send a request to another model.
+
+    Raises:
+        TritonModelException: called while the model is initialized or finalized.
+    """
+    call = _new_call(decoupled)
+    call._channel.call(request, call, PARENT.get())
+    return call
+
+
+def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[Any]:
+    """Send a request; the future of its response, or of an iterator over its responses."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    call = _new_call(decoupled)
+    call._channel.expect()
+    if decoupled:
+        future: asyncio.Future[Any] = loop.create_future()
+        future.set_result(ResponseIterator(call))
+    else:
+        future = call.future(loop)  # before the response can come
+    call._channel.call(request, call, PARENT.get())
+    return future
+
+
+def _new_call(decoupled: bool) -> Call:
+    runtime = current()
+    if not runtime.initialized or runtime.finalizing:
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+    return Call(runtime.channel, decoupled)

@@ -1,0 +1,121 @@
+"""What a model's runtime needs of the server: the seam between the model's side and a transport.
+
+A worker process has a channel on shared memory, a model in the server's process one on its batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .request import InferenceRequest
+    from .response import InferenceResponse
+
+
+class Waiter:
+    """Waits for something that a channel brings."""
+
+    __slots__ = ("_event", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._event: threading.Event | None = None
+
+    def wake(self) -> None:
+        """It has come, or there is work to do for whoever waits."""
+        if self._event is not None:
+            self._event.set()
+
+    def finish(self) -> None:
+        """It has come."""
+        self.done = True
+        self.wake()
+
+    def sleep(self) -> None:
+        """Wait for `wake`. `prepare` comes before."""
+        assert self._event is not None
+        self._event.wait()
+        self._event.clear()
+
+    def prepare(self) -> None:
+        """Get ready to sleep."""
+        if self._event is None:
+            self._event = threading.Event()
+
+
+class Channel(abc.ABC):
+    """The way to the server. Every method may be called from any thread, and raises TritonModelException.
+
+    Requests are known by a key, which the channel gave them.
+
+    Attributes:
+        name: of the model's instance, for messages.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
+        """Send a response to a request; None with `final` only ends it. May wait for a slow client.
+
+        Args:
+            key: of the request.
+            response: to it.
+            final: no other follows.
+            wanted: indices of the outputs that were asked for; None for every one.
+        """
+
+    @abc.abstractmethod
+    def is_cancelled(self, key: int) -> bool:
+        """Whether nobody waits for the answer to this request any more."""
+
+    @abc.abstractmethod
+    def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+        """Send a request to another model; its responses are given to the call as they come, from any thread.
+
+        Args:
+            request: what is asked.
+            call: takes the responses.
+            parent: key and id of the request that this one is made for; the key is 0 for none. It inherits the
+                deadline, cancellation, trace and id where it has none of its own.
+
+        What goes wrong is delivered as an error.
+        """
+
+    @abc.abstractmethod
+    def cancel(self, call: Call) -> None:
+        """Tell the server that nobody waits for a call any more."""
+
+    @abc.abstractmethod
+    def consumed(self, call: Call) -> None:
+        """Tell the server that the model has taken one response of a call, so that another is welcome."""
+
+    @abc.abstractmethod
+    def wait(self, waiter: Waiter) -> None:
+        """Wait until the waiter is done."""
+
+    def expect(self) -> None:
+        """Responses are coming that no thread waits for."""
+        return
+
+    @abc.abstractmethod
+    def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask the server for something other than inference, and wait for the answer.
+
+        Questions: load_model, unload_model, is_model_ready, metric_value; arguments and results as in `protocol`, CALL.
+
+        Raises:
+            TritonModelException: the server refused; with its reason.
+        """
+
+    @abc.abstractmethod
+    def metric(self, change: Mapping[str, Any]) -> None:
+        """Report one change of a metric, as in `protocol`, METRIC."""
+
+    @abc.abstractmethod
+    def log(self, level: int, text: str) -> None:
+        """Write to the server's log, at one of the LOG levels of `protocol`."""

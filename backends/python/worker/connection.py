@@ -1,0 +1,283 @@
+"""The channel of a worker process: what goes through the side socket, from any thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import protocol as p
+from .channel import Channel, Waiter
+from .errors import ERROR_CODES, TritonError, TritonModelException
+from .link import INLINE_LIMIT, Grants, Link, Packet, Side
+from .messages import decode_response, encode_request
+from .packing import Names, ResponseWriter
+from .request import SEQUENCE_END, SEQUENCE_START
+from .response import InferenceResponse
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .request import InferenceRequest
+
+LOG_LIMIT = 32 << 10
+"""Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
+
+
+class Answer(Waiter):
+    """What the server says to a CALL."""
+
+    __slots__ = ("said",)
+
+    said: dict[str, Any]
+
+
+class Credit(Waiter):
+    """How many responses may still be sent for a request; less than 0 while somebody waits to send one."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+
+class Connection(Channel):
+    """The way from a worker process to the server.
+
+    Args:
+        link: the transport.
+        name: of the instance.
+        names: of inputs and outputs.
+        window: responses that may be sent for a request before the server has taken one.
+        verbose: whether the server wants verbose messages.
+
+    Attributes:
+        on_is_ready: called with the id of the question whether the model is ready; answered by `tell_ready`.
+    """
+
+    def __init__(self, link: Link, name: str, names: Names, window: int, verbose: bool) -> None:
+        self.name = name
+        self.on_is_ready: Callable[[int], None] = lambda _: None
+        self._link = link
+        self._names = names
+        self._window = window
+        self._verbose = verbose
+        self._side = Side(link, self._dispatch)
+        self._grants = Grants(link, self._side)
+        self._calls: dict[int, Call] = {}
+        self._answers: dict[int, Answer] = {}
+        self._credits: dict[int, Credit] = {}
+        # Re-entrant: a sender that is let go of answers from wherever the interpreter finds that out.
+        self._credit_lock = threading.RLock()
+
+    def wait(self, waiter: Waiter) -> None:
+        self._side.wait(waiter)
+
+    def expect(self) -> None:
+        self._side.read_always()
+
+    def _dispatch(self, packet: Packet) -> None:
+        if packet.kind == p.BLS_RESPONSE:
+            self._call_answered(packet)
+        elif packet.kind == p.CREDIT:
+            self._credit_arrived(packet)
+        elif packet.kind == p.ALLOCATED:
+            self._grants.arrived(packet)
+        elif packet.kind == p.ANSWER:
+            answer = self._answers.pop(packet.id)
+            answer.said = json.loads(self._record(packet))
+            answer.finish()
+        elif packet.kind == p.IS_READY:
+            self.on_is_ready(packet.id)
+
+    def _record(self, packet: Packet) -> bytes:
+        """The record as bytes; its memory in the arena is given back."""
+        record = self._link.record(packet)
+        if packet.flags & p.IN_ARENA:
+            self._link.send(self._link.side, p.RELEASE, offset=packet.offset)
+        return record
+
+    def _send(self, kind: int, record: bytes, *, flags: int = 0, code: int = 0, number: int = 0) -> None:
+        """Send a record of any size.
+
+        Raises:
+            TritonModelException: it needs memory of the arena, and there is none.
+        """
+        if len(record) <= INLINE_LIMIT:
+            self._link.send(self._link.side, kind, record, flags=flags, code=code, number=number)
+            return
+        offset = self._grants.take(len(record))
+        self._link.memory[offset : offset + len(record)] = record
+        self._link.send_arena(self._link.side, kind, offset, len(record), flags=flags, code=code, number=number)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Answering
+
+    def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
+        flags = p.FINAL if final else 0
+        if response is None:
+            self._credits.pop(key, None)
+            self._link.send(self._link.side, p.RESPONSE, flags=flags | p.EMPTY, number=key)
+            return
+        self._spend_credit(key)
+        if final:
+            self._credits.pop(key, None)
+        taken: list[int] = []
+        writer = ResponseWriter(self._names, self._link.memory, self._take_into(taken))
+        try:
+            writer.add(response, wanted)
+            self._send(p.RESPONSE, writer.record(), flags=flags, number=key)
+        except TritonModelException as error:
+            # The request is not left without an answer, and the model is told.
+            for offset in taken:
+                self._link.send(self._link.side, p.FREE, offset=offset)
+            writer = ResponseWriter(self._names, self._link.memory, self._grants.take)
+            writer.add_error(p.CODE_INTERNAL, str(error))
+            self._link.send(self._link.side, p.RESPONSE, writer.record(), flags=flags, number=key)
+            raise
+
+    def _take_into(self, taken: list[int]) -> Callable[[int], int]:
+        def take(size: int) -> int:
+            taken.append(self._grants.take(size))
+            return taken[-1]
+
+        return take
+
+    def _spend_credit(self, key: int) -> None:
+        with self._credit_lock:
+            credit = self._credits.get(key)
+            if credit is None:
+                credit = self._credits[key] = Credit(self._window)
+            credit.left -= 1
+            credit.done = credit.left >= 0
+        self._side.wait(credit)
+
+    def _credit_arrived(self, packet: Packet) -> None:
+        with self._credit_lock:
+            credit = self._credits.get(packet.id)
+            if credit is None:
+                return  # the request has ended
+            credit.left += packet.offset
+            if credit.left >= 0:
+                credit.finish()
+
+    def is_cancelled(self, key: int) -> bool:
+        return self._link.memory[key & p.SLOT_MASK] != 0
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Calls to other models
+
+    def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+        call.number = self._link.next_id()
+        self._calls[call.number] = call
+        try:
+            self._send_call(request, call, parent)
+        except TritonModelException as error:
+            self._calls.pop(call.number)
+            call.deliver(InferenceResponse(error=TritonError(str(error))), True)
+
+    def _send_call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+        number, request_id = parent
+        pieces = encode_request(
+            request._model_name,
+            str(request._model_version) if request._model_version >= 0 else "",
+            request._request_id or request_id,
+            call_parameters(request),
+            request._inputs,
+            request._outputs,
+        )
+        size = sum(map(len, pieces))
+        head = p.BLS_HEAD.pack(request._trace._key or number, 0, size, 0)
+        flags = p.DECOUPLED if call.decoupled else 0
+        link = self._link
+        if p.BLS_HEAD.size + size <= INLINE_LIMIT:
+            link.send(link.side, p.BLS_REQUEST, b"".join((head, *pieces)), flags=flags, number=call.number)
+            return
+        offset = at = self._grants.take(p.BLS_HEAD.size + size)
+        for piece in (head, *pieces):
+            link.memory[at : at + len(piece)] = piece
+            at += len(piece)
+        link.send_arena(link.side, p.BLS_REQUEST, offset, at - offset, flags=flags, number=call.number)
+
+    def _call_answered(self, packet: Packet) -> None:
+        final = bool(packet.flags & p.FINAL)
+        call = self._calls.pop(packet.id) if final else self._calls[packet.id]
+        if packet.flags & p.FAILED:
+            text = self._record(packet).decode("utf-8", "replace")
+            response = InferenceResponse(error=TritonError(text, ERROR_CODES[packet.code]))
+        elif packet.flags & p.EMPTY:
+            response = InferenceResponse()
+        else:
+            response = self._response_of(packet)
+        call.deliver(response, final)
+
+    def _response_of(self, packet: Packet) -> InferenceResponse:
+        try:
+            if packet.flags & p.IN_ARENA:
+                buffer = self.lend(lambda: self._link.send(self._link.side, p.RELEASE, offset=packet.offset))
+                message = self._link.memory[packet.offset : packet.offset + packet.size]
+                outputs, parameters = decode_response(message, buffer, packet.offset)
+            else:
+                outputs, parameters = decode_response(memoryview(packet.data), packet.data, 0)
+        except TritonModelException as error:
+            return InferenceResponse(error=TritonError(str(error)))
+        response = InferenceResponse(outputs)
+        response._parameters = parameters or None
+        return response
+
+    def lend(self, give_back: Callable[[], None]) -> Any:
+        """The arena, as something that tensors can lie in; calls `give_back` when nothing refers to it any more."""
+        import numpy as np
+
+        # Arrays made on an array keep that very one as their base, as long as its own base is no array.
+        whole = np.frombuffer(self._link.arena, np.uint8)
+        weakref.finalize(whole, give_back).atexit = False
+        return whole
+
+    def consumed(self, call: Call) -> None:
+        self._link.send(self._link.side, p.BLS_CREDIT, number=call.number, offset=1)
+
+    def cancel(self, call: Call) -> None:
+        self._link.send(self._link.side, p.BLS_CANCEL, number=call.number)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Everything else
+
+    def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
+        answer = Answer()
+        number = self._link.next_id()
+        self._answers[number] = answer
+        self._send(p.CALL, json.dumps({"call": question, **arguments}).encode(), number=number)
+        self._side.wait(answer)
+        if "error" in answer.said:
+            raise TritonModelException(answer.said["error"])
+        return answer.said.get("result")
+
+    def metric(self, change: Mapping[str, Any]) -> None:
+        self._send(p.METRIC, json.dumps(change).encode())
+
+    def log(self, level: int, text: str) -> None:
+        if level != p.LOG_VERBOSE or self._verbose:
+            record = text[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
+            self._link.send(self._link.side, p.LOG, record, code=level)
+
+    def tell_ready(self, number: int, ready: bool, why: str) -> None:
+        """Answer the question whether the model is ready."""
+        record = why[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
+        self._link.send(self._link.side, p.HEALTH, record, flags=p.TRUE if ready else 0, number=number)
+
+
+def call_parameters(request: InferenceRequest) -> dict[str, Any]:
+    """The parameters of a call, with what the protocol carries among them."""
+    parameters = dict(request._parameters or {})
+    if request._correlation_id:
+        parameters["sequence_id"] = request._correlation_id
+        parameters["sequence_start"] = bool(request._flags & SEQUENCE_START)
+        parameters["sequence_end"] = bool(request._flags & SEQUENCE_END)
+    if request._timeout:
+        parameters["timeout"] = request._timeout
+    if request._priority:
+        parameters["priority"] = request._priority
+    return parameters

@@ -1,0 +1,106 @@
+"""What a model raises and what it answers with when something went wrong."""
+
+from __future__ import annotations
+
+import os
+from types import FrameType, TracebackType
+
+
+class TritonModelException(Exception):
+    """Raised by this module for wrong use of it, and by models that cannot serve their requests."""
+
+    def message(self) -> str:
+        """The text."""
+        return str(self)
+
+
+class ErrorCode(int):
+    """A status code of the KServe protocol's errors: an int with a name."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> ErrorCode:
+        code = super().__new__(cls, value)
+        code.name = name
+        return code
+
+    def __repr__(self) -> str:
+        return f"TritonError.{self.name}"
+
+
+class TritonError:
+    """An error as the answer to one request.
+
+    Args:
+        message: for the caller.
+        code: one of the constants of this class.
+
+    Raises:
+        TypeError: the message is not a str, or the code is not one of them.
+    """
+
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = ErrorCode(0, "UNKNOWN")
+    INTERNAL = ErrorCode(1, "INTERNAL")
+    NOT_FOUND = ErrorCode(2, "NOT_FOUND")
+    INVALID_ARG = ErrorCode(3, "INVALID_ARG")
+    UNAVAILABLE = ErrorCode(4, "UNAVAILABLE")
+    UNSUPPORTED = ErrorCode(5, "UNSUPPORTED")
+    ALREADY_EXISTS = ErrorCode(6, "ALREADY_EXISTS")
+    CANCELLED = ErrorCode(7, "CANCELLED")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError expects a str as its message, got {type(message).__name__}")
+        if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code < len(ERROR_CODES):
+            raise TypeError(f"TritonError expects one of its codes, such as TritonError.NOT_FOUND, got {code!r}")
+        self._message = message
+        self._code = ERROR_CODES[code]
+
+    def message(self) -> str:
+        """The text."""
+        return self._message
+
+    def code(self) -> ErrorCode:
+        """One of the constants of this class."""
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"TritonError({self._message!r}, {self._code!r})"
+
+
+ERROR_CODES = (
+    TritonError.UNKNOWN,
+    TritonError.INTERNAL,
+    TritonError.NOT_FOUND,
+    TritonError.INVALID_ARG,
+    TritonError.UNAVAILABLE,
+    TritonError.UNSUPPORTED,
+    TritonError.ALREADY_EXISTS,
+    TritonError.CANCELLED,
+)
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 (pathlib costs memory)
+
+
+def exception_text(error: BaseException) -> str:
+    """An exception as callers see it: type, text, and where in the model it was raised, innermost first.
+
+    That is the form in which Triton's Python backend reports one. A TritonModelException raised by this package for
+    wrong use of it, which Triton raises in C++, has no frames of this package either.
+    """
+    text = f"{type(error).__name__}: {error}"
+    frames = []
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        frame: FrameType = traceback.tb_frame
+        if not frame.f_code.co_filename.startswith(_HERE):
+            frames.append(f"  {frame.f_code.co_filename}({traceback.tb_lineno}): {frame.f_code.co_name}\n")
+        traceback = traceback.tb_next
+    if frames:
+        text += "\n\nAt:\n" + "".join(reversed(frames))
+    return text

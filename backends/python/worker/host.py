@@ -1,0 +1,253 @@
+"""The host of one model instance: it imports the model's file, calls its methods and checks what they return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import protocol, runtime
+from .config import ModelConfig
+from .errors import TritonError, TritonModelException, exception_text
+from .loading import import_model, model_class
+from .request import RELEASE_RESCHEDULE, ReceivedRequest
+from .response import InferenceResponse, close_for_error, take_final
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .channel import Channel
+
+
+class ModelFailed(Exception):
+    """`execute` did not do what it must; the text is what callers are told."""
+
+
+class Host:
+    """One instance of a model.
+
+    Args:
+        channel: the way to the server.
+        model_file: path of the model's file.
+        model_dir: the version directory.
+        package: the name of the package that the file's folder becomes.
+        decoupled: the model answers through senders.
+    """
+
+    def __init__(self, channel: Channel, model_file: str, model_dir: str, package: str, decoupled: bool) -> None:
+        self.name = channel.name
+        self.decoupled = decoupled
+        self.has_is_ready = False
+        self._channel = channel
+        self._file = model_file
+        self._package = package
+        self._runtime = runtime.Runtime(channel, model_dir, package)
+        self._model: Any = None
+        self._execute: Any = None
+        self._loop: EventLoop | None = None
+        self._starting = threading.Lock()
+        runtime.add(self._runtime)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Life
+
+    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the model complete its configuration.
+
+        Raises:
+            TritonModelException: it does not return a ModelConfig.
+            Exception: whatever the model raises.
+        """
+        found: Any = ModelConfig(config)
+        complete = getattr(model_class(import_model(self._file, self._package)), "auto_complete_config", None)
+        if complete is not None:
+            found = complete(found)
+        if not isinstance(found, ModelConfig):
+            raise TritonModelException(
+                f"auto_complete_config function in model '{self.name}' must return a valid pb.ModelConfig object."
+            )
+        return found.as_dict()
+
+    def load(self, args: dict[str, str]) -> None:
+        """Make the model and initialize it.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        self._model = model_class(import_model(self._file, self._package))()
+        if hasattr(self._model, "initialize"):
+            self._model.initialize(args)
+        self._execute = getattr(self._model, "execute", None)
+        self.has_is_ready = hasattr(self._model, "is_ready")
+        self._runtime.initialized = True
+
+    def finalize(self) -> None:
+        """Have the model clean up. What it raises is logged."""
+        self._runtime.finalizing = True
+        if self._loop is not None:
+            self._loop.stop()
+        if hasattr(self._model, "finalize"):
+            try:
+                self._model.finalize()
+            except Exception as error:
+                self._channel.log(protocol.LOG_INFO, exception_text(error))
+        self._model = self._execute = None
+
+    def close(self) -> None:
+        """Forget the model."""
+        runtime.remove(self._runtime)
+
+    def is_ready(self) -> bool:
+        """What the model says, True if it does not say anything.
+
+        Raises:
+            TritonModelException: it says something that is no bool.
+            Exception: whatever the model raises.
+        """
+        if not self.has_is_ready:
+            return True
+        result = self._model.is_ready()
+        if isinstance(result, Coroutine):
+            result = self._event_loop().run(result)
+        if not isinstance(result, bool):
+            raise TritonModelException("is_ready() must return a boolean value")
+        return result
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Execution
+
+    def execute(self, requests: list[ReceivedRequest]) -> list[InferenceResponse | None]:
+        """Have the model execute a batch.
+
+        Returns:
+            A response for each request; None for one that is answered by its sender, or that is to be rescheduled.
+
+        Raises:
+            ModelFailed: the model raised, or returned something wrong.
+        """
+        if len(requests) == 1:
+            request = requests[0]
+            runtime.PARENT.set((request._key, request._request_id))
+        else:
+            runtime.PARENT.set(runtime.NO_PARENT)
+        try:
+            if self._execute is None:
+                raise ModelFailed(f"Python model {self._file} does not implement `execute` method.")
+            result = self._execute(requests)
+            if result.__class__ is not list and isinstance(result, Coroutine):
+                if self.decoupled:
+                    self._run_in_background(result, requests)
+                    result = None
+                else:
+                    result = self._event_loop().run(result)
+            return self._checked(requests, result)
+        except ModelFailed as error:
+            failed = str(error)
+        except BaseException as error:
+            # Also SystemExit: a model does not end its worker that way.
+            failed = exception_text(error)
+        text = f"Failed to process the request(s) for model '{self.name}', message: {failed}"
+        self._channel.log(protocol.LOG_ERROR, text)
+        raise ModelFailed(text)
+
+    def _checked(self, requests: list[ReceivedRequest], responses: Any) -> list[InferenceResponse | None]:
+        if responses is None:
+            return [None] * len(requests)
+        if self.decoupled:
+            raise ModelFailed(
+                f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(responses, list):
+            raise ModelFailed(f"Expected a list in the execute return, found type '{type(responses)}'.")
+        if len(responses) != len(requests):
+            raise ModelFailed(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
+            )
+        for request, response in zip(requests, responses):
+            if response is None:
+                continue
+            if request._release == RELEASE_RESCHEDULE:
+                raise ModelFailed(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(response)}'."
+                )
+            if not isinstance(response, InferenceResponse):
+                raise ModelFailed(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+            if request._sender is not None:
+                try:
+                    take_final(request._sender, response)
+                except TritonModelException as error:
+                    raise ModelFailed(str(error)) from None
+        return responses
+
+    def unanswered(self, request: ReceivedRequest) -> bool:
+        """After a failure: whether the request has no final response yet. Its sender is closed."""
+        return request._sender is None or close_for_error(request._sender)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Coroutines
+
+    def _event_loop(self) -> EventLoop:
+        if self._loop is None:
+            with self._starting:
+                if self._loop is None:
+                    self._loop = EventLoop(self._runtime)
+        return self._loop
+
+    def _run_in_background(self, coroutine: Coroutine[Any, Any, Any], requests: list[ReceivedRequest]) -> None:
+        senders = [request._sender for request in requests]
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            if error is None:
+                senders.clear()
+                return
+            text = f"Failed to process the request(s) for model '{self.name}', message: {exception_text(error)}"
+            self._channel.log(protocol.LOG_ERROR, text)
+            for sender in senders:
+                if sender is not None and close_for_error(sender):
+                    response = InferenceResponse(error=TritonError(text))
+                    self._channel.respond(sender._key, response, True, sender._wanted)
+            senders.clear()
+
+        self._event_loop().start(coroutine).add_done_callback(done)
+
+
+class EventLoop:
+    """A thread with an event loop, for models whose methods are coroutines. It runs as long as the model."""
+
+    def __init__(self, owner: runtime.Runtime) -> None:
+        import asyncio
+
+        self._loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self._owner = owner
+        self._tasks: set[Any] = set()  # the loop itself keeps no more than weak references
+        threading.Thread(target=self._run, name="inferd-asyncio", daemon=True).start()
+
+    def _run(self) -> None:
+        import asyncio
+
+        asyncio.set_event_loop(self._loop)
+        runtime.use_on_this_thread(self._owner)
+        self._loop.run_forever()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run it; the future of its result."""
+        import asyncio
+
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._tasks.add(future)
+        future.add_done_callback(self._tasks.discard)
+        return future
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run it and wait for its result."""
+        return self.start(coroutine).result()
+
+    def stop(self) -> None:
+        """Stop the loop after what it is doing."""
+        self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,194 @@
+"""The worker's end of the transport: two sockets and the arena, as `protocol` describes them."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import threading
+from typing import Any, Callable, NoReturn
+
+from . import protocol as p
+from .channel import Waiter
+from .errors import TritonModelException
+
+_HEAD = p.HEAD
+_HEAD_SIZE = p.HEAD.size
+INLINE_LIMIT = p.PACKET - _HEAD_SIZE
+"""Bytes of a record that fit into a packet."""
+
+
+class Packet:
+    """A packet that came in. The record is in `data`, which belongs to the receiver, or in the arena."""
+
+    __slots__ = ("code", "data", "flags", "id", "kind", "offset", "size")
+
+    def __init__(self, received: memoryview) -> None:
+        self.kind, self.flags, self.code, self.size, self.id, self.offset = _HEAD.unpack_from(received)
+        # A bytearray, because tensors in it may be written to; of its own, because they may be kept.
+        self.data = bytearray(received[_HEAD_SIZE:])
+
+
+class Link:
+    """Sockets and arena. Sending is safe from any thread: a packet goes out whole."""
+
+    def __init__(self, work: int, side: int, arena: int) -> None:
+        self.work = socket.socket(fileno=work)
+        self.side = socket.socket(fileno=side)
+        self.arena = mmap.mmap(arena, 0)
+        self.memory = memoryview(self.arena)
+        os.close(arena)
+        self._ids = itertools.count(1)
+        self._buffer = memoryview(bytearray(p.PACKET))
+
+    def next_id(self) -> int:
+        """A number that this worker has not used yet."""
+        return next(self._ids)
+
+    def send(self, to: socket.socket, kind: int, record: Any = b"", *, flags: int = 0, code: int = 0, number: int = 0,
+             offset: int = 0) -> None:  # fmt: skip
+        """Send a packet; the record must fit into it."""
+        try:
+            to.sendmsg((_HEAD.pack(kind, flags, code, len(record), number, offset), record))
+        except (BrokenPipeError, ConnectionError):
+            server_is_gone()
+
+    def send_arena(self, to: socket.socket, kind: int, offset: int, size: int, *, flags: int = 0, code: int = 0,
+                   number: int = 0) -> None:  # fmt: skip
+        """Send a packet whose record lies in the arena."""
+        try:
+            to.send(_HEAD.pack(kind, flags | p.IN_ARENA, code, size, number, offset))
+        except (BrokenPipeError, ConnectionError):
+            server_is_gone()
+
+    def receive_work(self) -> Packet:
+        """The next packet of the work socket. Only the main thread reads it."""
+        return self.receive(self.work, self._buffer)
+
+    def record(self, packet: Packet) -> bytes:
+        """The record of a packet as bytes."""
+        if packet.flags & p.IN_ARENA:
+            return bytes(self.memory[packet.offset : packet.offset + packet.size])
+        return bytes(packet.data)
+
+    def receive(self, of: socket.socket, buffer: memoryview) -> Packet:
+        """The next packet; waits for it. The worker ends when there can be none."""
+        try:
+            size = of.recv_into(buffer)
+        except ConnectionError:
+            size = 0
+        if size == 0:
+            server_is_gone()
+        return Packet(buffer[:size])
+
+
+def server_is_gone() -> NoReturn:
+    """End this process: nobody is there to work for, and nobody to report to."""
+    os._exit(1)
+
+
+class Side:
+    """The side socket's reader: whoever waits reads, and hands to the others what is theirs.
+
+    A model that only calls others from `execute` has no thread besides its own, and its calls wake none. A thread
+    reads all the time once something is expected that nobody waits for.
+
+    Args:
+        link: the transport.
+        dispatch: takes each packet, on the thread that has read it.
+    """
+
+    def __init__(self, link: Link, dispatch: Callable[[Packet], None]) -> None:
+        self._link = link
+        self._dispatch = dispatch
+        self._buffer = memoryview(bytearray(p.PACKET))
+        self._reading = threading.Lock()
+        self._waiters: set[Waiter] = set()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def wait(self, waiter: Waiter) -> None:
+        """Wait until the waiter is done."""
+        if waiter.done:
+            return
+        waiter.prepare()
+        self._waiters.add(waiter)  # before the lock is tried: who lets go of it looks here for a successor
+        try:
+            while not waiter.done:
+                if self._thread is None and self._reading.acquire(blocking=False):
+                    self._read_until(waiter)
+                else:
+                    waiter.sleep()
+        finally:
+            self._waiters.discard(waiter)
+
+    def _read_until(self, waiter: Waiter) -> None:
+        try:
+            while not waiter.done and self._thread is None:
+                self._dispatch(self._link.receive(self._link.side, self._buffer))
+        finally:
+            self._reading.release()
+            for other in list(self._waiters):
+                if not other.done and other is not waiter:
+                    other.wake()
+                    break
+
+    def read_always(self) -> None:
+        """Have a thread read, from now on."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="inferd-side", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        # A waiter that reads at this moment goes on until its next packet, and then leaves the socket to this thread.
+        self._reading.acquire()
+        while True:
+            self._dispatch(self._link.receive(self._link.side, self._buffer))
+
+
+class Grants:
+    """Memory of the arena for what is sent on the side socket, asked for one by one."""
+
+    def __init__(self, link: Link, side: Side) -> None:
+        self._link = link
+        self._side = side
+        self._asked: dict[int, Grant] = {}
+
+    def take(self, size: int) -> int:
+        """The offset of so many bytes.
+
+        Raises:
+            TritonModelException: the server has no memory for them.
+        """
+        grant = Grant()
+        number = self._link.next_id()
+        self._asked[number] = grant
+        self._link.send(self._link.side, p.ALLOCATE, number=number, offset=size)
+        self._side.wait(grant)
+        if grant.code:
+            raise TritonModelException(no_memory(size))
+        return grant.offset
+
+    def arrived(self, packet: Packet) -> None:
+        """An ALLOCATED on the side socket."""
+        grant = self._asked.pop(packet.id)
+        grant.offset = packet.offset
+        grant.code = packet.code
+        grant.finish()
+
+
+class Grant(Waiter):
+    """A range of the arena that was asked for."""
+
+    __slots__ = ("code", "offset")
+
+    offset: int
+    code: int
+
+
+def no_memory(size: int) -> str:
+    """What is said when the server grants no memory."""
+    return f"no shared memory for {size} bytes: the limit of the model is reached"

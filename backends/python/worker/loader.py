@@ -1,0 +1,73 @@
+"""Loading and unloading of models, and whether they are ready: what a model may ask of its server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import runtime
+from .errors import TritonModelException
+
+
+def get_model_dir() -> str:
+    """The version directory of the model."""
+    return runtime.current().model_dir
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load a model, or load it anew.
+
+    Args:
+        model_name: a model of the repository.
+        config: a configuration as JSON text, instead of its own.
+        files: contents by path, such as "file:1/model.onnx", instead of the repository's.
+
+    Raises:
+        TritonModelException: it does not load, or the server is not started with `--model-control-mode explicit`.
+    """
+    encoded = None
+    if files is not None:
+        if not isinstance(files, Mapping):
+            raise TritonModelException(
+                f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+            )
+        from base64 import b64encode
+
+        encoded = {path: b64encode(content).decode() for path, content in files.items()}
+    _ask("load model", "load_model", {"name": model_name, "config": config, "files": encoded or {}})
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model.
+
+    Args:
+        model_name: the model.
+        unload_dependents: an ensemble's composing models as well.
+
+    Raises:
+        TritonModelException: the server is not started with `--model-control-mode explicit`.
+    """
+    _ask("unload model", "unload_model", {"name": model_name, "unload_dependents": bool(unload_dependents)})
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model can be called.
+
+    Args:
+        model_name: the model.
+        model_version: its version; empty for the latest.
+
+    Raises:
+        TritonModelException: the version is no number.
+    """
+    arguments = {"name": model_name, "version": model_version}
+    return bool(_ask("check model readiness", "is_model_ready", arguments))
+
+
+def _ask(doing: str, question: str, arguments: Mapping[str, object]) -> object:
+    if not isinstance(arguments["name"], str):
+        raise TypeError(f"a model's name must be a str, got {type(arguments['name']).__name__}")
+    try:
+        answer: object = runtime.current().channel.ask(question, arguments)
+    except TritonModelException as error:
+        raise TritonModelException(f"Failed to {doing}: {error}") from None
+    return answer

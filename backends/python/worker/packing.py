@@ -1,0 +1,264 @@
+"""Records of EXECUTE read into requests, and responses written into records, as `protocol` lays them out."""
+
+from __future__ import annotations
+
+import json
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Callable
+
+from . import protocol as p
+from .datatypes import BYTES
+from .memory import DEFAULT, PreferredMemory
+from .request import RELEASE_ALL, InferenceTrace, ReceivedRequest
+from .response import InferenceResponse, make_sender
+from .tensor import received, wire_bytes
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
+
+SMALL = 4096
+"""Bytes of an output that goes into the record rather than into memory of its own."""
+
+_NO_TRACE = InferenceTrace()
+_DEFAULT_MEMORY = PreferredMemory(DEFAULT)
+_TENSOR = p.TENSOR
+_TENSOR_SIZE = p.TENSOR.size
+_REQUEST = p.REQUEST
+_REQUEST_SIZE = p.REQUEST.size
+_RESPONSE_HEAD = p.RESPONSE_HEAD
+_new_request = ReceivedRequest.__new__
+
+
+class Names:
+    """The model's inputs and outputs, from CONFIGURE.
+
+    Attributes:
+        inputs: names by index.
+        outputs: names by index.
+        output_index: the other way round.
+    """
+
+    def __init__(self, inputs: list[str], outputs: list[str]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.output_index = {name: index for index, name in enumerate(outputs)}
+
+
+class RequestReader:
+    """Makes requests of the records of EXECUTE.
+
+    Args:
+        channel: to which they are answered.
+        names: of inputs and outputs.
+        model_name, model_version: of the model.
+        decoupled: each request may have any number of responses.
+    """
+
+    def __init__(self, channel: Channel, names: Names, model_name: str, model_version: int, decoupled: bool) -> None:
+        self._channel = channel
+        self._names = names
+        self._model = model_name
+        self._version = model_version
+        self._decoupled = decoupled
+
+    def read(self, record: Any, buffer: Any, base: int, arena: Any) -> list[ReceivedRequest]:
+        """The requests.
+
+        Args:
+            record: the record of EXECUTE.
+            buffer: what the record lies in, and its INLINE tensors with it; they keep it.
+            base: where in the buffer the record begins.
+            arena: called for what ARENA tensors lie in and keep, once there is one.
+        """
+        count = p.EXECUTE_HEAD.unpack_from(record)[0]
+        return [
+            self._request(record, offset, buffer, base, arena)
+            for offset in Struct(f"<{count}I").unpack_from(record, p.EXECUTE_HEAD.size)
+        ]
+
+    def _request(self, record: Any, at: int, buffer: Any, base: int, arena: Any) -> ReceivedRequest:
+        number, flags, count, _, extra, _ = _REQUEST.unpack_from(record, at)
+        at += _REQUEST_SIZE
+        names = self._names.inputs
+        inputs = []
+        for _ in range(count):
+            index, datatype, rank, place, offset, size = _TENSOR.unpack_from(record, at)
+            at += _TENSOR_SIZE
+            shape = SHAPES[rank].unpack_from(record, at)
+            at += rank << 3
+            if place:
+                inputs.append(received(names[index], datatype, shape, arena(), offset, size))
+            else:
+                inputs.append(received(names[index], datatype, shape, buffer, base + offset, size))
+        request = _new_request(ReceivedRequest)
+        request._channel = self._channel
+        request._key = number
+        request._inputs = inputs
+        request._flags = flags
+        request._release = RELEASE_ALL
+        request._decoupled = self._decoupled
+        request._model_name = self._model
+        request._model_version = self._version
+        request._preferred_memory = _DEFAULT_MEMORY
+        if extra:
+            self._read_extra(request, record, extra)
+        else:
+            request._request_id = ""
+            request._correlation_id = request._timeout = request._priority = 0
+            request._wanted = request._parameters = None
+            request._trace = _NO_TRACE
+            request._outputs = self._names.outputs
+        # A decoupled model's request lives on after `execute`, and its sender sees to it that it is answered.
+        request._sender = make_sender(self._channel, number, True, request._wanted) if self._decoupled else None
+        return request
+
+    def _read_extra(self, request: ReceivedRequest, record: Any, at: int) -> None:
+        timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
+        at += p.EXTRA.size
+        if wanted == p.ALL_OUTPUTS:
+            request._wanted = None
+            request._outputs = self._names.outputs
+        else:
+            indices = Struct(f"<{wanted}H").unpack_from(record, at)
+            at += 2 * wanted
+            request._wanted = frozenset(indices)
+            request._outputs = [self._names.outputs[index] for index in indices]
+        texts = []
+        for size in sizes:
+            texts.append(str(record[at : at + size], "utf-8"))
+            at += size
+        request_id, correlation_id, parameters, trace = texts
+        request._request_id = request_id
+        request._correlation_id = correlation_id or correlation
+        request._timeout = timeout
+        request._priority = priority
+        request._parameters = json.loads(parameters) if parameters else None
+        request._trace = InferenceTrace(request._key, trace) if trace else _NO_TRACE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses
+
+
+def _parameter(name: str, value: Any) -> bytes:
+    key = name.encode()
+    text = b""
+    if isinstance(value, bool):
+        kind, bits = p.PARAMETER_BOOL, int(value).to_bytes(8, "little")
+    elif isinstance(value, int):
+        kind = p.PARAMETER_INT64 if value < 1 << 63 else p.PARAMETER_UINT64
+        bits = (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
+    elif isinstance(value, str):
+        kind, bits, text = p.PARAMETER_STRING, bytes(8), value.encode()
+    else:
+        kind, bits = p.PARAMETER_DOUBLE, Struct("<d").pack(value)
+    return p.PARAMETER.pack(len(key), kind, 0, len(text)) + bits + key + text
+
+
+class ResponseWriter:
+    """Writes responses into one record.
+
+    Args:
+        names: of inputs and outputs.
+        memory: the arena.
+        take: gives the offset of so many bytes of the arena for an output.
+    """
+
+    __slots__ = ("_memory", "_names", "_parts", "_take", "size")
+
+    def __init__(self, names: Names, memory: memoryview, take: Callable[[int], int]) -> None:
+        self._names = names
+        self._memory = memory
+        self._take = take
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def record(self) -> bytes:
+        """What has been written."""
+        return b"".join(self._parts)
+
+    def add_status(self, status: int) -> None:
+        """A request that is not answered here."""
+        self._parts.append(_RESPONSE_HEAD.pack(status, 0, 0, 0, 0, _RESPONSE_HEAD.size))
+        self.size += _RESPONSE_HEAD.size
+
+    def add_error(self, code: int, text: str) -> None:
+        """An error."""
+        encoded = text.encode("utf-8", "replace")
+        self._add(p.STATUS_ERROR, code, 0, encoded, b"", b"", [])
+
+    def add(self, response: InferenceResponse, wanted: frozenset[int] | None) -> None:
+        """A response, without the outputs that nobody asked for.
+
+        Raises:
+            TritonModelException: there is no memory for an output.
+        """
+        if response._error is not None:
+            self.add_error(response._error._code, response._error._message)
+            return
+        index_of = self._names.output_index
+        tensors = []
+        for tensor in response._outputs:
+            index = index_of.get(tensor._name)
+            if index is not None and (wanted is None or index in wanted):
+                tensors.append((index, tensor))
+        if len(tensors) == 1 and response._parameters is None:
+            self._add_one(*tensors[0])
+        else:
+            self._add_tensors(tensors, response._parameters)
+
+    def _add_one(self, index: int, tensor: Any) -> None:
+        # The common case, without the lists of the general one.
+        shape = tensor._shape
+        rank = len(shape)
+        head = _RESPONSE_HEAD.size + _TENSOR_SIZE + (rank << 3)
+        place, offset, size, data = self._place(tensor, self.size + head)
+        total = p.align(head + len(data))
+        self._parts += (
+            _RESPONSE_HEAD.pack(p.STATUS_OK, 0, 1, 0, 0, total),
+            _TENSOR.pack(index, tensor._dtype, rank, place, offset, size),
+            SHAPES[rank].pack(*shape),
+            data,
+            bytes(total - head - len(data)),
+        )
+        self.size += total
+
+    def _add_tensors(self, tensors: list[Any], parameters: dict[str, Any] | None) -> None:
+        encoded = b"".join(_parameter(*item) for item in parameters.items()) if parameters else b""
+        head = sum(_TENSOR_SIZE + (len(tensor._shape) << 3) for _, tensor in tensors)
+        at = self.size + p.align(_RESPONSE_HEAD.size + head + len(encoded))
+        heads = []
+        datas = []
+        for index, tensor in tensors:
+            shape = tensor._shape
+            place, offset, size, data = self._place(tensor, at)
+            heads.append(_TENSOR.pack(index, tensor._dtype, len(shape), place, offset, size))
+            heads.append(SHAPES[len(shape)].pack(*shape))
+            datas.append(data)
+            datas.append(bytes(-len(data) & 7))
+            at += p.align(len(data))
+        self._add(p.STATUS_OK, 0, len(tensors), b"", encoded, b"".join(heads), datas)
+
+    def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: bytes,
+             datas: list[bytes]) -> None:  # fmt: skip
+        body = _RESPONSE_HEAD.size + len(heads) + len(text) + len(parameters)
+        total = p.align(body) + sum(map(len, datas))
+        head = _RESPONSE_HEAD.pack(status, code, tensors, len(text), len(parameters), total)
+        self._parts += (head, heads, text, parameters, bytes(-body & 7), *datas)
+        self.size += total
+
+    def _place(self, tensor: Any, at: int) -> tuple[int, int, int, bytes]:
+        """Place, offset and bytes of a tensor, and its data if that goes into the record, where it would be `at`."""
+        array = tensor._array
+        if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
+            data = array.tobytes()
+            return p.INLINE, at, len(data), data
+        view = memoryview(wire_bytes(tensor))
+        size = view.nbytes
+        if size <= SMALL:
+            return p.INLINE, at, size, view.tobytes()
+        offset = self._take(size)
+        self._memory[offset : offset + size] = view.cast("B")
+        return p.ARENA, offset, size, b""

@@ -1,0 +1,266 @@
+"""Requests: those that a model is given, and those that it makes to other models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import parameters as _parameters
+from .errors import TritonModelException
+from .memory import DEFAULT, PreferredMemory
+from .response import require_tensors
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .calls import ResponseIterator
+    from .channel import Channel
+    from .response import InferenceResponse, InferenceResponseSender
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
+
+
+class InferenceTrace:
+    """The trace that a request belongs to; give it to the requests made for it, `trace=request.trace()`."""
+
+    __slots__ = ("_context", "_key")
+
+    def __init__(self, key: int = 0, context: str = "") -> None:
+        self._key = key
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The trace's context as JSON text with a W3C `traceparent`; None if the request is not traced."""
+        return self._context or None
+
+
+class InferenceRequest:
+    """A request to a model.
+
+    Args:
+        request_id: a name for it; that of the request being executed where it is left out.
+        correlation_id: the sequence that it belongs to: an int or str; 0 or "" for none.
+        inputs: its inputs.
+        requested_output_names: the outputs wanted; all of them if the list is empty.
+        model_name: the model that is asked.
+        model_version: its version; -1 for the latest.
+        flags: TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END.
+        timeout: in microseconds: how long it may wait; 0 for no limit of its own.
+        preferred_memory: where the outputs are wanted.
+        trace: that it belongs to; that of the request being executed where it is left out.
+        parameters: str keys, values of bool, int, str or float.
+        priority: 1 is the highest; 0 for the model's default.
+
+    Raises:
+        TritonModelException: an input is None, an output's name is empty, or a parameter or the correlation id is of a
+            type that the protocol does not have.
+        TypeError: an input is no Tensor, or a name is no str.
+    """
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_preferred_memory",
+        "_priority",
+        "_request_id",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | None = None,
+        priority: int = 0,
+    ) -> None:
+        if not isinstance(correlation_id, (int, str)):
+            raise TritonModelException("Correlation ID must be integer or string")
+        if not isinstance(model_name, str) or not isinstance(request_id, str):
+            raise TypeError("InferenceRequest expects str as its model_name and request_id")
+        if not model_name:
+            raise TypeError("InferenceRequest expects a model_name")
+        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        self._inputs = list(inputs)
+        require_tensors(self._inputs, f"Input tensor {whose}")
+        self._outputs = list(requested_output_names)
+        for name in self._outputs:
+            if not isinstance(name, str):
+                raise TypeError(f"InferenceRequest expects a list of str, found {type(name).__name__}")
+            if not name:
+                raise TritonModelException(f"Requested output name {whose}")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._model_name = model_name
+        self._model_version = int(model_version)
+        self._flags = int(flags)
+        self._timeout = int(timeout)
+        self._priority = int(priority)
+        self._preferred_memory = PreferredMemory(DEFAULT) if preferred_memory is None else preferred_memory
+        self._trace = InferenceTrace() if trace is None else trace
+        self._parameters = None if parameters is None else _parameters.checked(parameters)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What it says
+
+    def inputs(self) -> list[Tensor]:
+        """Its inputs, of which optional ones may be missing."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Its id; empty if the client gave none."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence that it belongs to; 0 for none."""
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        """The outputs wanted."""
+        return self._outputs
+
+    def model_name(self) -> str:
+        """The model that is asked. (Not in Triton.)"""
+        return self._model_name
+
+    def model_version(self) -> int:
+        """The version that is asked; -1 for the latest. (Not in Triton.)"""
+        return self._model_version
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the outputs are wanted. (Not in Triton.)"""
+        return self._preferred_memory
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Set them, for a request that is to be made."""
+        self._flags = int(flags)
+
+    def timeout(self) -> int:
+        """How long it may wait, in microseconds; 0 for no limit."""
+        return self._timeout
+
+    def priority(self) -> int:
+        """1 is the highest; 0 for the model's default. (Not in Triton.)"""
+        return self._priority
+
+    def parameters(self) -> str:
+        """The parameters as JSON text: `json.loads` makes a dictionary of them."""
+        return _parameters.as_json(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        """The trace that it belongs to."""
+        return self._trace
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Asking another model
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Send it and wait.
+
+        Returns:
+            The response, which may be an error; with `decoupled` an iterator over the responses as they come.
+
+        Raises:
+            TritonModelException: called while the model is initialized or finalized.
+        """
+        from .calls import ResponseIterator, start
+
+        call = start(self, decoupled)
+        return ResponseIterator(call) if decoupled else call.wait()
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
+
+        Raises:
+            TritonModelException: called while the model is initialized or finalized.
+            RuntimeError: no event loop is running.
+        """
+        from .calls import start_async
+
+        return start_async(self, decoupled)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Answering: only the requests that a model is given can be answered
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends the responses to this request, one and the same each time.
+
+        Raises:
+            TritonModelException: the model made the request itself.
+        """
+        raise TritonModelException(
+            "Unable to send response. Response sender has no reference to the decoupled state of the model."
+        )
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: the client cancelled, its deadline passed or it went away."""
+        return False
+
+    def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)
+        """What becomes of the request when `execute` returns.
+
+        Args:
+            flags: TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens if nothing is said, or
+                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the model is to be called with it again, which needs
+                `iterative_sequence` in its configuration.
+        """
+        raise TritonModelException("a request made by the model has no release flags")
+
+    def __repr__(self) -> str:
+        return f"InferenceRequest({self._model_name!r}, id {self._request_id!r}, {self._inputs!r})"
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that a model is given. A channel makes them, and sets what is read on demand only."""
+
+    __slots__ = ("_channel", "_decoupled", "_key", "_release", "_sender", "_wanted")
+
+    _channel: Channel
+    _decoupled: bool
+    _key: int
+    _release: int
+    _sender: InferenceResponseSender | None
+    _wanted: frozenset[int] | None  # indices of the outputs that were asked for; None for every one
+
+    def __init__(self) -> None:
+        raise TypeError("requests of this class come from the server")
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends the responses to this request, one and the same each time."""
+        sender = self._sender
+        if sender is None:
+            from .response import make_sender
+
+            sender = self._sender = make_sender(self._channel, self._key, self._decoupled, self._wanted)
+        return sender
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._channel.is_cancelled(self._key)
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of the request when `execute` returns."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unable to set release flags. Unsupported flag {flags} provided.")
+        self._release = flags

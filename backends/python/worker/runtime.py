@@ -1,0 +1,83 @@
+"""The model that is running: what the functions of `triton_python_backend_utils` act for."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .errors import TritonModelException
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+
+class Runtime:
+    """One instance of a model.
+
+    Attributes:
+        channel: the way to the server.
+        model_dir: the version directory.
+        module: the name under which the model's file is imported.
+        initialized, finalizing: calls to other models are allowed between the two.
+    """
+
+    __slots__ = ("channel", "finalizing", "initialized", "model_dir", "module")
+
+    def __init__(self, channel: Channel, model_dir: str, module: str) -> None:
+        self.channel = channel
+        self.model_dir = model_dir
+        self.module = module
+        self.initialized = False
+        self.finalizing = False
+
+
+NO_PARENT = (0, "")
+PARENT: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("inferd_parent", default=NO_PARENT)
+"""Key and id of the request that is being executed where it is one alone; calls to other models are made for it."""
+
+# A worker process has one runtime. The server's process has one for each instance of its in-process models: then the
+# thread says which, or, on a thread that a model started, the module whose code is on the stack.
+_runtimes: list[Runtime] = []
+_thread = threading.local()
+
+
+def add(runtime: Runtime) -> None:
+    """Make a runtime known."""
+    _runtimes.append(runtime)
+
+
+def remove(runtime: Runtime) -> None:
+    """Forget a runtime whose model is gone."""
+    _runtimes.remove(runtime)
+
+
+def use_on_this_thread(runtime: Runtime | None) -> None:
+    """Say whose thread this is."""
+    _thread.runtime = runtime
+
+
+def current() -> Runtime:
+    """The runtime that the caller belongs to.
+
+    Raises:
+        TritonModelException: there is none: triton_python_backend_utils works within a served model only.
+    """
+    if len(_runtimes) == 1:
+        return _runtimes[0]
+    runtime: Runtime | None = getattr(_thread, "runtime", None) or _of_the_stack()
+    if runtime is None:
+        raise TritonModelException("this function works within a model that is being served")
+    return runtime
+
+
+def _of_the_stack() -> Runtime | None:
+    modules = {runtime.module: runtime for runtime in _runtimes}
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        runtime = modules.get(frame.f_globals.get("__name__", ""))
+        if runtime is not None:
+            return runtime
+        frame = frame.f_back
+    return None

@@ -1,0 +1,103 @@
+"""BYTES tensors: each element is its length in four bytes, least significant first, and then the element."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from .errors import TritonModelException
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LENGTH = Struct("<I")
+LONGEST = 0xFFFFFFFF
+
+
+def pack(elements: list[Any]) -> bytes:
+    """The encoded tensor of these elements; what is neither bytes nor str is turned into a str, as Triton does.
+
+    Raises:
+        TritonModelException: an element is longer than 4 GiB, which its length cannot say.
+    """
+    parts = []
+    length_of = _LENGTH.pack
+    for element in elements:
+        if not isinstance(element, bytes):
+            element = str(element).encode() if not isinstance(element, (bytearray, memoryview)) else bytes(element)
+        if len(element) > LONGEST:
+            raise TritonModelException(f"an element of a BYTES tensor has {len(element)} bytes, at most {LONGEST} fit")
+        parts.append(length_of(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def unpack(data: Any) -> list[bytes]:
+    """The elements of an encoded tensor.
+
+    Raises:
+        TritonModelException: the data ends within an element.
+    """
+    data = bytes(data)
+    size = len(data)
+    length_at = _LENGTH.unpack_from
+    elements = []
+    at = 0
+    while at < size:
+        if at + 4 > size:
+            raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+        end = at + 4 + length_at(data, at)[0]
+        if end > size:
+            raise TritonModelException("Invalid bytes tensor data: string extends beyond buffer")
+        elements.append(data[at + 4 : end])
+        at = end
+    return elements
+
+
+def pack_array(array: np.ndarray[Any, Any]) -> bytes:
+    """The encoded tensor of an array of objects or of fixed-length bytes."""
+    return pack(array.ravel().tolist())
+
+
+def unpack_array(data: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An array of bytes objects of this shape.
+
+    Raises:
+        TritonModelException: the data has another number of elements.
+    """
+    import numpy as np
+
+    elements = unpack(data)
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise TritonModelException(f"a BYTES tensor of shape {list(shape)} has {len(elements)} elements") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As triton_python_backend_utils has them
+
+
+def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
+    """The encoded tensor of an array of objects or of fixed-length bytes, in C order.
+
+    Returns:
+        An empty tuple for an array without elements, None for one of another type.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    return pack_array(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes | memoryview) -> np.ndarray[Any, Any]:
+    """A 1-D array of bytes objects."""
+    import numpy as np
+
+    elements = unpack(encoded_tensor)
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array

@@ -1,0 +1,258 @@
+"""Tensors: arrays with a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .datatypes import BF16, BYTES, SIZES, bfloat16, dtype_of, number_of
+from .errors import TritonModelException
+from .strings import pack_array, unpack_array
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .dlpack import Foreign
+
+CPU_DEVICE = (1, 0)
+GPU_DEVICE_TYPES = (2,)  # DLPack's kDLCUDA; memory of the host that CUDA has pinned is the CPU's
+CPU_DEVICE_TYPES = (1, 3)
+
+
+class Tensor:
+    """An array with a name, as the input or output of a model.
+
+    Args:
+        name: of the input or output.
+        numpy_array: the data. An array that is not C-contiguous is copied; any other is read when the response or the
+            request leaves, so do not write to it before.
+
+    Raises:
+        TritonModelException: the name is empty, or the array's dtype is none of the protocol.
+
+    A tensor that came in reads its data when it is first asked for, in place: `as_numpy` is a view on the memory that
+    the request arrived in, and may be written to.
+    """
+
+    # One of these holds the data: the array of a tensor made by the model; the buffer of one that came in, `_size`
+    # bytes at `_offset` (then the array is made on demand); the DLPack tensor that it was taken from.
+    __slots__ = ("_array", "_buffer", "_dtype", "_foreign", "_name", "_offset", "_shape", "_size")
+
+    _array: np.ndarray[Any, Any] | None
+    _buffer: Any
+    _foreign: Foreign | None
+    _offset: int
+    _size: int
+
+    def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
+        if name.__class__ is not str:
+            raise TypeError(f"a tensor's name must be a str, got {type(name).__name__}")
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        try:
+            self._dtype = number_of(numpy_array.dtype)
+            if not numpy_array.flags.c_contiguous:
+                numpy_array = _c_contiguous(numpy_array)
+        except AttributeError:
+            raise TypeError(f"tensor '{name}' expects a numpy array, got {type(numpy_array).__name__}") from None
+        self._name = name
+        self._array = numpy_array
+        self._shape = numpy_array.shape
+        self._buffer = None
+        self._foreign = None
+
+    def name(self) -> str:
+        """The name of the input or output."""
+        return self._name
+
+    def shape(self) -> list[int]:
+        """Its dimensions."""
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        """Triton's number of its datatype: 11 for FP32."""
+        return self._dtype
+
+    def is_cpu(self) -> bool:
+        """Whether its data is in the memory of the CPU."""
+        return self._foreign is None or self._foreign.device[0] in CPU_DEVICE_TYPES
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """The data as an array: of bytes objects for BYTES, of ml_dtypes.bfloat16 for BF16.
+
+        BF16 comes as the bits in uint16 where ml_dtypes is not installed. A tensor in the memory of a GPU is copied to
+        the CPU's.
+        """
+        array = self._array
+        if array is None:
+            array = self._array = self._read()
+        return array
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        if self._foreign is not None:
+            return self._foreign.numpy() if self.is_cpu() else copy_to_host(self)
+        if self._dtype == BYTES:
+            return unpack_array(buffer_of(self), self._shape)
+        import numpy as np
+
+        if not self._size:
+            return np.empty(self._shape, dtype_of(self._dtype))
+        return np.ndarray(self._shape, dtype_of(self._dtype), self._buffer, self._offset)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # DLPack
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """A tensor on the memory of another framework's.
+
+        Args:
+            name: of the input or output.
+            tensor: something with `__dlpack__` and `__dlpack_device__`, or a DLPack capsule.
+
+        Raises:
+            TritonModelException: the name is empty, or the tensor is not C-contiguous, of another datatype or on
+                another device than the protocol has.
+        """
+        from .dlpack import Foreign, is_capsule
+
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if not is_capsule(tensor):
+            if not (hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__")):
+                raise TritonModelException(
+                    "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and "
+                    "`__dlpack_device__` attributes"
+                )
+            device = int(tensor.__dlpack_device__()[0])
+            _check_device(device)
+            tensor = _capsule_of(tensor, device)
+        foreign = Foreign(tensor)
+        _check_device(foreign.device[0])
+        return _from_foreign(name, foreign)
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule on the same memory; on a copy for an array that must not be written to.
+
+        Raises:
+            TritonModelException: the tensor is BYTES.
+        """
+        if self._dtype == BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        from .dlpack import array_at, make_capsule
+
+        foreign = self._foreign
+        if foreign is not None and not self.is_cpu():
+            stand_in = array_at(foreign.address, foreign.nbytes, foreign)
+            bits = stand_in.view(f"u{SIZES[self._dtype]}").reshape(self._shape)
+            return make_capsule(bits, self._dtype, foreign.device)
+        return make_capsule(self.as_numpy(), self._dtype)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """As `to_dlpack`. No work on the tensor is under way, so there is no stream to wait for."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"tensor '{self._name}' is on the device {self.__dlpack_device__()}")
+        if copy:
+            raise BufferError(f"tensor '{self._name}' is exchanged without a copy")
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device type and number."""
+        return CPU_DEVICE if self._foreign is None else self._foreign.device
+
+    def __repr__(self) -> str:
+        return f"Tensor({self._name!r}, {dtype_of(self._dtype).name}{list(self._shape)})"
+
+
+_new = Tensor.__new__
+
+
+def received(name: str, dtype: int, shape: tuple[int, ...], buffer: Any, offset: int, size: int) -> Tensor:
+    """A tensor that came in.
+
+    Args:
+        name: of the input or output.
+        dtype: Triton's number.
+        shape: its dimensions.
+        buffer: holds the data; kept as long as the tensor or anything made from it.
+        offset: where the data begins in the buffer.
+        size: its bytes, as many as datatype and shape say.
+    """
+    tensor = _new(Tensor)
+    tensor._name = name
+    tensor._dtype = dtype
+    tensor._shape = shape
+    tensor._buffer = buffer
+    tensor._offset = offset
+    tensor._size = size
+    tensor._array = None
+    tensor._foreign = None
+    return tensor
+
+
+def buffer_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor that came in."""
+    return memoryview(tensor._buffer)[tensor._offset : tensor._offset + tensor._size]
+
+
+def wire_bytes(tensor: Tensor) -> Any:
+    """The data as the protocol carries it: bytes of a BYTES tensor, else something with the buffer protocol."""
+    if tensor._buffer is not None and tensor._array is None:
+        return buffer_of(tensor)
+    array = tensor.as_numpy()
+    if tensor._dtype == BYTES:
+        return pack_array(array)
+    if tensor._dtype == BF16 and array.dtype == bfloat16():
+        return array.view("u2")  # ml_dtypes' type does not do the buffer protocol
+    return array
+
+
+def copy_to_host(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The data of a tensor in the memory of a GPU, copied.
+
+    Raises:
+        TritonModelException: neither the framework that it came from nor the CUDA runtime can be found.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise TritonModelException(
+            f"tensor '{tensor._name}' is in the memory of GPU {tensor.__dlpack_device__()[1]}; copying it needs "
+            "PyTorch in the model's environment"
+        ) from None
+    host = torch.from_dlpack(tensor).cpu()
+    if tensor._dtype == BF16:
+        return host.view(torch.uint16).numpy().view(bfloat16())  # type: ignore[no-any-return]
+    return host.numpy()  # type: ignore[no-any-return]
+
+
+def _from_foreign(name: str, foreign: Foreign) -> Tensor:
+    tensor = received(name, foreign.datatype, foreign.shape, None, 0, foreign.nbytes)
+    tensor._foreign = foreign
+    return tensor
+
+
+def _check_device(device: int) -> None:
+    if device not in CPU_DEVICE_TYPES and device not in GPU_DEVICE_TYPES:
+        raise TritonModelException(f"DLDevice type {device} is not support by Python backend.")
+
+
+def _capsule_of(tensor: Any, device: int) -> Any:
+    """Its capsule, with the work on it done before the memory is read."""
+    if device in CPU_DEVICE_TYPES:
+        return tensor.__dlpack__()
+    # 1 is CUDA's legacy default stream, which every other waits for that does not say otherwise.
+    capsule = tensor.__dlpack__(stream=1)
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.cuda.synchronize(tensor.__dlpack_device__()[1])
+    return capsule
+
+
+def _c_contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.ascontiguousarray(array)

@@ -1,0 +1,239 @@
+"""The worker process of one model instance: configured, given batches, finalized, all on its main thread."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import weakref
+from typing import Any
+
+from . import protocol as p
+from .connection import Connection
+from .errors import TritonModelException, exception_text
+from .host import Host, ModelFailed
+from .link import INLINE_LIMIT, Link, Packet, no_memory
+from .packing import Names, RequestReader, ResponseWriter
+from .request import RELEASE_RESCHEDULE, ReceivedRequest
+from .response import InferenceResponse
+
+ALIGNMENT = 64  # of outputs in the arena: a cache line
+
+
+class Lease:
+    """The memory of one EXECUTE: the model may hold on to it for longer than it executes.
+
+    Tensors lie in `whole`, an array over the arena; arrays made on it keep that very object.
+    """
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._kept = False
+        self._whole: Any = None
+        self._watch: Any = None
+
+    def arena(self) -> Any:
+        """What the tensors of the arena lie in."""
+        if self._whole is None:
+            import numpy as np
+
+            self._whole = np.frombuffer(self._link.arena, np.uint8)
+            self._watch = weakref.ref(self._whole, self._let_go)
+        return self._whole
+
+    def end(self) -> Any:
+        """Whether the model holds on to it: if so, something to let go of once the server has been told; else None."""
+        whole, self._whole = self._whole, None
+        if whole is None or sys.getrefcount(whole) <= 2:  # this variable and the argument
+            return None
+        self._kept = True
+        _leases.add(self)
+        return whole
+
+    def _let_go(self, _: Any) -> None:
+        if self._kept:
+            _leases.discard(self)
+            self._link.send(self._link.side, p.RELEASE, number=self._number)
+
+
+_leases: set[Lease] = set()  # those that the model holds on to: the reference that watches must live
+
+
+class OutputMemory:
+    """Memory of the arena for the outputs of one batch: first what came with it, then what is asked for."""
+
+    def __init__(self, link: Link, offset: int, size: int) -> None:
+        self._link = link
+        self._at = offset
+        self._end = offset + size
+
+    def take(self, size: int) -> int:
+        """The offset of so many bytes.
+
+        Raises:
+            TritonModelException: the server has no memory for them.
+        """
+        at = (self._at + ALIGNMENT - 1) & -ALIGNMENT
+        if at + size <= self._end:
+            self._at = at + size
+            return at
+        link = self._link
+        link.send(link.work, p.ALLOCATE, number=link.next_id(), offset=size)
+        granted = link.receive_work()
+        if granted.code:
+            raise TritonModelException(no_memory(size))
+        offset: int = granted.offset
+        return offset
+
+
+class Worker:
+    """The life of the process.
+
+    Args:
+        link: the transport.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._names = Names([], [])
+        self._host: Host
+        self._connection: Connection
+        self._reader: RequestReader
+
+    def run(self) -> int:
+        """Serve until the server says that it is enough.
+
+        Returns:
+            The exit status.
+        """
+        link = self._link
+        link.send(link.work, p.HELLO, number=p.VERSION)
+        if not self._configure(link.receive_work()):
+            return 1
+        while True:
+            packet = link.receive_work()
+            if packet.kind == p.FINALIZE:
+                break
+            if packet.kind == p.EXECUTE:
+                self._execute(packet)
+            del packet
+        self._host.finalize()
+        link.send(link.work, p.FINALIZED)
+        return 0
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Configuration
+
+    def _configure(self, packet: Packet) -> bool:
+        """Load the model, or have it complete its configuration; False: there is nothing more to do."""
+        config = json.loads(self._link.record(packet))
+        args = config["args"]
+        self._names = Names(
+            [tensor["name"] for tensor in config["inputs"]], [tensor["name"] for tensor in config["outputs"]]
+        )
+        name = args.get("model_instance_name") or args.get("model_name", "")
+        self._connection = Connection(self._link, name, self._names, config["window"], config["log_verbose"])
+        version = args.get("model_version", "1")
+        decoupled = config["decoupled"]
+        self._host = Host(self._connection, config["model_file"], config["model_dir"], version, decoupled)
+        said: dict[str, Any] = {}
+        try:
+            if config["mode"] == "complete":
+                said["config"] = self._host.complete(config["config"])
+            else:
+                self._host.load(args)
+                said["is_ready"] = self._host.has_is_ready
+        except TritonModelException as error:
+            said = {"error": exception_text(error) if error.__traceback__ else str(error), "code": p.CODE_INTERNAL}
+        except BaseException as error:
+            said = {"error": exception_text(error), "code": p.CODE_INTERNAL}
+        if self._host.has_is_ready:
+            self._connection.on_is_ready = self._check_ready
+            self._connection.expect()
+        if config["mode"] == "serve":
+            self._reader = RequestReader(
+                self._connection, self._names, args.get("model_name", ""), int(version), decoupled
+            )
+        self._send_text(p.READY, json.dumps(said).encode())
+        return "error" not in said and config["mode"] == "serve"
+
+    def _send_text(self, kind: int, record: bytes, memory: OutputMemory | None = None, **head: int) -> None:
+        """Send a record of any size on the work socket."""
+        link = self._link
+        if len(record) <= INLINE_LIMIT:
+            link.send(link.work, kind, record, **head)
+            return
+        offset = (memory or OutputMemory(link, 0, 0)).take(len(record))
+        link.memory[offset : offset + len(record)] = record
+        link.send_arena(link.work, kind, offset, len(record), **head)
+
+    def _check_ready(self, number: int) -> None:
+        # On a thread of its own: a check that takes its time holds nothing else up.
+        threading.Thread(target=self._answer_ready, args=(number,), name="inferd-is-ready", daemon=True).start()
+
+    def _answer_ready(self, number: int) -> None:
+        ready, why = False, ""
+        try:
+            ready = self._host.is_ready()
+        except BaseException as error:
+            why = exception_text(error)
+        self._connection.tell_ready(number, ready, why)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Execution
+
+    def _execute(self, packet: Packet) -> None:
+        link = self._link
+        lease = Lease(link, packet.id)
+        record: Any
+        if packet.flags & p.IN_ARENA:
+            record = link.memory[packet.offset : packet.offset + packet.size]
+            requests = self._reader.read(record, lease.arena(), packet.offset, lease.arena)
+        else:
+            record = packet.data
+            requests = self._reader.read(record, record, 0, lease.arena)
+        _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
+        memory = OutputMemory(link, offset, size)
+        writer = ResponseWriter(self._names, link.memory, memory.take)
+        try:
+            self._write_responses(writer, requests, self._host.execute(requests))
+        except ModelFailed as error:
+            self._write_failures(writer, requests, str(error))
+        del requests
+        kept = lease.end()
+        flags = 0 if kept is None else p.KEPT
+        self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
+
+    def _write_responses(
+        self, writer: ResponseWriter, requests: list[ReceivedRequest], responses: list[InferenceResponse | None]
+    ) -> None:
+        for request, response in zip(requests, responses):
+            if response is None:
+                self._write_open(writer, request)
+                continue
+            try:
+                writer.add(response, request._wanted)
+            except Exception as error:
+                text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
+                writer.add_error(p.CODE_INTERNAL, text)
+
+    def _write_open(self, writer: ResponseWriter, request: ReceivedRequest) -> None:
+        if request._release == RELEASE_RESCHEDULE:
+            if request._sender is not None:
+                request._sender._closed = True  # the request comes again, with another
+            writer.add_status(p.STATUS_RESCHEDULE)
+        elif request._sender is None:
+            writer.add_error(
+                p.CODE_INTERNAL,
+                f"model '{self._host.name}' returned None for a request that it has not taken the response sender of",
+            )
+        else:
+            writer.add_status(p.STATUS_OPEN)
+
+    def _write_failures(self, writer: ResponseWriter, requests: list[ReceivedRequest], text: str) -> None:
+        for request in requests:
+            if self._host.unanswered(request):
+                writer.add_error(p.CODE_INTERNAL, text)
+            else:
+                writer.add_status(p.STATUS_OPEN)
