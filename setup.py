@@ -28,7 +28,10 @@ NGHTTP2_USERS = {
     "_native.connection",
     "_native.errorinfo",
     "_native.http2",
+    "_native.incoming",
     "_native.infer",
+    "_native.packing",
+    "_native.stream",
     "_native.submission",
     "bench.driver",
 }

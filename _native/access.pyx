@@ -17,9 +17,9 @@ from libc.string cimport memcmp, memcpy, memset
 from _native.codec cimport Str
 from _native.connection cimport Endpoint
 from _native.errorinfo cimport LoadReport, final_trailers
-from _native.http2 cimport Stream, stream_end
 from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE
+from _native.stream cimport Stream, stream_end
 from _native.text cimport clip, format_text, text_or_no_memory
 
 import hashlib

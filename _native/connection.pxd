@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from _native.http2 cimport Conn, Host, Stream, cancel_fn, unary_fn
+from _native.stream cimport Conn, Host, Stream, cancel_fn, unary_fn
 from _native.workers cimport Workers
 
 

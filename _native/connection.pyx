@@ -16,13 +16,6 @@ from _native.clock cimport now_ns
 from _native.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from _native.headers cimport metadata_headers, metadata_pairs
 from _native.http2 cimport (
-    MAX_NATIVES,
-    WRITABLE_BELOW,
-    Conn,
-    Incoming,
-    Method,
-    Stream,
-    cancel_fn,
     conn_announce_shutdown,
     conn_calm,
     conn_close,
@@ -33,10 +26,20 @@ from _native.http2 cimport (
     conn_open,
     conn_ping,
     conn_receive,
-    jobs_done,
+)
+from _native.incoming cimport end_round, stream_drop_message
+from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
+from _native.stream cimport (
+    MAX_NATIVES,
+    WRITABLE_BELOW,
+    Conn,
+    Incoming,
+    Method,
+    Stream,
+    cancel_fn,
     stream_begin,
     stream_compress,
-    stream_drop_message,
     stream_end,
     stream_inflates,
     stream_reset,
@@ -44,8 +47,6 @@ from _native.http2 cimport (
     stream_unsent,
     unary_fn,
 )
-from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
 from _native.workers cimport Workers, crew_drain
 
 from collections import deque
@@ -148,7 +149,7 @@ cdef class Endpoint:
     @property
     def waiting(self) -> bool:
         """Calls wait because too many bytes of answers do."""
-        return self.host.first_waiting != NULL
+        return self.host.waiting.first != NULL
 
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
@@ -166,7 +167,7 @@ cdef class Endpoint:
     def collect_jobs(self) -> None:
         """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
         crew_drain(&self.workers.crew)
-        jobs_done(&self.host)
+        end_round(&self.host)
         self.flush_dirty()
 
 
@@ -200,7 +201,7 @@ cdef class Connection:
             self.endpoint.host.others_ran = False
             if self.endpoint.on_dirty is not None:
                 self.endpoint.on_dirty()
-        if self.endpoint.host.first_waiting != NULL and self.endpoint.on_waiting is not None:
+        if self.endpoint.host.waiting.first != NULL and self.endpoint.on_waiting is not None:
             self.endpoint.on_waiting()
         # when a receiver raises, the events behind it wait for the next call: none is lost
         while self.events:
@@ -415,9 +416,9 @@ cdef class Call:
         """The next request message, None when there is none now."""
         cdef Incoming *message
         cdef bytes out
-        if self.stream == NULL or self.stream.first_in == NULL:
+        if self.stream == NULL or self.stream.incoming.first == NULL:
             return None
-        message = self.stream.first_in
+        message = <Incoming *>self.stream.incoming.first
         out = (<const char *>message.data)[:message.size]
         stream_drop_message(self.stream)
         if self.stream.conn.dirty:

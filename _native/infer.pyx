@@ -13,11 +13,11 @@ from _native.answer cimport answer_bytes, answer_outgoing, answer_stream_error, 
 from _native.bridge cimport BridgeHandle, bridge_abandon
 from _native.connection cimport Endpoint
 from _native.errorinfo cimport LoadReport, final_trailers, report_set
-from _native.http2 cimport Stream, stream_end, stream_fail, stream_reply
 from _native.memory cimport Block, block_give, block_of_object
 from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing
 from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Response, request_free, request_new
+from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.submission cimport Submission, submission_wake, submit_message
 from _native.table cimport ModelTable
 

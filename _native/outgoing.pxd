@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 
+from _native.chain cimport Link
 from _native.memory cimport Block
 
 cdef struct Segment:
@@ -12,7 +13,7 @@ cdef struct Segment:
 cdef struct Outgoing:
     # One length-prefixed gRPC message as a list of segments. The structure lies in a block together with its segments
     # and, after them, with whatever bytes the maker writes there (`room`).
-    Outgoing *next
+    Link link
     Block *home
     Segment *segments
     uint32_t count           # segments in use

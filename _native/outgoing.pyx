@@ -21,7 +21,6 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
     if home == NULL:
         return NULL
     message = <Outgoing *>home.data
-    message.next = NULL
     message.home = home
     message.segments = <Segment *>(home.data + sizeof(Outgoing))
     message.count = 0

@@ -2,11 +2,12 @@
 
 from libc.stdint cimport int32_t
 
+from _native.chain cimport Chain, Link
 from _native.threads cimport Condition, Mutex
 
 cdef struct Job:
     # One piece of work; the first member of the structure that describes it.
-    Job *next
+    Link link
     void (*run)(Job *job) noexcept nogil     # on a worker, without the GIL
     void (*done)(Job *job) noexcept nogil    # then on the loop; frees the job
     int32_t cancelled        # atomic: the result is not wanted any more; `run` may end early
@@ -14,10 +15,8 @@ cdef struct Job:
 cdef struct Crew:
     Mutex guard              # guards all but event_fd
     Condition work
-    Job *first               # to do
-    Job *last
-    Job *finished            # in the order in which they were finished
-    Job *last_finished
+    Chain waiting            # Job, to do
+    Chain finished           # Job, in the order in which they were finished
     bint closing
     int event_fd             # readable when jobs are finished
 

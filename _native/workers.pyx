@@ -7,6 +7,7 @@ threads are nicer than the rest of the process: where cores are scarce, the loop
 from libc.stdint cimport uint64_t
 from posix.unistd cimport close, read, write
 
+from _native.chain cimport Chain, chain_pop, chain_push
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -27,18 +28,9 @@ import threading
 NICER = 10
 
 
-cdef inline void append(Job **first, Job **last, Job *job) noexcept nogil:
-    job.next = NULL
-    if first[0] == NULL:
-        first[0] = job
-    else:
-        last[0].next = job
-    last[0] = job
-
-
 cdef void crew_submit(Crew *crew, Job *job) noexcept nogil:
     lock(&crew.guard)
-    append(&crew.first, &crew.last, job)
+    chain_push(&crew.waiting, job)
     notify_one(&crew.work)
     unlock(&crew.guard)
 
@@ -47,11 +39,10 @@ cdef Job *take(Crew *crew) noexcept nogil:
     # the next job, NULL when the crew is closing
     cdef Job *job = NULL
     lock(&crew.guard)
-    while crew.first == NULL and not crew.closing:
+    while crew.waiting.first == NULL and not crew.closing:
         wait(&crew.work, &crew.guard)
     if not crew.closing:
-        job = crew.first
-        crew.first = job.next
+        job = <Job *>chain_pop(&crew.waiting)
     unlock(&crew.guard)
     return job
 
@@ -60,8 +51,8 @@ cdef void give_back(Crew *crew, Job *job) noexcept nogil:
     cdef uint64_t one = 1
     cdef bint alone
     lock(&crew.guard)
-    alone = crew.finished == NULL
-    append(&crew.finished, &crew.last_finished, job)
+    alone = crew.finished.first == NULL
+    chain_push(&crew.finished, job)
     unlock(&crew.guard)
     if alone:
         write(crew.event_fd, &one, sizeof(one))
@@ -69,17 +60,16 @@ cdef void give_back(Crew *crew, Job *job) noexcept nogil:
 
 cdef void crew_drain(Crew *crew) noexcept nogil:
     cdef uint64_t count
+    cdef Chain finished
     cdef Job *job
-    cdef Job *following
     read(crew.event_fd, &count, sizeof(count))
     lock(&crew.guard)
-    job = crew.finished
-    crew.finished = NULL
+    finished = crew.finished
+    crew.finished.first = NULL
     unlock(&crew.guard)
-    while job != NULL:
-        following = job.next
+    while finished.first != NULL:
+        job = <Job *>chain_pop(&finished)
         job.done(job)
-        job = following
 
 
 cdef class Workers:
@@ -135,8 +125,6 @@ cdef class Workers:
             if thread.ident is not None:
                 thread.join()
         self.threads.clear()
-        while self.crew.first != NULL:
-            job = self.crew.first
-            self.crew.first = job.next
-            give_back(&self.crew, job)
+        while self.crew.waiting.first != NULL:
+            give_back(&self.crew, <Job *>chain_pop(&self.crew.waiting))
         crew_drain(&self.crew)

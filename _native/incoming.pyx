@@ -1,0 +1,265 @@
+"""Request messages: put together from the bytes of a stream, inflated in order, handed to the method of the call.
+
+A message of a native method waits for the client's half-close, and then, if the peer does not read its answers, parked
+(`_native.backpressure`). Messages of other calls wait until they are taken; while many do, the stream gets no more
+flow-control credit.
+"""
+
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.backpressure cimport (
+    UNSENT_LIMIT,
+    host_has_room,
+    may_run,
+    park,
+    reserve,
+    wait_for_host,
+    wait_no_more,
+)
+from _native.chain cimport chain_pop, chain_push
+from _native.compression cimport (
+    ENCODING_IDENTITY,
+    RESULT_NO_MEMORY,
+    RESULT_OK,
+    RESULT_TOO_LARGE,
+    RESULT_TRUNCATED,
+    Result,
+    encoding_name,
+)
+from _native.memory cimport Block, block_take
+from _native.nghttp2 cimport nghttp2_session_consume_stream
+from _native.packing cimport pack_inflate
+from _native.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from _native.stream cimport Conn, Host, Incoming, Stream, incoming_free, mark_dirty, stream_fail, stream_inflates
+from _native.text cimport format_text, text_or_no_memory
+
+cdef enum:
+    QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
+    ALIGNMENT = 64
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages
+
+cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
+    if stream.queued_bytes < QUEUED_LIMIT:
+        nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
+    else:
+        stream.withheld += size
+    deframe(stream, data, size)
+
+
+cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
+    cdef size_t part
+    while size and not stream.ended:
+        if stream.prefix_size < 5:
+            stream.prefix[stream.prefix_size] = data[0]
+            stream.prefix_size += 1
+            data += 1
+            size -= 1
+            if stream.prefix_size == 5:
+                begin_message(stream)
+            continue
+        part = min(size, stream.size - stream.received)
+        memcpy(stream.data + stream.received, data, part)
+        stream.received += part
+        data += part
+        size -= part
+        if stream.received == stream.size:
+            end_message(stream)
+
+
+cdef void begin_message(Stream *stream) noexcept nogil:
+    cdef size_t limit = stream.conn.host.max_message
+    cdef size_t room
+    cdef char *text
+    stream.size = (<size_t>stream.prefix[1] << 24 | <size_t>stream.prefix[2] << 16
+                   | <size_t>stream.prefix[3] << 8 | <size_t>stream.prefix[4])
+    stream.received = 0
+    if stream.prefix[0] > 1:
+        stream_fail(stream, STATUS_INTERNAL, "the first byte of a gRPC message must be 0 or 1")
+        return
+    if stream.prefix[0] and stream.encoding == ENCODING_IDENTITY:
+        stream_fail(stream, STATUS_INTERNAL,
+                    "a message is marked as compressed but the call declares no grpc-encoding")
+        return
+    if stream.method.unary != NULL and stream.messages == 1:
+        stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got more")
+        return
+    if limit and stream.size > limit:
+        text = format_text("Received message larger than max (%zu vs. %zu)", stream.size, limit)
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
+        free(text)
+        return
+    # The message ends at a cache line: so does, in nearly all requests, the last tensor, and a tensor whose size is a
+    # multiple of the line begins at one and is used in place.
+    room = (stream.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
+    stream.block = block_take(room)
+    if stream.block == NULL:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+        return
+    stream.data = stream.block.data + (room - stream.size)
+    if stream.size == 0:
+        end_message(stream)
+
+
+cdef void end_message(Stream *stream) noexcept nogil:
+    cdef Incoming *message
+    stream.messages += 1
+    stream.prefix_size = 0
+    if stream.method.unary != NULL and not stream.prefix[0]:
+        return  # kept until the client half-closes
+    message = <Incoming *>malloc(sizeof(Incoming))
+    if message == NULL:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+        return
+    message.block = stream.block
+    message.data = stream.data
+    message.size = stream.size
+    message.compressed = stream.prefix[0]
+    stream.block = NULL
+    message.counted = message.size
+    stream.queued_bytes += message.counted
+    if message.compressed or stream_inflates(stream):
+        chain_push(&stream.packed, message)
+        inflate_next(stream)
+    else:
+        message_ready(stream, message)
+
+
+cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
+    # takes it over
+    if stream.method.unary != NULL:
+        stream.block = message.block
+        stream.data = <uint8_t *>message.data
+        stream.size = message.size
+        stream.queued_bytes = 0
+        free(message)
+        return
+    chain_push(&stream.incoming, message)
+    if stream.call != NULL:
+        stream.conn.host.hooks.message(stream)
+
+
+cdef void stream_drop_message(Stream *stream) noexcept nogil:
+    cdef Incoming *message = <Incoming *>chain_pop(&stream.incoming)
+    stream.queued_bytes -= message.counted
+    incoming_free(message)
+    inflate_next(stream)
+    if stream.withheld and stream.queued_bytes < QUEUED_LIMIT:
+        nghttp2_session_consume_stream(stream.conn.session, stream.id, stream.withheld)
+        stream.withheld = 0
+        mark_dirty(stream.conn)
+
+
+cdef void stream_half_closed(Stream *stream) noexcept nogil:
+    stream.remote_closed = True
+    if stream.ended:
+        return
+    if stream.prefix_size != 0:
+        stream_fail(stream, STATUS_INTERNAL, "the request ends in the middle of a message")
+    elif stream_inflates(stream):
+        pass  # inflate_next comes back
+    elif stream.method.unary == NULL:
+        stream.conn.host.hooks.half_closed(stream)
+    elif stream.messages == 0:
+        stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
+    elif not may_run(stream.conn):
+        park(stream)
+    else:
+        run_native(stream)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compressed messages
+
+cdef void inflate_next(Stream *stream) noexcept nogil:
+    if stream_inflates(stream):
+        inflate_rest(stream)
+
+
+cdef void inflate_rest(Stream *stream) noexcept nogil:
+    # Go on with what waits, as far as somebody takes it: inflated messages are bounded like others.
+    cdef Incoming *message
+    cdef Result result
+    while stream.packed.first != NULL and stream.inflating == NULL and not stream.ended and (
+            stream.incoming.first == NULL or stream.queued_bytes < QUEUED_LIMIT):
+        message = <Incoming *>chain_pop(&stream.packed)
+        result = RESULT_OK
+        if not message.compressed or pack_inflate(stream, message, &result, inflated_later):
+            inflated(stream, message, result)
+    mark_dirty(stream.conn)
+    if stream.remote_closed and not stream_inflates(stream):
+        stream_half_closed(stream)
+
+
+cdef void inflated_later(Stream *stream, Incoming *message, Result result) noexcept nogil:
+    inflated(stream, message, result)
+    inflate_rest(stream)
+
+
+cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept nogil:
+    stream.queued_bytes -= message.counted
+    if result != RESULT_OK:
+        incoming_free(message)
+        inflating_failed(stream, result)
+        return
+    message.counted = message.size
+    stream.queued_bytes += message.counted
+    message_ready(stream, message)
+
+
+cdef void inflating_failed(Stream *stream, Result result) noexcept nogil:
+    cdef char *text
+    if result == RESULT_TOO_LARGE:
+        text = format_text("Received message larger than max after decompression (limit %zu)",
+                           stream.conn.host.max_inflated)
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
+        free(text)
+    elif result == RESULT_NO_MEMORY:
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the decompressed request message")
+    else:
+        text = format_text("a request message could not be decompressed: its %s data is %s",
+                           encoding_name(stream.encoding),
+                           <const char *>("truncated" if result == RESULT_TRUNCATED else "corrupt"))
+        stream_fail(stream, STATUS_INTERNAL, text_or_no_memory(text))
+        free(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Native calls
+
+cdef void run_native(Stream *stream) noexcept nogil:
+    cdef Block *block = stream.block
+    stream.block = NULL
+    reserve(stream)
+    stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, stream.timeout_ns)
+
+
+cdef void run_first_parked(Conn *conn) noexcept nogil:
+    run_native(<Stream *>chain_pop(&conn.parked))
+
+
+cdef void calls_resume(Conn *conn) noexcept nogil:
+    while conn.parked.first != NULL and may_run(conn):
+        run_first_parked(conn)
+    if conn.parked.first != NULL:
+        wait_for_host(conn)
+
+
+cdef void calls_resume_all(Host *host) noexcept nogil:
+    cdef Conn *conn
+    cdef bint ran = False
+    while host.waiting.first != NULL and host_has_room(host):
+        conn = <Conn *>host.waiting.first
+        wait_no_more(conn)
+        if conn.parked.first != NULL and conn.unsent <= UNSENT_LIMIT:
+            run_first_parked(conn)
+            ran = True
+            if conn.parked.first != NULL:
+                wait_for_host(conn)
+    if ran:
+        host.others_ran = True
+        end_round(host)

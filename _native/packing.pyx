@@ -1,0 +1,169 @@
+"""Compression of the messages of streams: large ones on workers, so that they do not keep the event loop.
+
+Which message is next is the caller's business: it gives one of each stream and direction at a time, so their order
+stays.
+"""
+
+from libc.stdint cimport int32_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport store32
+from _native.compression cimport (
+    RESULT_CANCELLED,
+    RESULT_NO_MEMORY,
+    RESULT_OK,
+    RESULT_TOO_LARGE,
+    Encoding,
+    Inflated,
+    Result,
+    deflate_message,
+    inflate_message,
+)
+from _native.memory cimport block_give
+from _native.outgoing cimport Outgoing, outgoing_free
+from _native.stream cimport Host, Incoming, Stream, incoming_free
+from _native.workers cimport Job, crew_submit
+
+cdef enum:
+    COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
+    INFLATE_HERE = 16 << 10          # the same for received messages
+    INFLATED_HERE = 64 << 10         # and for what becomes of them
+
+cdef struct Inflation:
+    Job job
+    Stream *stream           # NULL: it is gone
+    Incoming *message
+    inflated_fn then
+    Encoding encoding
+    size_t limit
+    Result result
+    Inflated out
+
+cdef struct Deflation:
+    Job job
+    Stream *stream           # NULL: it is gone
+    Outgoing *plain
+    Outgoing *packed         # NULL: the plain one is sent
+    deflated_fn then
+    Encoding encoding
+    int level
+
+cdef int32_t NEVER = 0       # for what is done at once
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+cdef bint pack_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    cdef size_t limit = host.max_inflated
+    cdef Inflated out
+    if host.crew != NULL:
+        limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
+    if host.crew == NULL or message.size <= INFLATE_HERE:
+        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &NEVER, &out)
+        if result[0] == RESULT_OK:
+            exchange(message, &out)
+        if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
+            return True
+    result[0] = RESULT_NO_MEMORY
+    return not begin_inflation(stream, message, then)
+
+
+cdef void exchange(Incoming *message, const Inflated *out) noexcept nogil:
+    block_give(message.block)
+    message.block = out.block
+    message.data = out.data
+    message.size = out.size
+
+
+cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>calloc(1, sizeof(Inflation))
+    if inflation == NULL:
+        return False
+    inflation.job.run = run_inflation
+    inflation.job.done = inflation_done
+    inflation.stream = stream
+    inflation.message = message
+    inflation.then = then
+    inflation.encoding = stream.encoding
+    inflation.limit = stream.conn.host.max_inflated
+    inflation.result = RESULT_CANCELLED
+    stream.inflating = &inflation.job
+    crew_submit(stream.conn.host.crew, &inflation.job)
+    return True
+
+
+cdef void run_inflation(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    inflation.result = inflate_message(inflation.encoding, inflation.message.data, inflation.message.size,
+                                       inflation.limit, &job.cancelled, &inflation.out)
+
+
+cdef void inflation_done(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    if inflation.result == RESULT_OK:
+        exchange(inflation.message, &inflation.out)
+    if inflation.stream == NULL:
+        incoming_free(inflation.message)
+    else:
+        inflation.stream.inflating = NULL
+        inflation.then(inflation.stream, inflation.message, inflation.result)
+    free(inflation)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+
+cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, deflated_fn then) noexcept nogil:
+    if plain.left > COMPRESS_HERE and stream.conn.host.crew != NULL and begin_deflation(stream, plain, then):
+        return False
+    packed[0] = deflate_message(stream.answer_encoding, stream.level, plain, &NEVER)
+    return True
+
+
+cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>calloc(1, sizeof(Deflation))
+    if deflation == NULL:
+        return False
+    deflation.job.run = run_deflation
+    deflation.job.done = deflation_done
+    deflation.stream = stream
+    deflation.plain = plain
+    deflation.then = then
+    deflation.encoding = stream.answer_encoding
+    deflation.level = stream.level
+    stream.deflating = &deflation.job
+    crew_submit(stream.conn.host.crew, &deflation.job)
+    return True
+
+
+cdef void run_deflation(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    deflation.packed = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
+
+
+cdef void deflation_done(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    if deflation.stream == NULL:
+        outgoing_free(deflation.plain)
+        if deflation.packed != NULL:
+            outgoing_free(deflation.packed)
+    else:
+        deflation.stream.deflating = NULL
+        deflation.then(deflation.stream, deflation.plain, deflation.packed)
+    free(deflation)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef void pack_abandon(Stream *stream) noexcept nogil:
+    if stream.inflating != NULL:
+        (<Inflation *>stream.inflating).stream = NULL
+        store32(&stream.inflating.cancelled, 1)
+        stream.inflating = NULL
+    if stream.deflating != NULL:
+        stream.conn.host.unsent -= (<Deflation *>stream.deflating).plain.size
+        (<Deflation *>stream.deflating).stream = NULL
+        store32(&stream.deflating.cancelled, 1)
+        stream.deflating = NULL
