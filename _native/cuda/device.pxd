@@ -1,0 +1,45 @@
+# Devices, streams, events, graphs and memory of CUDA as objects of Python; the handles are for C.
+
+from _native.cuda.driver cimport (
+    Context,
+    CudaDevice,
+    DevicePointer,
+    EventHandle,
+    GraphExecHandle,
+    Result,
+    StreamHandle,
+)
+
+
+cdef class Device:
+    cdef readonly int ordinal
+    cdef CudaDevice device
+    cdef Context context             # the primary one, which torch, TensorRT and the runtime library use as well
+    cdef object __weakref__
+
+
+cdef class Stream:
+    cdef readonly Device device
+    cdef StreamHandle stream
+
+
+cdef class Event:
+    cdef readonly Device device
+    cdef EventHandle event
+
+
+cdef class Graph:
+    cdef readonly Device device
+    cdef GraphExecHandle graph
+
+
+cdef class DeviceMemory:
+    cdef readonly Device device
+    cdef readonly size_t size
+    cdef DevicePointer address
+    cdef bint imported
+
+# The device that lies under `ordinal`; the same object while somebody holds it.
+cdef Device device_of(int ordinal)
+# Make the device's context current on this thread; cheap when it is already.
+cdef Result use_device(Device device) noexcept nogil

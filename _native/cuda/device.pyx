@@ -1,0 +1,415 @@
+"""CUDA's objects for Python: a device with its primary context, streams, events, graphs, memory.
+
+Addresses are plain integers and copies are not checked against their length here: this is for code that knows what
+lies where (instances, backends, tests), not for values that come from clients. No call of this module waits for the
+device unless its name says so, and those release the GIL.
+"""
+
+cimport cython
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcpy
+
+from _native.cuda.driver cimport (
+    ATTRIBUTE_COMPUTE_MAJOR,
+    ATTRIBUTE_COMPUTE_MINOR,
+    ATTRIBUTE_HOST_NUMA_ID,
+    CAPTURE_THREAD_LOCAL,
+    CUDA_NOT_READY,
+    CUDA_OK,
+    EVENT_BLOCKING_SYNC,
+    EVENT_DEFAULT,
+    EVENT_DISABLE_TIMING,
+    HOST_ALLOC_PORTABLE,
+    IPC_HANDLE_SIZE,
+    IPC_LAZY_ENABLE_PEER_ACCESS,
+    STREAM_NON_BLOCKING,
+    DevicePointer,
+    GraphHandle,
+    IpcHandle,
+    Result,
+    check,
+    cuda,
+    require,
+)
+
+import threading
+import weakref
+from pathlib import Path
+
+_devices = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+
+
+cdef Result use_device(Device device) noexcept nogil:
+    cdef Context current = NULL
+    cdef Result result = cuda.context_get_current(&current)
+    if result != CUDA_OK or current == device.context:
+        return result
+    return cuda.context_set_current(device.context)
+
+
+cdef Device device_of(int ordinal):
+    with _guard:
+        found = _devices.get(ordinal)
+        if found is None:
+            found = Device.__new__(Device, ordinal)
+            _devices[ordinal] = found
+        return <Device> found
+
+
+def device(ordinal: int) -> Device:
+    """The device number `ordinal`, as the driver counts them (CUDA_VISIBLE_DEVICES applies).
+
+    Raises:
+        CudaUnavailable: no driver is loaded.
+        CudaError: there is no such device, or it gives no context.
+    """
+    return device_of(ordinal)
+
+
+@cython.no_gc
+cdef class Device:
+    """A GPU and its primary context, which is held while this object lives. Made by `device`."""
+
+    def __cinit__(self, int ordinal):
+        require()
+        self.ordinal = ordinal
+        check(cuda.device_get(&self.device, ordinal), "cuDeviceGet")
+        check(cuda.primary_context_retain(&self.context, self.device), "cuDevicePrimaryCtxRetain")
+        check(use_device(self), "cuCtxSetCurrent")
+
+    def __init__(self, *_):
+        raise TypeError("a Device is made by _native.cuda.device.device(ordinal)")
+
+    def __dealloc__(self):
+        if self.context != NULL:
+            cuda.primary_context_release(self.device)
+
+    def __repr__(self):
+        return f"Device({self.ordinal})"
+
+    def use(self) -> None:
+        """Make the device's context the current one of this thread, as every thread must that talks to it."""
+        check(use_device(self), "cuCtxSetCurrent")
+
+    def attribute(self, number: int) -> int:
+        """An attribute of the device by its CUdevice_attribute."""
+        cdef int value = 0
+        check(cuda.device_attribute(&value, number, self.device), "cuDeviceGetAttribute")
+        return value
+
+    @property
+    def name(self) -> str:
+        cdef char text[256]
+        check(cuda.device_name(text, sizeof(text), self.device), "cuDeviceGetName")
+        return (<bytes>text).decode()
+
+    @property
+    def uuid(self) -> str:
+        """As nvidia-smi prints it: "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"."""
+        cdef char raw[16]
+        check(cuda.device_uuid(raw, self.device), "cuDeviceGetUuid_v2")
+        digits = raw[:16].hex()
+        return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        return self.attribute(ATTRIBUTE_COMPUTE_MAJOR), self.attribute(ATTRIBUTE_COMPUTE_MINOR)
+
+    @property
+    def pci_bus_id(self) -> str:
+        cdef char text[64]
+        check(cuda.device_pci_bus_id(text, sizeof(text), self.device), "cuDeviceGetPCIBusId")
+        return (<bytes>text).decode()
+
+    @property
+    def numa_node(self) -> int:
+        """The node of the host's memory that is nearest; -1 when nothing says so."""
+        cdef int node = -1
+        if cuda.device_attribute(&node, ATTRIBUTE_HOST_NUMA_ID, self.device) == CUDA_OK and node >= 0:
+            return node
+        try:
+            return int(Path(f"/sys/bus/pci/devices/{self.pci_bus_id.lower()}/numa_node").read_text())
+        except (OSError, ValueError):
+            return -1
+
+    @property
+    def total_memory(self) -> int:
+        """Bytes."""
+        cdef size_t size = 0
+        check(cuda.device_total_memory(&size, self.device), "cuDeviceTotalMem_v2")
+        return size
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes, as all processes together leave them."""
+        cdef size_t free = 0, total = 0
+        cdef Result result
+        with nogil:
+            result = use_device(self)
+            if result == CUDA_OK:
+                result = cuda.memory_info(&free, &total)
+        check(result, "cuMemGetInfo_v2")
+        return free, total
+
+    @property
+    def stream_priorities(self) -> tuple[int, int]:
+        """The least and the greatest priority of a stream; greater priorities are smaller numbers."""
+        cdef int least = 0, greatest = 0
+        self.use()
+        check(cuda.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange")
+        return least, greatest
+
+    def stream(self, priority: int = 0) -> Stream:
+        """A new stream that does not wait for the default one."""
+        return Stream.__new__(Stream, self, priority)
+
+    def event(self, *, timing: bool = False, blocking: bool = True) -> Event:
+        """A new event.
+
+        Args:
+            timing: it takes the time when it is reached, for `Event.milliseconds_since`.
+            blocking: whoever waits for it sleeps, instead of spinning.
+        """
+        return Event.__new__(Event, self, timing, blocking)
+
+    def allocate(self, size: int) -> DeviceMemory:
+        """Memory of its own, for what lives as long as a model: allocating waits for the whole device."""
+        cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
+        cdef size_t wanted = size
+        cdef Result result
+        with nogil:
+            result = use_device(self)
+            if result == CUDA_OK:
+                result = cuda.memory_allocate(&memory.address, wanted)
+        check(result, "cuMemAlloc_v2")
+        memory.size = wanted
+        return memory
+
+    def import_memory(self, handle: bytes) -> DeviceMemory:
+        """Memory that another process has exported.
+
+        Args:
+            handle: the 64 bytes of a cudaIpcMemHandle_t.
+
+        Raises:
+            ValueError: it has another length.
+            CudaError: the driver does not open it; a process cannot open its own handles.
+        """
+        cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
+        cdef IpcHandle raw
+        cdef Result result
+        cdef DevicePointer base = 0
+        if len(handle) != IPC_HANDLE_SIZE:
+            raise ValueError(f"a CUDA memory handle has {IPC_HANDLE_SIZE} bytes, got {len(handle)}")
+        memcpy(raw.reserved, <const char *>handle, IPC_HANDLE_SIZE)
+        with nogil:
+            result = use_device(self)
+            if result == CUDA_OK:
+                result = cuda.ipc_open(&memory.address, raw, IPC_LAZY_ENABLE_PEER_ACCESS)
+        check(result, "cuIpcOpenMemHandle_v2")
+        memory.imported = True
+        check(cuda.address_range(&base, &memory.size, memory.address), "cuMemGetAddressRange_v2")
+        memory.size -= memory.address - base
+        return memory
+
+    def register_host(self, address: int, size: int) -> None:
+        """Page-lock memory of this process, so that copies from and to it run by themselves. Slow: once, at the start.
+
+        It has to be undone with `unregister_host` before the memory is unmapped.
+        """
+        cdef void *start = <void *><uintptr_t>address
+        cdef size_t length = size
+        cdef Result result
+        with nogil:
+            result = use_device(self)
+            if result == CUDA_OK:
+                result = cuda.host_register(start, length, HOST_ALLOC_PORTABLE)
+        check(result, "cuMemHostRegister_v2")
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`, with the same address."""
+        cdef void *start = <void *><uintptr_t>address
+        cdef Result result
+        with nogil:
+            result = use_device(self)
+            if result == CUDA_OK:
+                result = cuda.host_unregister(start)
+        check(result, "cuMemHostUnregister")
+
+
+@cython.no_gc
+cdef class Stream:
+    """Work for the device that runs in order. What is submitted here returns before it has run."""
+
+    def __cinit__(self, Device device not None, int priority=0):
+        self.device = device
+        device.use()
+        check(cuda.stream_create(&self.stream, STREAM_NON_BLOCKING, priority), "cuStreamCreateWithPriority")
+
+    def __dealloc__(self):
+        if self.stream != NULL and use_device(self.device) == CUDA_OK:
+            cuda.stream_destroy(self.stream)
+
+    @property
+    def handle(self) -> int:
+        """The CUstream, for frameworks: `torch.cuda.ExternalStream(stream.handle)`."""
+        return <uintptr_t>self.stream
+
+    def copy_to_device(self, to: int, source: int, size: int) -> None:
+        """Copy from host memory. It runs by itself only if the source is page-locked; else the driver may wait."""
+        cdef DevicePointer target = to
+        cdef const void *host = <const void *><uintptr_t>source
+        cdef size_t length = size
+        cdef Result result
+        with nogil:
+            result = cuda.copy_to_device(target, host, length, self.stream)
+        check(result, "cuMemcpyHtoDAsync_v2")
+
+    def copy_to_host(self, to: int, source: int, size: int) -> None:
+        """Copy to host memory. It runs by itself only if the target is page-locked; else the driver may wait."""
+        cdef void *host = <void *><uintptr_t>to
+        cdef DevicePointer origin = source
+        cdef size_t length = size
+        cdef Result result
+        with nogil:
+            result = cuda.copy_to_host(host, origin, length, self.stream)
+        check(result, "cuMemcpyDtoHAsync_v2")
+
+    def copy_on_device(self, to: int, source: int, size: int) -> None:
+        check(cuda.copy_on_device(to, source, size, self.stream), "cuMemcpyDtoDAsync_v2")
+
+    def fill(self, to: int, value: int, size: int) -> None:
+        """Set `size` bytes to `value`."""
+        check(cuda.fill(to, value, size, self.stream), "cuMemsetD8Async")
+
+    def wait(self, event: Event) -> None:
+        """What follows on this stream waits until the event is reached."""
+        check(cuda.stream_wait_event(self.stream, event.event, 0), "cuStreamWaitEvent")
+
+    def record(self, event: Event) -> None:
+        """The event is reached when everything submitted so far has run."""
+        check(cuda.event_record(event.event, self.stream), "cuEventRecord")
+
+    def launch(self, graph: Graph) -> None:
+        """Run a captured graph."""
+        check(cuda.graph_launch(graph.graph, self.stream), "cuGraphLaunch")
+
+    def synchronize(self) -> None:
+        """Wait until everything submitted so far has run."""
+        cdef Result result
+        with nogil:
+            result = use_device(self.device)
+            if result == CUDA_OK:
+                result = cuda.stream_synchronize(self.stream)
+        check(result, "cuStreamSynchronize")
+
+    def is_done(self) -> bool:
+        """Whether everything submitted so far has run."""
+        cdef Result result = cuda.stream_query(self.stream)
+        if result == CUDA_NOT_READY:
+            return False
+        check(result, "cuStreamQuery")
+        return True
+
+    def begin_capture(self) -> None:
+        """From now on this thread's work for the stream is recorded instead of run."""
+        self.device.use()
+        check(cuda.capture_begin(self.stream, CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture_v2")
+
+    def end_capture(self) -> Graph:
+        """What was recorded since `begin_capture`, ready to be launched.
+
+        Raises:
+            CudaError: something was called that cannot be captured; the stream is as before the capture.
+        """
+        cdef Graph graph = Graph.__new__(Graph, self.device)
+        cdef GraphHandle source = NULL
+        cdef Result result
+        check(cuda.capture_end(self.stream, &source), "cuStreamEndCapture")
+        with nogil:
+            result = cuda.graph_instantiate(&graph.graph, source, 0)
+            cuda.graph_destroy(source)
+        check(result, "cuGraphInstantiateWithFlags")
+        return graph
+
+
+@cython.no_gc
+cdef class Event:
+    """A point in a stream that others can wait for."""
+
+    def __cinit__(self, Device device not None, bint timing=False, bint blocking=True):
+        self.device = device
+        device.use()
+        check(cuda.event_create(&self.event, (EVENT_DEFAULT if timing else EVENT_DISABLE_TIMING)
+                                | (EVENT_BLOCKING_SYNC if blocking else 0)), "cuEventCreate")
+
+    def __dealloc__(self):
+        if self.event != NULL and use_device(self.device) == CUDA_OK:
+            cuda.event_destroy(self.event)
+
+    @property
+    def handle(self) -> int:
+        """The CUevent."""
+        return <uintptr_t>self.event
+
+    def is_done(self) -> bool:
+        """Whether it is reached; true for one that was never recorded."""
+        cdef Result result = cuda.event_query(self.event)
+        if result == CUDA_NOT_READY:
+            return False
+        check(result, "cuEventQuery")
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until it is reached."""
+        cdef Result result
+        with nogil:
+            result = use_device(self.device)
+            if result == CUDA_OK:
+                result = cuda.event_synchronize(self.event)
+        check(result, "cuEventSynchronize")
+
+    def milliseconds_since(self, start: Event) -> float:
+        """The device's time between two events that were made with `timing` and are both reached."""
+        cdef float milliseconds = 0
+        check(cuda.event_elapsed(&milliseconds, start.event, self.event), "cuEventElapsedTime")
+        return milliseconds
+
+
+@cython.no_gc
+cdef class Graph:
+    """Recorded work that is launched as one. Made by `Stream.end_capture`."""
+
+    def __cinit__(self, Device device not None):
+        self.device = device
+
+    def __dealloc__(self):
+        if self.graph != NULL and use_device(self.device) == CUDA_OK:
+            cuda.graph_exec_destroy(self.graph)
+
+
+@cython.no_gc
+cdef class DeviceMemory:
+    """Memory of a device, freed with this object: allocated here, or imported from another process."""
+
+    def __cinit__(self, Device device not None):
+        self.device = device
+
+    def __dealloc__(self):
+        if self.address and use_device(self.device) == CUDA_OK:
+            if self.imported:
+                cuda.ipc_close(self.address)
+            else:
+                cuda.memory_free(self.address)
+
+    @property
+    def pointer(self) -> int:
+        """Its address on the device."""
+        return self.address
+
+    def export(self) -> bytes:
+        """The 64 bytes with which another process can import it."""
+        cdef IpcHandle handle
+        self.device.use()
+        check(cuda.ipc_export(&handle, self.address), "cuIpcGetMemHandle")
+        return handle.reserved[:IPC_HANDLE_SIZE]

@@ -1,0 +1,141 @@
+"""A CUDA driver without a GPU: builds `cuda_stub.c` and steers it; what it does and finds is said there.
+
+    stub = gpu_stub.load()          # builds it, loads it into `_native.cuda`; the same for the whole process
+    stub.hold("d2d") ... stub.release("d2d")
+    stub.check()                    # no violation, nothing left alive
+
+A server of its own process takes it by `--cuda-driver <library()>`, its settings from CUDA_STUB, and writes its report
+to CUDA_STUB_REPORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("cuda_stub.c")
+BUILT = Path(__file__).resolve().parents[2] / "build" / "gpu_stub"
+FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-shared")
+PATIENCE = 60.0  # seconds that a test waits for what has to happen
+
+
+@functools.cache
+def library() -> Path:
+    """The shared object, compiled if it is not there yet. CFLAGS are added: a sanitizer's, say."""
+    flags = [*FLAGS, *os.environ.get("CFLAGS", "").split()]
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
+    path = BUILT / f"libcuda_stub-{digest}.so"
+    if not path.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        command = [os.environ.get("CC", "cc"), *flags, "-o", str(unfinished), str(SOURCE), "-lpthread"]
+        subprocess.run(command, check=True)
+        unfinished.rename(path)
+    return path
+
+
+class Stub:
+    """The stub driver of this process."""
+
+    def __init__(self) -> None:
+        lib = ctypes.CDLL(str(library()))
+        lib.stub_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
+        lib.stub_fail.argtypes = [ctypes.c_char_p, ctypes.c_longlong, ctypes.c_int]
+        lib.stub_break.argtypes = [ctypes.c_int, ctypes.c_int]
+        lib.stub_hold.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        lib.stub_executed.argtypes = lib.stub_calls.argtypes = [ctypes.c_char_p]
+        lib.stub_executed.restype = lib.stub_calls.restype = ctypes.c_uint64
+        lib.stub_await.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
+        lib.stub_bytes.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
+        lib.stub_bytes.restype = ctypes.c_void_p
+        lib.stub_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        lib.stub_report.restype = ctypes.c_size_t
+        self.lib = lib
+
+    def set(self, **settings: int) -> None:
+        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us."""
+        for name, value in settings.items():
+            self.lib.stub_set(name.encode(), value)
+
+    def fail(self, function: str, code: int, after: int = 0) -> None:
+        """One call of a function returns `code`: the next, or the one `after` so many."""
+        self.lib.stub_fail(function.encode(), after, code)
+
+    @contextlib.contextmanager
+    def broken(self, code: int, device: int = 0) -> Iterator[None]:
+        """Every call fails with a sticky error meanwhile."""
+        self.lib.stub_break(device, code)
+        try:
+            yield
+        finally:
+            self.lib.stub_break(device, 0)
+
+    def hold(self, kind: str) -> None:
+        """Operations of this kind (h2d, d2h, d2d, fill, host) do not run until `release`."""
+        self.lib.stub_hold(kind.encode(), 1)
+
+    def release(self, kind: str) -> None:
+        self.lib.stub_hold(kind.encode(), 0)
+
+    @contextlib.contextmanager
+    def held(self, kind: str) -> Iterator[None]:
+        self.hold(kind)
+        try:
+            yield
+        finally:
+            self.release(kind)
+
+    def executed(self, kind: str) -> int:
+        """How many operations of this kind have run."""
+        return int(self.lib.stub_executed(kind.encode()))
+
+    def wait_executed(self, kind: str, count: int) -> None:
+        """Until `count` operations of this kind have run since the process began."""
+        assert self.lib.stub_await(kind.encode(), count, PATIENCE), f"{self.executed(kind)} of {count} {kind} ran"
+
+    def calls(self, function: str) -> int:
+        """How often a function of the driver was called."""
+        return int(self.lib.stub_calls(function.encode()))
+
+    def read(self, address: int, size: int) -> bytes:
+        """What device memory holds now, whoever may be writing it."""
+        return ctypes.string_at(self._bytes(address, size), size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change device memory, as a fake kernel does."""
+        ctypes.memmove(self._bytes(address, len(data)), data, len(data))
+
+    def _bytes(self, address: int, size: int) -> int:
+        found = self.lib.stub_bytes(address, size)
+        assert found, f"{size} bytes at {address:#x} are beyond an allocation"
+        return int(found)
+
+    def report(self) -> list[str]:
+        """What went wrong since the last report, and what is alive now."""
+        text = ctypes.create_string_buffer(1 << 16)
+        self.lib.stub_report(text, len(text))
+        return text.value.decode().splitlines()
+
+    def leftovers(self) -> list[str]:
+        """The report without the devices' contexts, which are held by whoever knows the device."""
+        return [line for line in self.report() if "the context of device" not in line]
+
+    def violations(self) -> list[str]:
+        """What went wrong since the last report."""
+        return [line for line in self.report() if line.startswith("violation")]
+
+
+@functools.cache
+def load() -> Stub:
+    """The stub, loaded into `_native.cuda.driver` as the driver of this process."""
+    from _native.cuda import driver
+
+    stub = Stub()
+    driver.load(str(library()))
+    return stub

@@ -1,0 +1,237 @@
+"""Guards CUDA's objects, on the stub driver: order between streams, capture, memory of other processes, errors."""
+
+import multiprocessing
+import threading
+
+import pytest
+
+from _native.cuda.device import Device, device
+from _native.cuda.driver import CudaError
+from tests.gpu_stub.fixtures import HostBuffer
+
+OUT_OF_MEMORY = 2
+INVALID_CONTEXT = 201
+LAUNCH_FAILED = 719
+
+
+@pytest.fixture
+def gpu(stub):
+    return device(0)
+
+
+def test_device_says_what_it_is(gpu):
+    assert gpu.name == "stub device 0"
+    assert gpu.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e00"
+    assert gpu.compute_capability == (9, 0)
+    assert gpu.pci_bus_id == "0000:01:00.0"
+    assert gpu.numa_node == 0
+    assert gpu.stream_priorities == (0, -5)
+    assert gpu.memory_info() == (gpu.total_memory, gpu.total_memory)
+    assert device(0) is gpu
+
+
+def test_device_is_not_made_by_hand_nor_out_of_nothing(stub):
+    with pytest.raises(CudaError, match=r"cuDeviceGet: CUDA_ERROR_INVALID_DEVICE \(101\)"):
+        device(7)
+    with pytest.raises(TypeError):
+        Device(0)
+
+
+def test_what_is_copied_in_comes_back(gpu):
+    memory, stream = gpu.allocate(4096), gpu.stream()
+    with HostBuffer(bytes(range(256)) * 16, gpu) as source, HostBuffer(bytes(4096), gpu) as target:
+        stream.copy_to_device(memory.pointer, source.address, 4096)
+        stream.fill(memory.pointer + 256, 7, 256)
+        stream.copy_on_device(memory.pointer + 512, memory.pointer + 256, 256)
+        stream.copy_to_host(target.address, memory.pointer, 4096)
+        stream.synchronize()
+        assert target.read() == source.read()[:256] + bytes([7]) * 512 + source.read()[768:]
+
+
+def test_submitting_does_not_wait(gpu, stub):
+    memory, stream, done = gpu.allocate(64), gpu.stream(), gpu.event()
+    with HostBuffer(b"x" * 64, gpu) as source:
+        with stub.held("h2d"):
+            stream.copy_to_device(memory.pointer, source.address, 64)
+            stream.record(done)
+            assert not done.is_done()
+            assert not stream.is_done()
+            assert stub.read(memory.pointer, 64) != b"x" * 64
+        done.synchronize()
+        assert done.is_done()
+        assert stream.is_done()
+        assert stub.read(memory.pointer, 64) == b"x" * 64
+
+
+def test_streams_run_beside_each_other_and_wait_for_events(gpu, stub):
+    memory, first, second, copied = gpu.allocate(128), gpu.stream(), gpu.stream(), gpu.event()
+    with HostBuffer(b"a" * 64, gpu) as source, HostBuffer(bytes(64), gpu) as target:
+        with stub.held("h2d"):
+            first.copy_to_device(memory.pointer, source.address, 64)
+            first.record(copied)
+            fills = stub.executed("fill")
+            second.fill(memory.pointer + 64, 1, 64)  # other bytes: needs no order
+            stub.wait_executed("fill", fills + 1)
+            second.wait(copied)
+            second.copy_to_host(target.address, memory.pointer, 64)
+            assert not second.is_done()
+        second.synchronize()
+        assert target.read() == b"a" * 64
+
+
+def test_event_measures_the_time_of_the_device(gpu, stub):
+    start, end, stream, memory = gpu.event(timing=True), gpu.event(timing=True), gpu.stream(), gpu.allocate(8)
+    stream.record(start)
+    stream.fill(memory.pointer, 0, 8)
+    stream.record(end)
+    stream.synchronize()
+    assert end.milliseconds_since(start) >= 0
+
+
+def test_pageable_memory_makes_the_caller_wait(gpu, stub):
+    memory, stream = gpu.allocate(64), gpu.stream()
+    copied = threading.Event()
+    with HostBuffer(b"p" * 64) as source:
+
+        def copy():
+            gpu.use()
+            stream.copy_to_device(memory.pointer, source.address, 64)
+            copied.set()
+
+        thread = threading.Thread(target=copy)
+        with stub.held("h2d"):
+            thread.start()
+            assert not copied.is_set()
+        thread.join()
+        assert copied.is_set()
+        assert stub.read(memory.pointer, 64) == b"p" * 64
+
+
+def test_graph_runs_what_was_captured_each_time_it_is_launched(gpu):
+    memory, stream = gpu.allocate(128), gpu.stream()
+    with HostBuffer(b"1" * 64, gpu) as source, HostBuffer(bytes(64), gpu) as target:
+        stream.begin_capture()
+        stream.copy_to_device(memory.pointer, source.address, 64)
+        stream.copy_on_device(memory.pointer + 64, memory.pointer, 64)
+        stream.copy_to_host(target.address, memory.pointer + 64, 64)
+        graph = stream.end_capture()
+        assert target.read() == bytes(64)  # captured, not run
+        for text in (b"2" * 64, b"3" * 64):
+            source.write(text)
+            stream.launch(graph)
+            stream.synchronize()
+            assert target.read() == text
+
+
+def test_capture_spreads_to_streams_that_wait_for_it(gpu):
+    memory, first, second = gpu.allocate(64), gpu.stream(), gpu.stream()
+    fork, join = gpu.event(), gpu.event()
+    first.begin_capture()
+    first.record(fork)
+    second.wait(fork)
+    second.fill(memory.pointer, 5, 64)
+    second.record(join)
+    first.wait(join)
+    graph = first.end_capture()
+    with HostBuffer(bytes(64), gpu) as target:
+        first.launch(graph)
+        first.copy_to_host(target.address, memory.pointer, 64)
+        first.synchronize()
+        assert target.read() == bytes([5]) * 64
+
+
+def test_capture_that_waits_fails_and_leaves_the_stream_as_it_was(gpu):
+    stream, memory = gpu.stream(), gpu.allocate(8)
+    stream.begin_capture()
+    with pytest.raises(CudaError, match="STREAM_CAPTURE_UNSUPPORTED"):
+        stream.synchronize()
+    with pytest.raises(CudaError, match="STREAM_CAPTURE_INVALIDATED"):
+        stream.end_capture()
+    stream.fill(memory.pointer, 0, 8)
+    stream.synchronize()
+
+
+def test_error_carries_call_and_code(gpu, stub):
+    stub.fail("cuMemAlloc_v2", OUT_OF_MEMORY)
+    with pytest.raises(CudaError) as caught:
+        gpu.allocate(64)
+    assert str(caught.value) == "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"
+    assert (caught.value.call, caught.value.code, caught.value.is_sticky) == ("cuMemAlloc_v2", OUT_OF_MEMORY, False)
+    with pytest.raises(CudaError, match="out of memory"):
+        gpu.allocate(1 << 40)
+    assert gpu.allocate(64).size == 64
+
+
+def test_sticky_error_fails_everything_that_follows(gpu, stub):
+    stream, memory = gpu.stream(), gpu.allocate(8)
+    stub.hold("fill")
+    stream.fill(memory.pointer, 0, 8)
+    with stub.broken(LAUNCH_FAILED):
+        for act in (stream.synchronize, stream.is_done, lambda: gpu.allocate(8), lambda: stream.fill(1, 0, 8)):
+            with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED") as caught:
+                act()
+            assert caught.value.is_sticky
+    stub.release("fill")
+    stream.synchronize()
+
+
+def test_thread_needs_the_context_of_its_device(gpu):
+    caught = []
+    stream, memory = gpu.stream(), gpu.allocate(8)
+
+    def work():
+        try:
+            stream.fill(memory.pointer, 0, 8)
+        except CudaError as error:
+            caught.append(error)
+        gpu.use()
+        stream.fill(memory.pointer, 0, 8)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [error.code for error in caught] == [INVALID_CONTEXT]
+    stream.synchronize()
+
+
+def owner(library, pipe):
+    """Another process with device memory that this one imports."""
+    from _native.cuda import driver
+
+    driver.load(library)
+    gpu = device(0)
+    stream, memory = gpu.stream(), gpu.allocate(8192)
+    stream.fill(memory.pointer, 9, 8192)
+    stream.synchronize()
+    pipe.send(memory.export())
+    pipe.recv()
+    pipe.close()
+
+
+def test_memory_of_another_process(gpu, stub):
+    from tests import gpu_stub
+
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=owner, args=(str(gpu_stub.library()), there))
+    process.start()
+    handle = here.recv()
+    memory, again, stream = gpu.import_memory(handle), gpu.import_memory(handle), gpu.stream()
+    assert (memory.size, memory.pointer) == (8192, again.pointer)
+    del again
+    with HostBuffer(bytes(8192), gpu) as target:
+        stream.copy_to_host(target.address, memory.pointer, 8192)
+        stream.synchronize()
+        assert target.read() == bytes([9]) * 8192
+    here.send("done")
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_handles_that_are_none(gpu):
+    with pytest.raises(ValueError, match="64 bytes, got 63"):
+        gpu.import_memory(bytes(63))
+    with pytest.raises(CudaError, match="cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_VALUE"):
+        gpu.import_memory(bytes(64))
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        gpu.import_memory(gpu.allocate(64).export())

@@ -1,0 +1,123 @@
+"""Guards the guard: mistakes that a GPU forgives most of the time, planted here, are found by the stub driver."""
+
+import gc
+
+import pytest
+
+from _native.cuda.device import device
+from _native.cuda.driver import CudaError
+from tests import gpu_stub
+from tests.gpu_stub.fixtures import HostBuffer
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def stub():
+    """Without the check at the end: these tests make the reports."""
+    stub = gpu_stub.load()
+    stub.report()
+    yield stub
+    gc.collect()
+    stub.report()
+
+
+@pytest.fixture
+def gpu(stub):
+    return device(0)
+
+
+def test_buffer_used_again_before_its_copy_ran(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    with HostBuffer(b"a" * SIZE, gpu) as staging:
+        with stub.held("h2d"):
+            stream.copy_to_device(memory.pointer, staging.address, SIZE)
+            staging.write(b"b" * SIZE)
+        stream.synchronize()
+    (found,) = stub.violations()
+    assert found == f"violation: the host memory of a h2d copy of {SIZE} bytes was written before the copy ran"
+
+
+def test_result_read_before_its_copy_ran(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    with HostBuffer(bytes(SIZE), gpu) as target:
+        stream.fill(memory.pointer, 3, SIZE)
+        with stub.held("d2h"):
+            stream.copy_to_host(target.address, memory.pointer, SIZE)
+            assert target.read() == bytes([0xEE]) * SIZE
+        stream.synchronize()
+        assert target.read() == bytes([3]) * SIZE
+    assert stub.violations() == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_missing_wait_between_streams(gpu, stub, waits):
+    """Found whoever was quicker: here the streams run one after the other."""
+    memory, copy, compute, copied = gpu.allocate(SIZE), gpu.stream(), gpu.stream(), gpu.event()
+    with HostBuffer(b"a" * SIZE, gpu) as staging:
+        copies = stub.executed("h2d")
+        copy.copy_to_device(memory.pointer, staging.address, SIZE // 2)
+        copy.record(copied)
+        stub.wait_executed("h2d", copies + 1)
+        if waits:
+            compute.wait(copied)
+        compute.copy_on_device(memory.pointer + SIZE // 2, memory.pointer, SIZE // 2)
+        compute.synchronize()
+        copy.synchronize()
+    found = stub.violations()
+    assert len(found) == (0 if waits else 1)
+    assert waits or "no event orders them" in found[0]
+
+
+def test_next_upload_overwrites_what_is_still_computed_on(gpu, stub):
+    memory, copy, compute, copied = gpu.allocate(SIZE), gpu.stream(), gpu.stream(), gpu.event()
+    with HostBuffer(b"a" * SIZE, gpu) as staging:
+        copy.copy_to_device(memory.pointer, staging.address, SIZE // 2)
+        copy.record(copied)
+        compute.wait(copied)
+        compute.copy_on_device(memory.pointer + SIZE // 2, memory.pointer, SIZE // 2)
+        copy.copy_to_device(memory.pointer, staging.address, SIZE // 2)
+        compute.synchronize()
+        copy.synchronize()
+    (found,) = stub.violations()
+    assert "writes" in found
+    assert "no event orders them" in found
+
+
+def test_memory_freed_while_work_on_it_is_pending(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    stub.hold("fill")
+    stream.fill(memory.pointer, 0, SIZE)
+    del memory
+    stub.release("fill")
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        stream.synchronize()
+    stub.lib.stub_break(0, 0)
+    found = stub.violations()
+    assert "were freed while 1 operations on them were pending" in found[0]
+    assert "ran on memory that was freed" in found[1]
+
+
+def test_use_after_free_and_beyond_the_end(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    pointer = memory.pointer
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        stream.fill(pointer + 8, 0, SIZE)
+    del memory
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        stream.fill(pointer, 0, SIZE)
+    beyond, freed = stub.violations()
+    assert "beyond an allocation" in beyond
+    assert "on memory that was freed" in freed
+
+
+def test_leak_is_reported(gpu, stub):
+    memory, stream, event = gpu.allocate(SIZE), gpu.stream(), gpu.event()
+    assert set(stub.report()) == {
+        f"alive: {SIZE} bytes of device memory",
+        "alive: a stream",
+        "alive: 1 events",
+        "alive: the context of device 0, 1 times",
+    }
+    del memory, stream, event
+    assert stub.report() == ["alive: the context of device 0, 1 times"]
