@@ -89,7 +89,7 @@ class Tensor:
 
     def _read(self) -> np.ndarray[Any, Any]:
         if self._foreign is not None:
-            return self._foreign.numpy() if self.is_cpu() else copy_to_host(self)
+            return self._foreign.numpy() if self.is_cpu() else copied_to_host(self._name, self._foreign)
         if self._dtype == BYTES:
             return unpack_array(buffer_of(self), self._shape)
         import numpy as np
@@ -208,23 +208,22 @@ def wire_bytes(tensor: Tensor) -> Any:
     return array
 
 
-def copy_to_host(tensor: Tensor) -> np.ndarray[Any, Any]:
+def copied_to_host(name: str, foreign: Foreign) -> np.ndarray[Any, Any]:
     """The data of a tensor in the memory of a GPU, copied.
 
     Raises:
-        TritonModelException: neither the framework that it came from nor the CUDA runtime can be found.
+        TritonModelException: the CUDA driver is not there, or refuses.
     """
+    import numpy as np
+
+    from .device import copy_to_host
+
+    array = np.empty(foreign.shape, dtype_of(foreign.datatype))
     try:
-        import torch
-    except ImportError:
-        raise TritonModelException(
-            f"tensor '{tensor._name}' is in the memory of GPU {tensor.__dlpack_device__()[1]}; copying it needs "
-            "PyTorch in the model's environment"
-        ) from None
-    host = torch.from_dlpack(tensor).cpu()
-    if tensor._dtype == BF16:
-        return host.view(torch.uint16).numpy().view(bfloat16())  # type: ignore[no-any-return]
-    return host.numpy()  # type: ignore[no-any-return]
+        copy_to_host(foreign.address, foreign.nbytes, foreign.device[1], array.ctypes.data)
+    except TritonModelException as error:
+        raise TritonModelException(f"tensor '{name}' cannot be copied to the CPU: {error}") from None
+    return array
 
 
 def _from_foreign(name: str, foreign: Foreign) -> Tensor:
@@ -242,14 +241,8 @@ def _capsule_of(tensor: Any, device: int) -> Any:
     """Its capsule, with the work on it done before the memory is read."""
     if device in CPU_DEVICE_TYPES:
         return tensor.__dlpack__()
-    # 1 is CUDA's legacy default stream, which every other waits for that does not say otherwise.
-    capsule = tensor.__dlpack__(stream=1)
-    import sys
-
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.cuda.synchronize(tensor.__dlpack_device__()[1])
-    return capsule
+    # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, and copies in it come after that.
+    return tensor.__dlpack__(stream=1)
 
 
 def _c_contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -166,7 +166,8 @@ def test_response_parameters_and_errors(tmp_path: Path) -> None:
 FAILURES = {
     "an exception": (
         'raise ValueError("no luck")',
-        "Failed to process the request(s) for model 'm_0_0', message: ValueError: no luck\n\nAt:\n  {file}(5): execute\n",
+        "Failed to process the request(s) for model 'm_0_0', message: ValueError: no luck\n\n"
+        "At:\n  {file}(5): execute\n",
     ),
     "a TritonModelException": (
         'raise pb_utils.TritonModelException("no luck")',
