@@ -59,7 +59,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     Raises:
         TritonModelException: the version is no number.
     """
-    arguments = {"name": model_name, "version": model_version}
+    arguments = {"name": model_name, "version": str(model_version)}
     return bool(_ask("check model readiness", "is_model_ready", arguments))
 
 

@@ -1,0 +1,298 @@
+"""Response senders: decoupled models, late answers, and the rules that each breaks with an exception of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.python.worker import protocol as p
+from tests.backends.python.peer import Sent, worker
+
+HEAD = """
+    import threading, time, gc
+    import numpy as np, triton_python_backend_utils as pb_utils
+    FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    def out(value):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[value]], np.float32))])
+    def refused(call, *arguments, **keywords):
+        try:
+            call(*arguments, **keywords)
+        except pb_utils.TritonModelException as error:
+            print(str(error))
+        else:
+            print("nothing was refused")
+"""
+ONE = np.array([[1]], np.float32)
+
+
+def test_a_decoupled_model_answers_as_often_as_it_likes(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                assert sender is request.get_response_sender()
+                sender.send(out(1))
+                sender.send(out(2))
+                sender.send(flags=FINAL)
+                refused(sender.send, out(3))
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        peer.start(Sent({"IN": ONE}, number=0x10001))
+        answers = [peer.response() for _ in range(3)]
+        assert [bool(packet.flags & p.FINAL) for packet, _ in answers] == [False, False, True]
+        assert [answer.outputs["OUT"].item() for _, answer in answers if answer] == [1, 2]
+        assert answers[2][1] is None
+        assert [a.status for a in peer.done()] == [p.STATUS_OPEN]
+        assert peer.finalize()[0].splitlines() == ["Unable to send response. Response sender has been closed."]
+
+
+def test_a_thread_answers_after_execute_has_returned(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                threading.Timer(0, lambda sender=sender: sender.send(out(5), FINAL)).start()
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        assert [a.status for a in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_OPEN]
+        packet, answer = peer.response()
+        assert packet.flags & p.FINAL
+        assert answer is not None
+        assert answer.outputs["OUT"].item() == 5
+
+
+def test_a_slow_client_holds_the_model_up(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        sent = 0
+        def execute(self, requests):
+            sender = requests[0].get_response_sender()
+            for i in range(6):
+                sender.send(out(i), FINAL if i == 5 else 0)
+                pb_utils.Logger.log_info(str(i))
+    """
+    with worker(tmp_path, source, decoupled=True, window=2) as peer:
+        sent = Sent({"IN": ONE})
+        peer.start(sent)
+        seen = []
+        for _ in range(4):  # two responses, and that each has been sent
+            packet = peer.receive(peer.side)
+            seen.append(packet.kind)
+        assert seen == [p.RESPONSE, p.LOG, p.RESPONSE, p.LOG]
+        peer.side.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            peer.receive(peer.side)
+        peer.side.settimeout(60)
+        peer.send(peer.side, p.CREDIT, number=sent.number, offset=4)
+        values = []
+        for _ in range(4):
+            _, answer = peer.response()
+            assert answer is not None
+            values.append(answer.outputs["OUT"].item())
+        assert values == [2, 3, 4, 5]
+        peer.done()
+
+
+def test_requests_that_are_let_go_of_are_answered_with_an_error(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].get_response_sender().send(out(1))
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        assert len(peer.execute(Sent({"IN": ONE}, number=0x10001), Sent({"IN": ONE}, number=0x10002))) == 2
+        finals = {}
+        while len(finals) < 2:
+            packet, answer = peer.response()
+            if packet.flags & p.FINAL:
+                finals[packet.id] = answer
+        for answer in finals.values():
+            assert answer is not None
+            assert "let go of the request without a final response" in answer.error
+
+
+def test_an_exception_fails_what_has_not_been_answered(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            self.second = requests[1].get_response_sender()
+            requests[0].get_response_sender().send(out(1), FINAL)
+            raise ValueError("in between")
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        first, second = peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))
+        assert first.status == p.STATUS_OPEN
+        assert second.status == p.STATUS_ERROR
+        assert "ValueError: in between" in second.error
+
+
+def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [out(1) for _ in requests]
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        (answer,) = peer.execute(Sent({"IN": ONE}))
+        expected = "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."
+        assert answer.error.endswith(expected)
+
+
+def test_the_rules_of_senders(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            sender = requests[0].get_response_sender()
+            refused(sender.send, out(1), flags=7)
+            refused(sender.send)
+            refused(sender.send, flags=FINAL)
+            sender.send(out(1))
+            refused(sender.send, out(2))
+            sender.send(flags=FINAL)
+            refused(sender.send, flags=FINAL)
+            return [None]
+    """
+    with worker(tmp_path, source) as peer:
+        assert [a.status for a in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_OPEN]
+        packet, answer = peer.response()
+        assert answer is not None
+        assert not packet.flags & p.FINAL
+        assert peer.response()[0].flags == p.FINAL | p.EMPTY
+        assert peer.finalize()[0].splitlines() == [
+            "Unable to send response. Unsupported flag provided.",
+            "Inference Response object must be provided when the response flags is set to zero.",
+            "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+            "Unable to send response. Response sender has been closed.",
+        ]
+
+
+def test_a_model_answers_a_request_once(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].get_response_sender().send(out(1), FINAL)
+            return [out(2), out(3)]
+    """
+    with worker(tmp_path, source) as peer:
+        first, second = peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))
+        assert first.status == p.STATUS_OPEN
+        assert "Non-decoupled model cannot send more than one response." in second.error
+
+
+def test_none_without_a_sender_is_an_error(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [None, out(1)]
+    """
+    with worker(tmp_path, source) as peer:
+        first, second = peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))
+        assert "returned None for a request" in first.error
+        assert second.outputs["OUT"].item() == 1
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_rescheduling(tmp_path: Path, decoupled: bool) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            refused(requests[0].set_release_flags, 9)
+            if {decoupled}:
+                requests[0].get_response_sender().send(out(1))
+            else:
+                return [None]
+    """
+    with worker(tmp_path, source, decoupled=decoupled) as peer:
+        assert [a.status for a in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_RESCHEDULE]
+        if decoupled:
+            assert not peer.response()[0].flags & p.FINAL
+        out, _ = peer.finalize()
+        assert out == "Unable to set release flags. Unsupported flag 9 provided.\n"
+        assert peer.side.recv(100) == b""  # no error for what was let go of: it comes again
+
+
+ASYNC = f"""{HEAD}
+    import asyncio
+    class TritonPythonModel:
+        async def execute(self, requests):
+            value = float(requests[0].inputs()[0].as_numpy().item())
+            if value < 0:
+                raise ValueError("negative")
+            if value > 1:
+                self.waiting = asyncio.Event()
+                await self.waiting.wait()
+            elif hasattr(self, "waiting"):
+                self.waiting.set()
+            requests[0].get_response_sender().send(out(value), FINAL)
+"""
+
+
+def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path: Path) -> None:
+    with worker(tmp_path, ASYNC, decoupled=True) as peer:
+        first, second = Sent({"IN": ONE * 2}), Sent({"IN": ONE})
+        assert [a.status for a in peer.execute(first)] == [p.STATUS_OPEN]
+        assert [a.status for a in peer.execute(second)] == [p.STATUS_OPEN]
+        assert {peer.response()[0].id for _ in range(2)} == {first.number, second.number}
+
+
+def test_a_coroutine_that_raises_fails_its_requests(tmp_path: Path) -> None:
+    with worker(tmp_path, ASYNC, decoupled=True) as peer:
+        peer.execute(Sent({"IN": -ONE}))
+        packet, answer = peer.response()
+        assert packet.flags & p.FINAL
+        assert answer is not None
+        assert "ValueError: negative" in answer.error
+
+
+def test_an_asynchronous_model_that_is_not_decoupled_is_waited_for(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    import asyncio
+    class TritonPythonModel:
+        async def execute(self, requests):
+            await asyncio.sleep(0)
+            return [out(3) for _ in requests]
+    """
+    with worker(tmp_path, source) as peer:
+        assert [a.outputs["OUT"].item() for a in peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))] == [3, 3]
+
+
+def test_large_responses_of_senders_lie_in_memory_that_was_asked_for(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            large = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.arange(100_000, dtype=np.float32))])
+            requests[0].get_response_sender().send(large, FINAL)
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        peer.start(Sent({"IN": ONE}))
+        _, answer = peer.response()
+        assert answer is not None
+        assert answer.places == {"OUT": p.ARENA}
+        assert np.array_equal(answer.outputs["OUT"], np.arange(100_000))
+
+
+def test_without_memory_the_request_gets_an_error_and_the_model_is_told(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            large = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(100_000, np.float32))])
+            refused(requests[0].get_response_sender().send, large, FINAL)
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        peer.start(Sent({"IN": ONE}))
+        asked = peer.receive(peer.side)
+        assert asked.kind == p.ALLOCATE
+        assert asked.offset == 400_000
+        peer.send(peer.side, p.ALLOCATED, number=asked.id, code=p.CODE_UNAVAILABLE)
+        packet, answer = peer.response()
+        assert packet.flags & p.FINAL
+        assert answer is not None
+        assert answer.error == "no shared memory for 400000 bytes: the limit of the model is reached"
+        peer.done()
+        assert peer.finalize()[0].strip() == answer.error
