@@ -30,6 +30,8 @@ cdef struct Bridge:
 
 # From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
+# On the loop, from inside of another delivery only: the same for one response, at once.
+cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
 # From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
 cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
 # On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.

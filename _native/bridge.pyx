@@ -156,7 +156,8 @@ cdef void finish(Request *request) noexcept nogil:
         lane.settle(lane, request)
     if request.admitted:
         (<Bridge *>request.bridge).in_house -= 1
-    request_free(request)
+    if not request.kept:
+        request_free(request)
     if lane != NULL:
         fetch_add32(&lane.in_flight, -1)
 
@@ -166,7 +167,10 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
     store32(&request.abandoned, 1)
-    if lane != NULL and lane.scheduler.remove(lane, request):
+    if request.leave != NULL:
+        request.leave(request)
+        finish(request)
+    elif lane != NULL and lane.scheduler.remove(lane, request):
         statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
         finish(request)
 
@@ -211,7 +215,7 @@ cdef void deliver_all(Bridge *bridge) noexcept nogil:
         errand = next_errand
     while response != NULL:
         following = response.next
-        deliver(bridge, response)
+        bridge_deliver(bridge, response)
         response = following
     after_round(bridge)
 
@@ -222,7 +226,7 @@ cdef inline void after_round(Bridge *bridge) noexcept nogil:
         bridge.after(bridge.after_context)
 
 
-cdef void deliver(Bridge *bridge, Response *response) noexcept nogil:
+cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
     cdef Request *request = response.request
     cdef bint final = response.final
     if final:

@@ -93,6 +93,9 @@ cdef void infer_message_free(InferMessage *message) noexcept nogil
 # Decode `size` bytes in one pass. After a failure the message is as infer_message_clear leaves it.
 cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *message) noexcept nogil
 
+# Take the parameters of another message, whose bytes they go on pointing into. False: no memory.
+cdef bint infer_message_copy_parameters(InferMessage *message, const InferMessage *other) noexcept nogil
+
 # The last parameter with this key among `count` at `first`; NULL when there is none.
 cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
                                      size_t key_size) noexcept nogil

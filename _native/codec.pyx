@@ -442,6 +442,20 @@ cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *m
     return result
 
 
+cdef bint infer_message_copy_parameters(InferMessage *message, const InferMessage *other) noexcept nogil:
+    cdef Parameter *copy
+    if other.parameter_count > message.parameter_capacity:
+        copy = <Parameter *>realloc(message.parameters, other.parameter_count * sizeof(Parameter))
+        if copy == NULL:
+            return False
+        message.parameters = copy
+        message.parameter_capacity = other.parameter_count
+    if other.parameter_count:
+        memcpy(message.parameters, other.parameters, other.parameter_count * sizeof(Parameter))
+    message.parameter_count = other.parameter_count
+    return True
+
+
 cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
                                      size_t key_size) noexcept nogil:
     cdef const Parameter *parameter = first + count

@@ -11,8 +11,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from _native.access cimport Judge
 from _native.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.bridge cimport BridgeHandle, bridge_abandon
+from _native.coalescer cimport Coalescer, Memo, coalescer_clear, coalescer_forget
 from _native.connection cimport Endpoint
 from _native.errorinfo cimport LoadReport, final_trailers, report_set
+from _native.lane cimport LaneHandle
 from _native.memory cimport Block, block_give, block_of_object
 from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing
@@ -144,6 +146,34 @@ cdef class InferService:
         self.door.submission = &self.submission
         bridge.bridge.after = submission_wake
         bridge.bridge.after_context = &self.submission
+
+    def __dealloc__(self):
+        coalescer_forget(&self.submission.coalescer, NULL)
+        coalescer_clear(&self.submission.coalescer)
+
+    def keep_answers(self, size: int, *, ttl: float = 0.0) -> None:
+        """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time."""
+        self.submission.coalescer.limit = size
+        self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
+
+    def forget(self, LaneHandle lane not None) -> None:
+        """Drop the cached answers of a version that ends; before its handle goes."""
+        coalescer_forget(&self.submission.coalescer, lane.lane)
+
+    def reuse(self) -> dict[str, int]:
+        """What coalescing and the response cache have done.
+
+        followers (requests that got the answer of an identical one in flight), hits, misses and evictions of the
+        cache, entries and bytes in it now.
+        """
+        cdef Coalescer *coalescer = &self.submission.coalescer
+        cdef Memo *memo = coalescer.newest
+        entries = 0
+        while memo != NULL:
+            entries += 1
+            memo = memo.older
+        return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
+                "evictions": coalescer.evictions, "entries": entries, "bytes": coalescer.size}
 
     @property
     def in_house(self) -> int:

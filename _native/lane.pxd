@@ -46,6 +46,8 @@ cdef struct Lane:
     Statistics statistics
     int32_t in_flight        # atomic: requests that refer to this lane, queued, running or on their way back
     uint32_t max_queue       # requests that may wait; 0: any number
+    bint coalesces           # identical requests in flight are executed once
+    bint caches              # answers are kept for identical requests
     const Scheduler *scheduler
     # NULL but for sequences: an instance, on its thread or over the bridge, is done with a request whose `sequence` is
     # set. Called before the request is answered, or before it is freed when it left its batch; clears `sequence`.

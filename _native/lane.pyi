@@ -12,6 +12,8 @@ class Counters(TypedDict):
     compute_input: Pair
     compute_infer: Pair
     compute_output: Pair
+    cache_hit: Pair
+    cache_miss: Pair
     batches: list[tuple[int, Pair, Pair, Pair]]
 
 class LaneHandle:

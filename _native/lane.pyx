@@ -18,6 +18,8 @@ cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t 
     signature_build(&lane.signature, spec, version)
     statistics_init(&lane.statistics)
     lane.scheduler = scheduler
+    lane.coalesces = spec.coalesces
+    lane.caches = spec.caches
     live_add(LIVE_LANES, 1)
     return 0
 

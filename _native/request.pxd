@@ -63,7 +63,11 @@ cdef struct Correlation:
 cdef enum RequestState:
     REQUEST_NEW              # belongs to whoever makes it
     REQUEST_QUEUED           # with its lane
+    REQUEST_WAITING          # for another request's answer
     REQUEST_TAKEN            # in a batch; belongs to the instance until its final response passes the bridge
+
+# Takes a waiting request out of where it waits, on the loop; it is the caller's then.
+ctypedef void (*leave_fn)(Request *request) noexcept nogil
 
 # Called on the loop for each response, in order; the last one is final. `response` is NULL when the request ends
 # before an instance answered, which `status` and `details` say. The sink copies or shares what it keeps.
@@ -106,10 +110,13 @@ cdef struct Request:
     Timer timer              # of deadline and expiry
 
     bint admitted            # counted in the bridge as in the house
+    bint kept                # somebody keeps it beyond its final response, and frees it
     int32_t abandoned        # atomic: nobody waits for the answer any more
     void *bridge             # Bridge that this request returns through
     deliver_fn deliver
     void *sink               # NULL once the sink has left
+    leave_fn leave           # of a waiting request
+    void *awaited            # by a waiting request; see leave
 
 cdef Request *request_new() noexcept nogil
 cdef void request_free(Request *request) noexcept nogil

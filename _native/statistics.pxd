@@ -26,6 +26,8 @@ cdef struct Statistics:
     Duration compute_input
     Duration compute_infer
     Duration compute_output
+    Duration cache_hit           # requests answered from the response cache, and the time of looking there
+    Duration cache_miss          # the others, and the time of looking and of keeping the answer
     BatchStatistics *batches     # ascending by rows
     uint32_t batch_count
     uint32_t batch_capacity
@@ -45,6 +47,11 @@ cdef void statistics_init(Statistics *statistics) noexcept nogil
 cdef void statistics_clear(Statistics *statistics) noexcept nogil
 # Requests that failed or were cancelled, and the time from arrival that they took together.
 cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
+# Requests that got the answer of another one, and the time from arrival that they took together.
+cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
+cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil
+# `count` is 0 when only the time grows.
+cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
 # A dict of the fields, durations as (count, ns), batches as a list of (rows, input, infer, output).
 cdef dict statistics_dict(Statistics *statistics)

@@ -37,6 +37,24 @@ cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns)
     unlock(&statistics.guard)
 
 
+cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
+    lock(&statistics.guard)
+    add(&statistics.success, count, ns)
+    unlock(&statistics.guard)
+
+
+cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil:
+    lock(&statistics.guard)
+    add(&statistics.cache_hit, 1, lookup_ns)
+    unlock(&statistics.guard)
+
+
+cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
+    lock(&statistics.guard)
+    add(&statistics.cache_miss, count, ns)
+    unlock(&statistics.guard)
+
+
 cdef BatchStatistics *batch_of(Statistics *statistics, uint32_t rows) noexcept nogil:
     # the entry for this batch size, made when there is none; NULL when there is no room for one more
     cdef uint32_t low = 0
@@ -106,6 +124,8 @@ cdef dict statistics_dict(Statistics *statistics):
             "compute_input": pair(&statistics.compute_input),
             "compute_infer": pair(&statistics.compute_infer),
             "compute_output": pair(&statistics.compute_output),
+            "cache_hit": pair(&statistics.cache_hit),
+            "cache_miss": pair(&statistics.cache_miss),
             "batches": [
                 (
                     statistics.batches[i].rows,

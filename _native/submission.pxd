@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.access cimport Gate
 from _native.bridge cimport Bridge
+from _native.coalescer cimport Coalescer
 from _native.lane cimport Lane
 from _native.memory cimport Block
 from _native.request cimport Request
@@ -17,6 +18,7 @@ cdef struct Submission:
     Table *table
     Bridge *bridge
     uint32_t max_inflight    # requests in the house; 0: any number
+    Coalescer coalescer
     Gate *gate               # who may use which model; NULL: everybody every
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count

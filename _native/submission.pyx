@@ -6,6 +6,7 @@ from _native.access cimport ALLOWED, Gate, Verdict, gate_model, gate_status, gat
 from _native.binding cimport request_bind, request_decode
 from _native.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.clock cimport now_ns
+from _native.coalescer cimport coalescer_enter
 from _native.lane cimport LANE_FULL, LANE_REFUSED, PUSHED, Lane, Pushed
 from _native.memory cimport Block
 from _native.request cimport (
@@ -105,6 +106,12 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
+    if lane.coalesces or lane.caches:
+        request = coalescer_enter(&self.coalescer, request)
+        if request == NULL:
+            return
+        request.bridge = self.bridge
+        request.queued_ns = request.arrived_ns
     pushed = lane.scheduler.push(lane, request)
     if pushed != PUSHED:
         refuse(request, pushed)

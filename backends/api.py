@@ -90,6 +90,8 @@ class ModelSpec:
     instances: tuple[InstanceSpec, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_model_filename: str = ""
+    coalesces: bool = False  # identical requests in flight are executed once
+    caches: bool = False  # answers are kept in the response cache
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences

@@ -167,6 +167,7 @@ def _engine(settings: Settings) -> Engine:
             max_regions=settings.client_shm_max_regions,
             max_byte_size=settings.client_shm_max_byte_size,
         ),
+        cache=settings.cache,
     )
 
 

@@ -48,7 +48,7 @@ _NO_GPU = "GPUs are not served yet"
 _NO_CONTROL = "models are loaded at start; model control is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
-_NO_CACHE = "the response cache is not served yet"
+_NO_CACHE = "caches are built in: --cache-config tells which"
 _NO_RATE_LIMIT = "the rate limiter is not served yet"
 
 FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
@@ -99,7 +99,8 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         **_refused("loading again after a failure is not served yet", ["model-load-retry-count"], "0"),
         **_off("namespaces of models are not served yet", ["model-namespacing"]),
         **_refused("repository agents are not served yet", ["repoagent-directory"]),
-        **_refused(_NO_CACHE, ("cache-config", "cache-directory", "response-cache-byte-size")),
+        "cache-directory": Ignored(_NO_CACHE),
+        "response-cache-byte-size": Refused("write --cache-config local,size=BYTES", ("0",)),
         **_refused(_NO_RATE_LIMIT, ["rate-limit"], "off"),
         **_refused(_NO_RATE_LIMIT, ["rate-limit-resource"]),
         **_refused("host policies are not served yet", ["host-policy"]),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from server.caching import CacheConfig, CacheConfigError, parse_cache_config
+
 LONGEST_SOCKET_PATH = 107  # what the kernel takes
 
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
@@ -162,6 +164,9 @@ class Settings:
     max_queued_requests_per_model: int = 4096
     """Inference requests that may wait for one version of a model; 0 for any number."""
 
+    cache_config: tuple[str, ...] = ()
+    """CACHE,KEY=VALUE: the response cache, local with size=BYTES and ttl=SECONDS, or redis with host=HOST."""
+
     grpc_restricted_protocol: tuple[str, ...] = ()
     """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""
 
@@ -305,6 +310,10 @@ class Settings:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
         parse_restricted_protocols(self.grpc_restricted_protocol)
+        try:
+            parse_cache_config(self.cache_config)
+        except CacheConfigError as error:
+            raise SettingsError(f"cache-config: {error}") from error
 
     def _check_unix_mode(self) -> None:
         try:
@@ -342,6 +351,11 @@ class Settings:
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
         """`backend_config` by backend; the key "" holds what is for all backends."""
         return parse_backend_config(self.backend_config)
+
+    @property
+    def cache(self) -> CacheConfig:
+        """`cache_config`, understood."""
+        return parse_cache_config(self.cache_config)
 
     @property
     def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:

@@ -274,13 +274,15 @@ def test_check_tells_what_is_wrong_where(tmp_path: Path, capsys) -> None:
     assert cli.main(["check", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "good: ok\n"
     write_model(tmp_path, "bad", GOOD + "max_batch: 3")
-    write_model(tmp_path, "worse", GOOD + "response_cache { enable: true }")
+    write_model(tmp_path, "worse", GOOD + "instance_group { secondary_devices { } }")
     assert cli.main(["check", str(tmp_path)]) == 1
     bad, good, worse = capsys.readouterr().out.splitlines()
     assert bad.startswith(f"{tmp_path / 'bad' / 'config.pbtxt'}:4:1: ")
     assert "did you mean 'max_batch_size'?" in bad
     assert good == "good: ok"
-    assert worse.startswith(f"{tmp_path / 'worse' / 'config.pbtxt'}:4: response_cache.enable is not supported")
+    assert worse.startswith(
+        f"{tmp_path / 'worse' / 'config.pbtxt'}:4: instance_group.secondary_devices is not supported"
+    )
 
 
 def test_check_without_a_repository_is_an_error(tmp_path: Path, capsys) -> None:

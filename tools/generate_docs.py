@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from server.engine.config.parameters import PARAMETERS  # noqa: E402
 from server.engine.config.refused import CARRIED, REFUSED, Field  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
@@ -32,6 +33,11 @@ def carried(fields: Iterable[Field] = CARRIED) -> str:
     return table(("field", "why it has no effect"), [(f"`{field.path}`", field.why) for field in fields])
 
 
+def parameters() -> str:
+    rows = [(f"`{each.name}`", f"`{each.default}`".lower(), each.meaning) for each in PARAMETERS]
+    return table(("parameter", "default", "meaning"), rows)
+
+
 def options() -> str:
     """The fields of Settings with their types, defaults and the texts below them, as the source has them."""
     tree = ast.parse((ROOT / "server" / "settings.py").read_text())
@@ -44,7 +50,7 @@ def options() -> str:
     return table(("option", "default", "meaning"), rows)
 
 
-TABLES = {"refused": refused, "carried": carried, "options": options}
+TABLES = {"refused": refused, "carried": carried, "options": options, "parameters": parameters}
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ look() {
     fi
     printf '#include <zlib.h>\n' | cc -E - >/dev/null 2>&1 ||
         missing[zlib1g-dev]="zlib with its headers is needed: apt-get install zlib1g-dev"
+    printf '#define XXH_INLINE_ALL\n#include <xxhash.h>\n' | cc -E - >/dev/null 2>&1 ||
+        missing[libxxhash-dev]="xxHash's header is needed: apt-get install libxxhash-dev"
     if ! command -v "$python" >/dev/null; then
         missing[python3]="Python 3.11 or newer is needed as '$python': apt-get install python3, or make PYTHON=/path/to/python3"
         missing[python3-venv]="the venv module of Python is needed: apt-get install python3-venv"

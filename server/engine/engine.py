@@ -19,6 +19,7 @@ from _native.infer import InferService, Ticket
 from _native.table import ModelTable
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
+from server.caching import CacheConfig, LocalCache
 from server.engine import config as configuration
 from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
@@ -76,6 +77,7 @@ class Engine:
         max_inflight: requests that may be in the house; 0 for any number.
         max_queued: requests that may wait for one version of a model; 0 for any number.
         shared_memory: what clients may do with shared memory.
+        cache: where answers of models with response_cache are kept.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Engine:
         max_inflight: int = 0,
         max_queued: int = 0,
         shared_memory: SharedMemoryPolicy | None = None,
+        cache: CacheConfig = None,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
@@ -107,6 +110,9 @@ class Engine:
         self._closing = False
         self.shared_memory = SharedMemory(shared_memory)
         self.infer = InferService(self._table, self._bridge, max_inflight=max_inflight)
+        self._has_cache = cache is not None
+        if isinstance(cache, LocalCache):
+            self.infer.keep_answers(cache.size, ttl=cache.ttl)
 
     # -- life --
 
@@ -182,6 +188,8 @@ class Engine:
             self._table.set(folder.name, {})
             log.error("failed to load '%s': %s", folder.name, model.problem)
             return f"failed to load '{folder.name}': {model.problem}"
+        if prepared.spec.caches and not self._has_cache:
+            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", folder.name)
         for version in prepared.versions:
             model.versions[version] = _Version(LOADING)
         results = await asyncio.gather(*(self._load_version(folder, prepared, v) for v in prepared.versions))
@@ -220,6 +228,7 @@ class Engine:
             self._publish(name)
             await loop.run_in_executor(self._pool, loaded.close)
             await self._delivered(loaded)
+            self.infer.forget(loaded.lane)
             entry.state, entry.reason = UNAVAILABLE, "unloaded"
             self._announce(name, version, False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future
+from typing import Final
 
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
@@ -14,6 +15,17 @@ from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
+
+_DURATIONS: Final = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
 
 
 class LoadedVersion:
@@ -96,7 +108,7 @@ class LoadedVersion:
             inference_count=counters["inference_count"],
             execution_count=counters["execution_count"],
         )
-        for field in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+        for field in _DURATIONS:
             _set(getattr(out.inference_stats, field), counters[field])
         for rows, compute_input, compute_infer, compute_output in counters["batches"]:
             batch = out.batch_stats.add(batch_size=rows)

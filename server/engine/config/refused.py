@@ -83,7 +83,6 @@ REFUSED = (
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
     Field("model_transaction_policy.decoupled", "decoupled models are not served yet"),
     Field("model_repository_agents.agents", "repository agents are not served yet"),
-    Field("response_cache.enable", "the response cache is not served yet", "write enable: false"),
 )
 
 CARRIED = (

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.findings import Finding, raise_any
+from server.engine.config.parameters import wrong
 from server.engine.config.refused import refusals
 from server.engine.config.source import NOWHERE, FieldPath, Source
 from server.pb import model_config_pb2 as pb
@@ -47,6 +48,8 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
         yield from _format(tensor, ("input", index))
     yield from _dynamic_batching(config)
     yield from _instance_groups(config)
+    yield from wrong(config)
+    yield from _response_cache(config)
 
 
 def _max_batch_size(config: pb.ModelConfig) -> Iterator[Finding]:
@@ -136,6 +139,20 @@ def _dynamic_batching(config: pb.ModelConfig) -> Iterator[Finding]:
     if config.dynamic_batching.max_queue_delay_microseconds > 1 << 62:
         path = ("dynamic_batching", "max_queue_delay_microseconds")
         yield Finding(path, f"dynamic batching delay must be <= {1 << 62}")
+
+
+def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
+    # answers of these depend on more than the request
+    reuse = "Response Cache" if config.response_cache.enable else "coalesce_requests"
+    path: FieldPath = ("response_cache",) if config.response_cache.enable else ("parameters", "coalesce_requests")
+    if not config.response_cache.enable and "coalesce_requests" not in config.parameters:
+        return
+    if config.HasField("sequence_batching"):
+        yield Finding(path, f"{reuse} does not currently support model with 'sequence_batching' scheduler", "remove it")
+    if config.model_transaction_policy.decoupled:
+        yield Finding(
+            path, f"{reuse} does not currently support model with 'decoupled' transaction policy", "remove it"
+        )
 
 
 def _instance_groups(config: pb.ModelConfig) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.files import inside, read_text
+from server.engine.config.parameters import of_backend, of_server
 from server.engine.config.source import NOWHERE, Source
 from server.engine.config.supplied import kept_outputs, supplied_inputs
 from server.errors import ConfigError
@@ -22,6 +23,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
     Raises:
         ConfigError: a file that it names lies outside the model's folder, or its labels cannot be read.
     """
+    own = of_server(config)
     graph = config.optimization.graph if config.optimization.HasField("graph") else None
     return ModelSpec(
         name=config.name,
@@ -35,8 +37,10 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         ),
         batching=_batching(config),
         instances=tuple(_instances(config)),
-        parameters=MappingProxyType({key: value.string_value for key, value in config.parameters.items()}),
+        parameters=MappingProxyType(of_backend(config)),
         default_model_filename=_model_filename(config, model_dir, source),
+        coalesces=own["coalesce_requests"],
+        caches=config.response_cache.enable,
         graph_level=graph.level if graph else None,
         supplied=tuple(supplied_inputs(config)),
         kept=tuple(kept_outputs(config)),

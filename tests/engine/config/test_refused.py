@@ -94,6 +94,7 @@ SERVED = {
     "output",
     "parameters",
     "platform",
+    "response_cache",
     "version_policy",
 }
 

@@ -1,0 +1,74 @@
+"""Model parameters that the server itself reads: what Triton's config.pbtxt has no field for.
+
+They stand among the backend's in `parameters { key value { string_value } }` and are not handed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from server.engine.config.findings import Finding
+from server.pb import model_config_pb2 as pb
+
+
+def flag(text: str) -> bool:
+    """true, false, 1 or 0 in any case.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.strip().lower()]
+    except KeyError:
+        raise ValueError("expected true or false") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParameter:
+    """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
+
+    name: str
+    default: Any
+    meaning: str
+    read: Callable[[str], Any] = flag
+
+
+PARAMETERS = (
+    ModelParameter(
+        "coalesce_requests",
+        False,
+        "execute identical requests that are in flight at the same time once: same version, inputs, outputs asked for "
+        "and parameters. Each keeps its own deadline; the work is cancelled when the last of them has left",
+    ),
+)
+
+_BY_NAME: Mapping[str, ModelParameter] = MappingProxyType({each.name: each for each in PARAMETERS})
+
+
+def of_server(config: pb.ModelConfig) -> dict[str, Any]:
+    """The value of each of PARAMETERS, by name, in a configuration without `wrong` ones."""
+    return {
+        each.name: each.read(config.parameters[each.name].string_value)
+        if each.name in config.parameters
+        else each.default
+        for each in PARAMETERS
+    }
+
+
+def of_backend(config: pb.ModelConfig) -> dict[str, str]:
+    """The others."""
+    return {key: value.string_value for key, value in config.parameters.items() if key not in _BY_NAME}
+
+
+def wrong(config: pb.ModelConfig) -> Iterator[Finding]:
+    """One finding for each parameter whose text cannot be read."""
+    for key, value in config.parameters.items():
+        if key in _BY_NAME:
+            try:
+                _BY_NAME[key].read(value.string_value)
+            except ValueError as error:
+                path = ("parameters", key, "value", "string_value")
+                yield Finding(path, f"parameter '{key}' is '{value.string_value}', {error},")

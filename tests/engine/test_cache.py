@@ -1,0 +1,193 @@
+"""Guards the response cache: identical requests get the kept answer, within its size and its time, and no other one."""
+
+import asyncio
+import random
+
+import pytest
+
+from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
+from server.engine.config import Options
+from server.engine.engine import Engine
+from tests.engine.serving import CONFIG, Loader, infer, request, row
+
+CACHED = CONFIG + "response_cache { enable: true }"
+ENTRY = 4096  # bytes that a small answer takes at most, question and all
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """Requests, blocks and lanes are gone when the engine is closed."""
+
+
+class Counting:
+    """y is 2 x; counts the executions."""
+
+    def __init__(self):
+        self.requests = 0
+
+    def __call__(self, batch):
+        self.requests += batch.request_count
+        batch.set_output("y", batch.input("x").numpy() * 2)
+
+
+class Cached:
+    """An engine with a cache around one model."""
+
+    def __init__(self, root, cache, config=CACHED):
+        self.model = Counting()
+        self.root = root
+        (root / "m" / "1").mkdir(parents=True)
+        (root / "m" / "config.pbtxt").write_text(config)
+        self.engine = Engine([root], Loader({"m": self.model}), Options(), cache=cache)
+
+    async def __aenter__(self):
+        assert await self.engine.start() == []
+        return self
+
+    async def __aexit__(self, *_):
+        await self.engine.close()
+
+    async def ask(self, *values):
+        answer = await infer(self.engine, request(x=row(*values)))
+        assert answer.array().tolist() == [[2 * value for value in values]]
+
+    def counts(self, *names):
+        return tuple(self.engine.infer.reuse()[name] for name in names)
+
+
+async def test_the_second_request_is_answered_from_the_cache(tmp_path):
+    async with Cached(tmp_path, LocalCache(1 << 20)) as cached:
+        await cached.ask(1, 2)
+        await cached.ask(1, 2)
+        await cached.ask(1, 2, 3)
+        await cached.ask(1, 2)
+        assert cached.model.requests == 2
+        assert cached.counts("hits", "misses", "entries") == (2, 2, 2)
+        statistics = cached.engine.model("m").statistics()
+        assert statistics.inference_stats.cache_hit.count == 2
+        assert statistics.inference_stats.cache_miss.count == 2
+        assert statistics.inference_stats.success.count == 4
+        assert statistics.inference_count == 2
+
+
+async def test_answers_have_the_id_of_their_own_request(tmp_path):
+    async with Cached(tmp_path, LocalCache(1 << 20)) as cached:
+        for name in ("a", "b"):
+            answer = await infer(cached.engine, request(x=row(1), request_id=name))
+            assert answer.response.id == name
+
+
+async def test_the_least_recently_used_leaves_when_the_cache_is_full(tmp_path):
+    async with Cached(tmp_path, LocalCache(10 * ENTRY)) as cached:
+        await cached.ask(0)
+        size = cached.counts("bytes")[0]
+        assert size <= ENTRY
+        fits = 10 * ENTRY // size
+        for value in range(1, fits):
+            await cached.ask(value)
+        assert cached.counts("evictions", "entries") == (0, fits)
+        await cached.ask(0)
+        await cached.ask(fits)
+        await cached.ask(0)
+        assert cached.counts("hits", "evictions", "entries") == (2, 1, fits)
+        await cached.ask(1)
+        assert cached.counts("hits", "evictions") == (2, 2)
+        assert cached.counts("bytes")[0] <= 10 * ENTRY
+
+
+async def test_what_is_larger_than_the_cache_is_not_kept(tmp_path):
+    async with Cached(tmp_path, LocalCache(64 << 10)) as cached:
+        await cached.ask(*range(20_000))
+        await cached.ask(*range(20_000))
+        assert cached.model.requests == 2
+        assert cached.counts("entries", "bytes") == (0, 0)
+
+
+async def test_a_small_answer_does_not_hold_the_memory_of_its_batch(tmp_path):
+    config = CACHED.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }")
+    async with Cached(
+        tmp_path, LocalCache(64 << 20), config.replace("max_batch_size: 8", "max_batch_size: 64")
+    ) as cached:
+        wide = range(1000)
+        await asyncio.gather(*(cached.ask(i, *wide) for i in range(64)))
+        await asyncio.gather(*(cached.ask(i, *wide) for i in range(64)))
+        assert cached.counts("hits", "entries") == (64, 64)
+        assert cached.counts("bytes")[0] < 64 * 4 * 8 * 1001
+
+
+async def test_answers_expire(tmp_path):
+    async with Cached(tmp_path, LocalCache(1 << 20, ttl=1e-9)) as cached:
+        await cached.ask(1)
+        await cached.ask(1)
+        assert cached.model.requests == 2
+        assert cached.counts("hits", "entries") == (0, 1)
+
+
+async def test_errors_are_not_kept(tmp_path):
+    async with Cached(tmp_path, LocalCache(1 << 20)) as cached:
+
+        def fail(batch):
+            raise ValueError("not now")
+
+        cached.engine._loader.puppets.models = {"m": fail}
+        assert (await infer(cached.engine, request(x=row(1)))).text == "not now"
+        cached.engine._loader.puppets.models = {"m": cached.model}
+        await cached.ask(1)
+
+
+async def test_without_a_cache_nothing_is_kept(tmp_path):
+    async with Cached(tmp_path, None) as cached:
+        await cached.ask(1)
+        await cached.ask(1)
+        assert cached.model.requests == 2
+        assert cached.counts("misses", "entries") == (0, 0)
+        assert cached.engine.model("m").statistics().inference_stats.cache_miss.count == 0
+
+
+async def test_random_questions_under_pressure(tmp_path):
+    rng = random.Random(5)
+    async with Cached(tmp_path, LocalCache(20 * ENTRY)) as cached:
+        for _ in range(100):
+            await asyncio.gather(*(cached.ask(*[rng.randrange(8)] * rng.randrange(1, 40)) for _ in range(20)))
+        assert cached.counts("bytes")[0] <= 20 * ENTRY
+        assert cached.counts("hits")[0] > 100
+        assert cached.counts("evictions")[0] > 100
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ((), None),
+        (("local,size=0",), None),
+        (("local,size=1000",), LocalCache(1000)),
+        (("local,size=1000,ttl=1.5",), LocalCache(1000, 1.5)),
+        (("redis,host=h",), RedisCache("h")),
+        (("redis,host=h", "redis,port=7", "redis,password=p"), RedisCache("h", 7, password="p")),
+    ],
+)
+def test_configurations_are_understood(entries, expected):
+    assert parse_cache_config(entries) == expected
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        (("local",), "expected local,size=BYTES"),
+        (("memcached,size=1",), "got 'memcached,size=1'"),
+        (("local,ttl=1",), "needs size=BYTES"),
+        (("local,size=-1",), "size: expected a number"),
+        (("local,size=x",), "got 'x'"),
+        (("local,bytes=1",), "the local cache has size, ttl, got 'bytes'"),
+        (("redis,port=1",), "needs host=HOST"),
+        (("local,size=1", "redis,host=h"), "there can be one cache"),
+    ],
+)
+def test_wrong_configurations_are_refused(entries, text):
+    with pytest.raises(CacheConfigError, match=text):
+        parse_cache_config(entries)
+
+
+def test_a_password_is_never_repeated():
+    with pytest.raises(CacheConfigError) as error:
+        parse_cache_config(("rediss,host=h,password=geheim",))
+    assert "geheim" not in str(error.value)
