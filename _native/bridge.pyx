@@ -192,7 +192,7 @@ cdef void reject(Request *request, int64_t now) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     request_expired(request)
     statistics_failed(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
-    deliver(<Bridge *>request.bridge, &request.response)
+    bridge_deliver(<Bridge *>request.bridge, &request.response)
 
 
 cdef void deliver_all(Bridge *bridge) noexcept nogil:

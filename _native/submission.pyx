@@ -97,6 +97,7 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
 
 cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
+    cdef Request *work
     cdef Pushed pushed
     request.bridge = self.bridge
     if request.arrived_ns == 0:
@@ -107,9 +108,12 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         give_back(request)
         return
     if lane.coalesces or lane.caches:
-        request = coalescer_enter(&self.coalescer, request)
-        if request == NULL:
+        work = coalescer_enter(&self.coalescer, request)
+        if work != request and request.deadline_ns:
+            bridge_watch(self.bridge, request)
+        if work == NULL:
             return
+        request = work
         request.bridge = self.bridge
         request.queued_ns = request.arrived_ns
     pushed = lane.scheduler.push(lane, request)
