@@ -44,6 +44,7 @@ cdef enum Live:
     LIVE_STREAMS
     LIVE_CONNECTIONS
     LIVE_LANES
+    LIVE_ARENAS
     LIVE_KINDS
 
 cdef void live_add(Live kind, int64_t n) noexcept nogil

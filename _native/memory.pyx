@@ -211,6 +211,7 @@ def live_counters() -> dict[str, int]:
         "streams": load64(&live[<int>LIVE_STREAMS]),
         "connections": load64(&live[<int>LIVE_CONNECTIONS]),
         "lanes": load64(&live[<int>LIVE_LANES]),
+        "arenas": load64(&live[<int>LIVE_ARENAS]),
     }
 
 

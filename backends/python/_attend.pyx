@@ -1,0 +1,403 @@
+"""The attendant: the thread that keeps one worker, as far as it waits in C.
+
+It sleeps in one `ppoll` on the side socket, the pipes of the worker's output, the worker's end (a pidfd) and an eventfd
+by which other threads call it, and needs the GIL only for what Python must see.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset, strdup
+
+from _native.arena cimport ArenaHandle, arena_take, arena_trim
+from _native.atomic cimport exchange32, load32, store32
+from _native.clock cimport now_ns
+from _native.memory cimport Block, BlockView, block_give, block_view
+from _native.threads cimport lock, unlock
+from backends.python._channel cimport (
+    CHANNEL_BROKEN,
+    CHANNEL_CLOSED,
+    CHANNEL_DOWN,
+    Channel,
+    ChannelState,
+    Team,
+    awake,
+    channel_await,
+    channel_connect,
+    channel_down,
+    channel_give,
+    channel_kill,
+    channel_new,
+    channel_nudge,
+    channel_up,
+    packet_receive,
+    packet_send,
+    side_flush,
+    side_send,
+    team_give,
+    team_new,
+)
+from backends.python._execute cimport make_executor
+from backends.python._side cimport side_record, side_take
+from backends.python._wire cimport IN_ARENA, PACKET, Head
+
+import logging
+
+logger = logging.getLogger("inferd.python")
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <errno.h>
+    #include <poll.h>
+    #include <stdint.h>
+    #include <time.h>
+    #include <unistd.h>
+    static inline int inferd_poll(struct pollfd *fds, int count, int64_t ns) {
+        struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+        int ready;
+        do ready = ppoll(fds, (nfds_t)count, ns < 0 ? NULL : &t, NULL); while (ready < 0 && errno == EINTR);
+        return ready;
+    }
+    """
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    enum:
+        POLLIN
+        POLLOUT
+        POLLHUP
+        POLLERR
+    int poll_until "inferd_poll"(pollfd *fds, int count, int64_t ns) nogil
+
+cdef extern from "unistd.h" nogil:
+    ssize_t read(int fd, void *data, size_t size)
+
+cdef enum:
+    # places in the list of what is waited for
+    AT_WAKE = 0
+    AT_END = 1
+    AT_SIDE = 2
+    AT_OUTPUT = 3
+    AT_ERRORS = 4
+    AT_WORK = 5
+    PLACES = 6
+    OUTPUT_PIECE = 8192
+
+cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which memory that nobody has used is given back
+
+
+cdef class TeamHandle:
+    """What the workers of one model version know of each other."""
+
+    cdef Team *team
+
+    def __cinit__(self):
+        self.team = team_new()
+        if self.team == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        team_give(self.team)
+
+    @property
+    def up(self) -> int:
+        """Workers that are up."""
+        return load32(&self.team.up)
+
+
+cdef class Link:
+    """The server's end of the connection to the workers of one instance, one after the other.
+
+    Args:
+        arena: of the model.
+        name: of the instance, for error texts.
+        team: of the model version.
+        timeout_ns: the longest that an execution may take; 0 for any time.
+        listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
+            code, id, record)`, on the attendant's thread.
+    """
+
+    cdef Channel *channel
+    cdef ArenaHandle arena
+    cdef object listener
+    cdef int output
+    cdef int errors
+    cdef uint64_t taken      # of the arena, when it was last looked at
+    cdef BlockView held      # a record in the arena that the worker may be reading
+
+    def __cinit__(self, ArenaHandle arena not None, str name not None, TeamHandle team not None, timeout_ns: int,
+                  listener):
+        cdef bytes encoded = name.encode()
+        self.channel = channel_new(arena.arena, encoded, team.team, timeout_ns)
+        if self.channel == NULL:
+            raise MemoryError
+        self.arena = arena
+        self.listener = listener
+        self.output = -1
+        self.errors = -1
+
+    def __dealloc__(self):
+        channel_give(self.channel)
+
+    @property
+    def executor(self):
+        """For NativeInstance.executor."""
+        return make_executor(self.channel)
+
+    @property
+    def flags(self) -> int:
+        """Offset in the arena of the flags that say which requests are cancelled."""
+        return self.channel.flags.data - self.channel.arena.base
+
+    @property
+    def open(self) -> int:
+        """Requests that the worker has."""
+        return self.channel.open
+
+    @property
+    def overdue(self) -> bool:
+        """The worker was killed because an execution took too long."""
+        return self.channel.overdue
+
+    # -- the state; on the attendant's thread
+
+    def connect(self, work: int, side: int, pid_fd: int, output: int, errors: int) -> None:
+        """A worker was started: its sockets, its pidfd, and the pipes of its output. They remain the caller's."""
+        self.output = output
+        self.errors = errors
+        channel_connect(self.channel, work, side, pid_fd)
+
+    def up(self) -> None:
+        """The worker has loaded its model."""
+        self.held = None
+        with nogil:
+            channel_up(self.channel)
+
+    def down(self, why: str, state: str) -> None:
+        """There is no worker now; what it had is answered `why`.
+
+        Args:
+            why: for clients.
+            state: "down": the next one is being started, requests wait for it; "broken": they do not; "closed": there
+                will be none.
+        """
+        cdef bytes encoded = why.encode("utf-8", "replace")
+        cdef char *text = strdup(encoded)
+        cdef ChannelState next_state = {"down": CHANNEL_DOWN, "broken": CHANNEL_BROKEN, "closed": CHANNEL_CLOSED}[state]
+        with nogil:
+            channel_down(self.channel, next_state, text)
+
+    # -- any thread
+
+    def nudge(self) -> None:
+        """Have `attend` return."""
+        store32(&self.channel.called, 1)
+        channel_nudge(self.channel)
+
+    def kill(self) -> None:
+        """SIGKILL for the worker."""
+        channel_kill(self.channel)
+
+    def wait(self) -> bool:
+        """Wait until a worker is up, or it is known that none will be soon; whether it is. On the instance's thread."""
+        cdef bint up
+        with nogil:
+            up = channel_await(self.channel)
+        return up
+
+    # -- packets
+
+    def send_work(self, kind: int, record: bytes = b"") -> None:
+        """Send to the worker's main thread. Only while no EXECUTE can be under way.
+
+        Raises:
+            MemoryError: there is no shared memory for a large record.
+        """
+        cdef Head head
+        cdef Block *block = NULL
+        cdef const char *data = record
+        cdef size_t size = len(record)
+        memset(&head, 0, sizeof(Head))
+        head.kind = kind
+        head.size = <uint32_t>size
+        if size + sizeof(Head) > PACKET:
+            block = arena_take(self.channel.arena, size)
+            if block == NULL:
+                raise MemoryError(f"no shared memory for {size} bytes")
+            memcpy(block.data, data, size)
+            head.flags = IN_ARENA
+            head.offset = <uint64_t>(block.data - self.channel.arena.base)
+            self.held = block_view(block, block.data, size)  # until the worker is up
+            block_give(block)
+            size = 0
+        with nogil:
+            packet_send(self.channel.work, &head, sizeof(Head), data, size, 0)
+
+    def send_side(self, kind: int, id: int, record: bytes = b"", flags: int = 0) -> None:
+        """Send to the worker's reader of the side socket; never blocks."""
+        cdef Head head
+        cdef const char *data = record
+        memset(&head, 0, sizeof(Head))
+        head.kind = kind
+        head.flags = flags
+        head.id = id
+        head.size = <uint32_t>len(record)
+        side_send(self.channel, &head, data, len(record))
+
+    # -- the attendant's loop
+
+    def attend(self, starting: bool, seconds: float | None = None) -> tuple[str, bytes]:
+        """Keep the worker until something happens.
+
+        Args:
+            starting: return packets of the work socket, too, on which no instance waits yet or any more.
+            seconds: at most.
+
+        Returns:
+            ("end", b""): the worker has ended, and all that it had said has been dealt with; ("packet", packet);
+            ("wake", b""): `nudge` was called; ("time", b""): the time is over.
+        """
+        cdef int64_t until = -1 if seconds is None else now_ns() + <int64_t>(seconds * 1e9)
+        cdef bint with_work = starting
+        cdef int event
+        cdef ssize_t size = 0
+        with nogil:
+            event = self.loop(until, with_work, &size)
+        if event == AT_WORK:
+            return "packet", PyBytes_FromStringAndSize(<char *>self.channel.side_packet, size)
+        return {AT_END: "end", AT_WAKE: "wake"}.get(event, "time"), b""
+
+    cdef int loop(self, int64_t until, bint with_work, ssize_t *size) noexcept nogil:
+        # what happened, as a place in the list; PLACES: the time is over
+        cdef pollfd fds[PLACES]
+        cdef int64_t wait_ns
+        cdef int count = PLACES if with_work else PLACES - 1
+        cdef int ready
+        self.list_all(fds)
+        while True:
+            wait_ns = self.patience(until)
+            fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if self.channel.first_parcel != NULL else 0)
+            ready = poll_until(fds, count, wait_ns)
+            if ready == 0:
+                if 0 <= until <= now_ns():
+                    return PLACES
+                self.look_after_memory()
+                continue
+            self.serve(fds)
+            if fds[<int>AT_END].revents:
+                self.drain(fds)
+                return AT_END
+            if with_work and fds[<int>AT_WORK].revents:
+                size[0] = packet_receive(self.channel.work, self.channel.side_packet, PACKET, 0)
+                if size[0] > 0:
+                    return AT_WORK
+                fds[<int>AT_WORK].fd = -1  # it has closed the socket; its end comes next
+            if fds[<int>AT_WAKE].revents:
+                awake(self.channel.wake_fd)
+                if exchange32(&self.channel.called, 0):
+                    return AT_WAKE
+
+    cdef void list_all(self, pollfd *fds) noexcept nogil:
+        cdef int i
+        for i in range(PLACES):
+            fds[i].events = POLLIN
+            fds[i].revents = 0
+        fds[<int>AT_WAKE].fd = self.channel.wake_fd
+        fds[<int>AT_END].fd = self.channel.pid_fd
+        fds[<int>AT_SIDE].fd = self.channel.side
+        fds[<int>AT_OUTPUT].fd = self.output
+        fds[<int>AT_ERRORS].fd = self.errors
+        fds[<int>AT_WORK].fd = self.channel.work
+
+    cdef int64_t patience(self, int64_t until) noexcept nogil:
+        # how long to sleep; -1: until something comes
+        cdef int64_t out = IDLE_NS if load32(&self.channel.watching) else -1
+        if until >= 0:
+            until = max(<int64_t>0, until - now_ns())
+            out = until if out < 0 else min(out, until)
+        return out
+
+    cdef void look_after_memory(self) noexcept nogil:
+        # nothing has come for a while: what has not been used since the last look is given back
+        cdef Channel *channel = self.channel
+        if not load32(&channel.watching):
+            return
+        if channel.arena.taken == self.taken:
+            store32(&channel.watching, 0)
+            arena_trim(channel.arena)
+        self.taken = channel.arena.taken
+
+    cdef void serve(self, pollfd *fds) noexcept nogil:
+        if fds[<int>AT_SIDE].revents & POLLOUT:
+            lock(&self.channel.guard)
+            side_flush(self.channel)
+            unlock(&self.channel.guard)
+        if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not self.take_side():
+            fds[<int>AT_SIDE].fd = -1
+        if fds[<int>AT_OUTPUT].revents and not self.take_output(fds[<int>AT_OUTPUT].fd, 1):
+            fds[<int>AT_OUTPUT].fd = -1
+        if fds[<int>AT_ERRORS].revents and not self.take_output(fds[<int>AT_ERRORS].fd, 2):
+            fds[<int>AT_ERRORS].fd = -1
+
+    cdef void drain(self, pollfd *fds) noexcept nogil:
+        # the worker has ended: what it said before
+        fds[<int>AT_WAKE].fd = -1
+        fds[<int>AT_END].fd = -1
+        fds[<int>AT_WORK].fd = -1
+        fds[<int>AT_SIDE].events = POLLIN
+        while poll_until(fds, PLACES, 0) > 0:
+            self.serve(fds)
+
+    cdef bint take_side(self) noexcept nogil:
+        # one packet; False: the worker has closed the socket
+        cdef Head head
+        cdef const uint8_t *packet = self.channel.side_packet
+        cdef ssize_t size = packet_receive(self.channel.side, self.channel.side_packet, PACKET, 0)
+        if size <= 0:
+            return False
+        if size < <ssize_t>sizeof(Head):
+            channel_kill(self.channel)
+            return True
+        memcpy(&head, packet, sizeof(Head))
+        if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
+            channel_kill(self.channel)
+        elif not side_take(self.channel, &head, packet + sizeof(Head)):
+            with gil:
+                self.tell_packet(&head, packet + sizeof(Head))
+        return True
+
+    cdef bint take_output(self, int fd, int stream) noexcept nogil:
+        # a piece of what the worker prints; False: it has closed the pipe
+        cdef char piece[OUTPUT_PIECE]
+        cdef ssize_t size = read(fd, piece, OUTPUT_PIECE)
+        if size <= 0:
+            return False
+        with gil:
+            self.tell_output(stream, piece, size)
+        return True
+
+    cdef void tell_packet(self, const Head *head, const uint8_t *record) noexcept:
+        cdef Block *block
+        try:
+            if head.flags & IN_ARENA:
+                block = side_record(self.channel, head)
+                if block == NULL:
+                    channel_kill(self.channel)
+                    return
+                data = PyBytes_FromStringAndSize(<const char *>block.data, head.size)
+                block_give(block)
+            else:
+                data = PyBytes_FromStringAndSize(<const char *>record, head.size)
+            self.listener.on_packet(head.kind, head.flags, head.code, head.id, data)
+        except Exception:
+            logger.exception("a packet of kind %d from a worker", head.kind)
+
+    cdef void tell_output(self, int stream, const char *data, ssize_t size) noexcept:
+        try:
+            self.listener.on_output(stream, PyBytes_FromStringAndSize(data, size))
+        except Exception:
+            logger.exception("the output of a worker")

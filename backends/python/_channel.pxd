@@ -1,0 +1,193 @@
+# The server's end of the connection to one worker: its sockets, its requests, and the memory that it may touch.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from _native.arena cimport Arena
+from _native.memory cimport Block
+from _native.request cimport Request
+from _native.threads cimport Condition, Mutex
+from backends.python._wire cimport Head
+
+cdef enum ChannelState:
+    CHANNEL_DOWN             # no worker yet, or the next one is being started: requests wait for it
+    CHANNEL_UP
+    CHANNEL_BROKEN           # the last attempts failed; requests are refused until one succeeds
+    CHANNEL_CLOSED
+
+cdef struct Team:
+    # the workers of one model version
+    int32_t references       # atomic
+    int32_t up               # atomic: so many are up
+
+cdef struct Slot:
+    # a request that the worker has
+    Request *request         # NULL: the slot is free
+    uint64_t number
+    uint32_t next_free
+    bint detached            # it belongs to the channel, no longer to the instance's batch
+    bint finished            # its sender has said FINAL before DONE came
+    bint busy                # the attendant works on it without the guard
+    int64_t taken_ns
+    uint32_t returned        # credit of its sender that has come back and was not sent yet
+
+cdef struct Lease:
+    # memory of an EXECUTE that the worker still looks at
+    uint64_t id
+    Lease *next
+    uint32_t count
+    Block *blocks[1]         # as many as `count`
+
+cdef struct Granted:
+    # memory that the worker was given on the side socket
+    Block *block
+    Granted *next
+
+cdef struct Parcel:
+    # a packet for the side socket that waits until the socket takes it
+    Parcel *next
+    size_t size
+    uint8_t data[1]
+
+cdef struct Channel:
+    int32_t references       # atomic: the attendant's, and one for each response that waits and each BLS call
+    Arena *arena
+    char *name               # of the instance
+    Block *flags             # SLOTS bytes in the arena: which requests are cancelled
+    Team *team
+    int64_t timeout_ns       # longest execution; 0: any
+
+    Mutex guard              # guards all below up to the next heading
+    Condition changed        # of `state`
+    ChannelState state
+    char *why                # what became of the last worker; NULL: nothing yet
+    int work
+    int side
+    int pid_fd
+    bint executing           # the instance's thread uses `work`
+    Slot *slots
+    uint32_t slot_count      # made so far
+    uint32_t free_slot       # 1-based; 0: none
+    uint32_t open            # slots in use
+    uint64_t generation
+    Lease *leases
+    Parcel *first_parcel
+    Parcel *last_parcel
+    int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
+    int32_t overdue          # the worker was killed because its execution took too long
+    int32_t called           # atomic: the attendant's Python half is wanted
+    int wake_fd              # tells the attendant to look around
+
+    # used by the instance's thread only
+    uint64_t batches
+    uint8_t *packet          # PACKET bytes, to send and to receive
+    Block **grants           # what the EXECUTE that runs may use, beside the inputs
+    Block *execute_block     # one of them, with the record; NULL: it was in the packet
+    uint32_t grant_count
+    uint32_t grant_capacity
+    double bytes_per_row     # of outputs beyond what fits into packets, slowly forgotten
+
+    # used by the attendant's thread only
+    uint8_t *side_packet
+    Granted *side_grants
+
+cdef Team *team_new() noexcept nogil
+cdef void team_give(Team *team) noexcept nogil
+
+cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t timeout_ns) noexcept nogil
+cdef Channel *channel_share(Channel *channel) noexcept nogil
+cdef void channel_give(Channel *channel) noexcept nogil
+
+# A worker was started, and is reached by these descriptors until channel_down. From the attendant's thread.
+cdef void channel_connect(Channel *channel, int work, int side, int pid_fd) noexcept nogil
+# It has loaded its model. From the attendant's thread.
+cdef void channel_up(Channel *channel) noexcept nogil
+# The worker is gone: `why` (from malloc, taken over) is what its requests are answered. When it returns, nobody uses
+# the descriptors any more, and what the worker held is given back. From the attendant's thread.
+cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil
+
+# Wait until a worker is up, or it is known that none will be soon; True: it is up. From the instance's thread.
+cdef bint channel_await(Channel *channel) noexcept nogil
+
+# A slot for a request, whose number is returned; 0: there is none. Under the guard.
+cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil
+# The slot with this number, NULL when its request is over. Under the guard.
+cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil
+cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil
+
+# Give back what the worker had kept of this EXECUTE. Under the guard.
+cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil
+
+# Send on the side socket, from any thread: never blocks, in order; what the socket does not take is sent by the
+# attendant. `record` follows the head.
+cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
+# The attendant's part of that. Under the guard.
+cdef void side_flush(Channel *channel) noexcept nogil
+# End a request whose response the channel owns, in the statistics and over the bridge. Not under the guard.
+cdef void finish_detached(Request *request, int64_t taken_ns) noexcept nogil
+
+# Tell the attendant to look.
+cdef void channel_nudge(Channel *channel) noexcept nogil
+# SIGKILL for the worker, if it is there.
+cdef void channel_kill(Channel *channel) noexcept nogil
+
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <errno.h>
+    #include <poll.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <string.h>
+    #include <sys/eventfd.h>
+    #include <sys/socket.h>
+    #include <sys/syscall.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+    #ifndef SYS_pidfd_send_signal
+    #define SYS_pidfd_send_signal 424
+    #endif
+    /* One packet; 0, or -1 when the peer is gone. `flags` may be MSG_DONTWAIT: then 1 when there is no room. */
+    static inline int inferd_packet_send(int fd, const void *head, size_t head_size, const void *record, size_t size,
+                                         int flags) {
+        struct iovec parts[2] = {{(void *)head, head_size}, {(void *)record, size}};
+        struct msghdr message;
+        memset(&message, 0, sizeof message);
+        message.msg_iov = parts;
+        message.msg_iovlen = size ? 2 : 1;
+        ssize_t sent;
+        do sent = sendmsg(fd, &message, flags | MSG_NOSIGNAL); while (sent < 0 && errno == EINTR);
+        if (sent >= 0) return 0;
+        return (flags & MSG_DONTWAIT) && (errno == EAGAIN || errno == EWOULDBLOCK) ? 1 : -1;
+    }
+    /* One packet: its size, 0 when the peer is gone, -1 when `ns` (0: forever) have passed. */
+    static inline ssize_t inferd_packet_receive(int fd, void *data, size_t room, int64_t ns) {
+        if (ns) {
+            struct pollfd one = {fd, POLLIN, 0};
+            struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+            int ready;
+            do ready = ppoll(&one, 1, &t, NULL); while (ready < 0 && errno == EINTR);
+            if (ready == 0) return -1;
+        }
+        ssize_t size;
+        do size = recv(fd, data, room, 0); while (size < 0 && errno == EINTR);
+        return size < 0 ? 0 : size;
+    }
+    static inline void inferd_pidfd_kill(int fd) {
+        if (fd >= 0) syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0);
+    }
+    static inline int inferd_wake_fd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
+    static inline void inferd_wake(int fd) { uint64_t one = 1; if (write(fd, &one, 8) < 0) {} }
+    static inline void inferd_awake(int fd) { uint64_t n; if (read(fd, &n, 8) < 0) {} }
+    """
+    int packet_send "inferd_packet_send"(int fd, const void *head, size_t head_size, const void *record, size_t size,
+                                         int flags) noexcept nogil
+    ssize_t packet_receive "inferd_packet_receive"(int fd, void *data, size_t room, int64_t ns) noexcept nogil
+    void pidfd_kill "inferd_pidfd_kill"(int fd) noexcept nogil
+    int make_wake_fd "inferd_wake_fd"() noexcept nogil
+    void wake "inferd_wake"(int fd) noexcept nogil
+    void awake "inferd_awake"(int fd) noexcept nogil
+    int MSG_DONTWAIT

@@ -1,0 +1,344 @@
+"""The server's end of the connection to one worker.
+
+Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
+thread starts the worker, reads the side socket and buries the worker when it dies. The *loop* sends what concerns BLS
+calls and cancellations. `guard` protects what they share; no one holds it while waiting for the worker, so a worker
+that is stopped or hangs stops nobody but the thread that waits for its batch.
+
+A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it open, it
+is detached, and belongs to the channel until its sender says FINAL or the worker dies.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset, strdup
+
+from _native.arena cimport Arena, arena_give, arena_share, arena_take
+from _native.atomic cimport fetch_add32, load32
+from _native.bridge cimport Bridge, bridge_return
+from _native.clock cimport now_ns
+from _native.lane cimport Lane
+from _native.memory cimport Block, block_give
+from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail
+from _native.statistics cimport Execution, statistics_executed, statistics_failed
+from _native.text cimport format_text, text_or_no_memory
+from _native.threads cimport (
+    condition_destroy,
+    condition_init,
+    lock,
+    mutex_destroy,
+    mutex_init,
+    notify_all,
+    unlock,
+    wait,
+    wait_until,
+)
+from backends.python._wire cimport PACKET, SLOT_MASK, SLOTS, Head
+
+cdef extern from "sys/socket.h" nogil:
+    int shutdown(int fd, int how)
+    enum:
+        SHUT_RDWR
+
+cdef extern from "unistd.h" nogil:
+    int close(int fd)
+
+cdef enum:
+    SIBLINGS_NS = 50 * 1000 * 1000   # how often a broken instance looks whether another one is up
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Life
+
+cdef Team *team_new() noexcept nogil:
+    cdef Team *team = <Team *>calloc(1, sizeof(Team))
+    if team != NULL:
+        team.references = 1
+    return team
+
+
+cdef void team_give(Team *team) noexcept nogil:
+    if team != NULL and fetch_add32(&team.references, -1) == 1:
+        free(team)
+
+
+cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t timeout_ns) noexcept nogil:
+    cdef Channel *channel = <Channel *>calloc(1, sizeof(Channel))
+    if channel == NULL:
+        return NULL
+    channel.name = strdup(name)
+    channel.why = strdup("its worker is not running yet")
+    channel.packet = <uint8_t *>malloc(PACKET)
+    channel.side_packet = <uint8_t *>malloc(PACKET)
+    channel.wake_fd = make_wake_fd()
+    channel.flags = arena_take(arena, SLOTS)
+    if (channel.name == NULL or channel.packet == NULL or channel.side_packet == NULL or channel.wake_fd < 0
+            or channel.flags == NULL):
+        block_give(channel.flags)
+        free(channel.name)
+        free(channel.packet)
+        free(channel.side_packet)
+        free(channel)
+        return NULL
+    channel.arena = arena_share(arena)
+    fetch_add32(&team.references, 1)
+    channel.team = team
+    channel.references = 1
+    channel.timeout_ns = timeout_ns
+    channel.work = -1
+    channel.side = -1
+    channel.pid_fd = -1
+    mutex_init(&channel.guard, NULL)
+    condition_init(&channel.changed)
+    return channel
+
+
+cdef Channel *channel_share(Channel *channel) noexcept nogil:
+    fetch_add32(&channel.references, 1)
+    return channel
+
+
+cdef void channel_give(Channel *channel) noexcept nogil:
+    if channel == NULL or fetch_add32(&channel.references, -1) != 1:
+        return
+    free(channel.slots)
+    free(channel.grants)
+    free(channel.why)
+    free(channel.name)
+    free(channel.packet)
+    free(channel.side_packet)
+    close(channel.wake_fd)
+    condition_destroy(&channel.changed)
+    mutex_destroy(&channel.guard)
+    block_give(channel.flags)
+    arena_give(channel.arena)
+    team_give(channel.team)
+    free(channel)
+
+
+cdef void channel_connect(Channel *channel, int work, int side, int pid_fd) noexcept nogil:
+    lock(&channel.guard)
+    channel.work = work
+    channel.side = side
+    channel.pid_fd = pid_fd
+    channel.overdue = False
+    unlock(&channel.guard)
+
+
+cdef void channel_up(Channel *channel) noexcept nogil:
+    lock(&channel.guard)
+    channel.state = CHANNEL_UP
+    fetch_add32(&channel.team.up, 1)
+    unlock(&channel.guard)
+    notify_all(&channel.changed)
+
+
+cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil:
+    cdef uint32_t i
+    cdef Slot slot
+    lock(&channel.guard)
+    if channel.state == CHANNEL_UP:
+        fetch_add32(&channel.team.up, -1)
+    channel.state = state
+    free(channel.why)
+    channel.why = why
+    if channel.work >= 0:
+        shutdown(channel.work, SHUT_RDWR)
+    notify_all(&channel.changed)
+    while channel.executing:
+        wait(&channel.changed, &channel.guard)
+    channel.work = -1
+    channel.side = -1
+    channel.pid_fd = -1
+    drop_parcels(channel)
+    while channel.leases != NULL:
+        lease_release(channel, channel.leases.id)
+    for i in range(channel.slot_count):
+        slot = channel.slots[i]
+        if slot.request == NULL or not slot.detached:
+            continue
+        slot_give(channel, &channel.slots[i])
+        request_fail(slot.request, STATUS_UNAVAILABLE, format_text(
+            "Failed to process the request(s) for model '%s', message: %s", channel.name,
+            text_or_no_memory(channel.why)))
+        slot.request.response.reason = "WORKER_DIED"
+        unlock(&channel.guard)
+        finish_detached(slot.request, slot.taken_ns)
+        lock(&channel.guard)
+    unlock(&channel.guard)
+    drop_side_grants(channel)
+
+
+cdef bint channel_await(Channel *channel) noexcept nogil:
+    cdef bint up
+    lock(&channel.guard)
+    while True:
+        up = channel.state == CHANNEL_UP
+        if up or channel.state == CHANNEL_CLOSED:
+            break
+        if channel.state == CHANNEL_DOWN:
+            wait(&channel.changed, &channel.guard)
+        elif load32(&channel.team.up):
+            # another instance answers; this one must not take requests from it only to refuse them
+            wait_until(&channel.changed, &channel.guard, now_ns() + SIBLINGS_NS)
+        else:
+            break
+    unlock(&channel.guard)
+    return up
+
+
+cdef void channel_nudge(Channel *channel) noexcept nogil:
+    wake(channel.wake_fd)
+
+
+cdef void channel_kill(Channel *channel) noexcept nogil:
+    lock(&channel.guard)
+    pidfd_kill(channel.pid_fd)
+    unlock(&channel.guard)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+cdef bint more_slots(Channel *channel) noexcept nogil:
+    cdef uint32_t count = min(<uint32_t>SLOTS, max(64, channel.slot_count * 2))
+    cdef Slot *grown
+    cdef uint32_t i
+    if channel.slot_count == SLOTS:
+        return False
+    grown = <Slot *>realloc(channel.slots, count * sizeof(Slot))
+    if grown == NULL:
+        return False
+    memset(grown + channel.slot_count, 0, (count - channel.slot_count) * sizeof(Slot))
+    for i in range(channel.slot_count, count):
+        grown[i].next_free = i + 2 if i + 1 < count else 0
+    channel.free_slot = channel.slot_count + 1
+    channel.slots = grown
+    channel.slot_count = count
+    return True
+
+
+cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil:
+    cdef uint32_t index
+    cdef Slot *slot
+    if channel.free_slot == 0 and not more_slots(channel):
+        return 0
+    index = channel.free_slot - 1
+    slot = &channel.slots[index]
+    channel.free_slot = slot.next_free
+    channel.open += 1
+    channel.generation += 1
+    slot.request = request
+    slot.number = channel.generation << 16 | index
+    slot.detached = False
+    slot.finished = False
+    slot.busy = False
+    slot.returned = 0
+    channel.flags.data[index] = 0
+    return slot.number
+
+
+cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil:
+    cdef uint32_t index = <uint32_t>(number & SLOT_MASK)
+    if index >= channel.slot_count or channel.slots[index].request == NULL or channel.slots[index].number != number:
+        return NULL
+    return &channel.slots[index]
+
+
+cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil:
+    slot.request = NULL
+    slot.next_free = channel.free_slot
+    channel.free_slot = <uint32_t>(slot - channel.slots) + 1
+    channel.open -= 1
+
+
+cdef void finish_detached(Request *request, int64_t taken_ns) noexcept nogil:
+    cdef Execution execution
+    cdef int64_t end = now_ns()
+    cdef Lane *lane = <Lane *>request.lane
+    if request.response.status == STATUS_OK:
+        memset(&execution, 0, sizeof(Execution))
+        execution.rows = request.rows
+        execution.requests = 1
+        execution.served_rows = request.rows
+        execution.success_ns = <uint64_t>(end - request.arrived_ns)
+        execution.queue_ns = <uint64_t>(taken_ns - request.queued_ns)
+        execution.infer_ns = <uint64_t>(end - taken_ns)
+        statistics_executed(&lane.statistics, &execution)
+    else:
+        statistics_failed(&lane.statistics, 1, <uint64_t>(end - request.arrived_ns))
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory
+
+cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil:
+    cdef Lease **link = &channel.leases
+    cdef Lease *lease
+    cdef uint32_t i
+    while link[0] != NULL and link[0].id != id:
+        link = &link[0].next
+    lease = link[0]
+    if lease == NULL:
+        return
+    link[0] = lease.next
+    for i in range(lease.count):
+        block_give(lease.blocks[i])
+    free(lease)
+
+
+cdef void drop_side_grants(Channel *channel) noexcept nogil:
+    cdef Granted *granted
+    while channel.side_grants != NULL:
+        granted = channel.side_grants
+        channel.side_grants = granted.next
+        block_give(granted.block)
+        free(granted)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The side socket
+
+cdef void drop_parcels(Channel *channel) noexcept nogil:
+    cdef Parcel *parcel
+    while channel.first_parcel != NULL:
+        parcel = channel.first_parcel
+        channel.first_parcel = parcel.next
+        free(parcel)
+    channel.last_parcel = NULL
+
+
+cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
+    cdef Parcel *parcel
+    lock(&channel.guard)
+    if channel.side >= 0 and (channel.first_parcel != NULL or packet_send(
+            channel.side, head, sizeof(Head), record, size, MSG_DONTWAIT) == 1):
+        parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
+        if parcel == NULL:
+            pidfd_kill(channel.pid_fd)  # it would wait for the packet forever
+        else:
+            parcel.next = NULL
+            parcel.size = sizeof(Head) + size
+            memcpy(parcel.data, head, sizeof(Head))
+            if size:
+                memcpy(<uint8_t *>parcel.data + sizeof(Head), record, size)
+            if channel.last_parcel == NULL:
+                channel.first_parcel = parcel
+                wake(channel.wake_fd)
+            else:
+                channel.last_parcel.next = parcel
+            channel.last_parcel = parcel
+    unlock(&channel.guard)
+
+
+cdef void side_flush(Channel *channel) noexcept nogil:
+    cdef Parcel *parcel = channel.first_parcel
+    while parcel != NULL:
+        if packet_send(channel.side, parcel.data, parcel.size, NULL, 0, MSG_DONTWAIT) == 1:
+            return
+        channel.first_parcel = parcel.next
+        free(parcel)
+        parcel = channel.first_parcel
+    channel.last_parcel = NULL

@@ -1,0 +1,274 @@
+"""Reading what a worker answers.
+
+The record is a private copy, so that what was checked stays as it was; the tensors stay where the worker has put them,
+in a grant or among the inputs, and the response refers to them there. A worker is the operator's code, not an attacker's, but it
+may have gone mad: nothing that it says is used before it is checked.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+from _native.codec cimport (
+    PARAMETER_BOOL,
+    PARAMETER_DOUBLE,
+    PARAMETER_INT64,
+    PARAMETER_STRING,
+    PARAMETER_UINT64,
+    Parameter,
+    ParameterKind,
+)
+from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.memory cimport Block, block_give, block_share, block_take
+from _native.request cimport (
+    STATUS_CANCELLED,
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+    OutputData,
+    Request,
+    Response,
+    response_fail,
+)
+from _native.signature cimport MAX_RANK, TensorSignature
+from _native.text cimport format_text
+from backends.python._wire cimport (
+    CODE_ALREADY_EXISTS,
+    CODE_CANCELLED,
+    CODE_INVALID_ARG,
+    CODE_NOT_FOUND,
+    CODE_UNAVAILABLE,
+    CODE_UNSUPPORTED,
+    PLACE_ARENA,
+    PLACE_INLINE,
+    RESPONSE_ERROR,
+    RESPONSE_OK,
+    RESPONSE_RESCHEDULE,
+    ParameterRecord,
+    ResponseRecord,
+    TensorRecord,
+)
+
+cdef extern from *:
+    bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil
+
+cdef enum:
+    STATUS_ALREADY_EXISTS = 6
+    DATATYPES = 14
+
+
+cdef int status_of_code(uint32_t code) noexcept nogil:
+    if code == CODE_NOT_FOUND:
+        return STATUS_NOT_FOUND
+    if code == CODE_INVALID_ARG:
+        return STATUS_INVALID_ARGUMENT
+    if code == CODE_UNAVAILABLE:
+        return STATUS_UNAVAILABLE
+    if code == CODE_UNSUPPORTED:
+        return STATUS_UNIMPLEMENTED
+    if code == CODE_ALREADY_EXISTS:
+        return STATUS_ALREADY_EXISTS
+    if code == CODE_CANCELLED:
+        return STATUS_CANCELLED
+    return STATUS_INTERNAL
+
+
+cdef inline bint within(const Block *block, const uint8_t *data, size_t size) noexcept nogil:
+    return (block != NULL and block.data <= data <= block.data + block.size
+            and size <= <size_t>(block.data + block.size - data))
+
+
+cdef Block *holder_of(const Origin *origin, const Request *request, const uint8_t *data, size_t size) noexcept nogil:
+    cdef uint32_t i
+    for i in range(origin.count):
+        if within(origin.blocks[i], data, size):
+            return origin.blocks[i]
+    for i in range(request.signature.input_count):
+        if request.inputs[i].present and within(request.inputs[i].block, data, size):
+            return request.inputs[i].block
+    return NULL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tensors
+
+cdef bint whole_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
+    # a BYTES tensor holds so many elements, and nothing else
+    cdef size_t at = 0
+    cdef uint32_t length
+    cdef int64_t _
+    for _ in range(elements):
+        if size - at < 4:
+            return False
+        memcpy(&length, data + at, 4)
+        at += 4
+        if size - at < length:
+            return False
+        at += length
+    return at == size
+
+
+cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, const TensorRecord *record,
+                        const int64_t *shape, const uint8_t *data, bint classified) noexcept nogil:
+    cdef bint batches = request.signature.max_batch_size > 0
+    cdef int64_t elements = 1
+    cdef int64_t expected
+    cdef uint32_t i
+    if record.datatype != <int>tensor.datatype:
+        return format_text(
+            "unexpected datatype %s for output tensor '%s' of model '%s', the configuration says %s",
+            datatype_name(record.datatype if record.datatype <= DATATYPES else 0),
+            tensor.name.data, request.signature.name.data, datatype_name(tensor.datatype))
+    for i in range(record.rank):
+        if shape[i] < 0 or mul_overflow(elements, shape[i], &elements):
+            return format_text("output '%s' has an impossible shape", tensor.name.data)
+    if classified and (record.rank < <int>batches or (batches and shape[0] != request.rows)):
+        return format_text("output '%s' must have the batch dimension %u first to be classified", tensor.name.data,
+                           request.rows)
+    if tensor.datatype == DT_BYTES:
+        if whole_elements(data, record.size, elements):
+            return NULL
+        return format_text("output '%s' does not hold %lld elements", tensor.name.data, <long long>elements)
+    if mul_overflow(elements, datatype_size(tensor.datatype), &expected) or <uint64_t>expected != record.size:
+        return format_text("output '%s' must have %lld bytes of %s for its shape, got %llu", tensor.name.data,
+                           <long long>expected, datatype_name(tensor.datatype), <unsigned long long>record.size)
+    return NULL
+
+
+cdef void take_tensor(const Origin *origin, Response *response, const TensorRecord *record,
+                      const int64_t *shape) noexcept nogil:
+    cdef const Request *request = response.request
+    cdef OutputData *out
+    cdef const uint8_t *data = NULL
+    cdef Block *block = NULL
+    cdef char *wrong
+    if record.index >= request.signature.output_count or not response.outputs[record.index].wanted:
+        return
+    out = &response.outputs[record.index]
+    if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
+        data = origin.record + record.offset
+        block = origin.record_block
+    elif record.place == PLACE_ARENA and record.offset <= origin.arena.size:
+        data = origin.arena.base + record.offset
+        block = holder_of(origin, request, data, record.size)
+    if block == NULL:
+        wrong = format_text("output '%s' lies where the worker may not put it", request.signature.outputs[
+            record.index].name.data)
+    else:
+        wrong = wrong_tensor(request, &request.signature.outputs[record.index], record, shape, data, out.classes > 0)
+    if wrong != NULL:
+        response_fail(response, STATUS_INTERNAL, wrong)
+        return
+    block_give(out.block)  # of a model that answers an output twice
+    out.block = block_share(block)
+    out.data = data
+    out.size = record.size
+    out.datatype = request.signature.outputs[record.index].datatype
+    out.rank = record.rank
+    memcpy(out.shape, shape, record.rank * sizeof(int64_t))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parameters
+
+cdef uint32_t count_parameters(const uint8_t *data, size_t size) noexcept nogil:
+    # 0 when they are not well-formed
+    cdef ParameterRecord record
+    cdef size_t at = 0
+    cdef uint32_t count = 0
+    while at < size:
+        if size - at < sizeof(ParameterRecord):
+            return 0
+        memcpy(&record, data + at, sizeof(ParameterRecord))
+        at += sizeof(ParameterRecord)
+        if (size - at < <size_t>record.name_size + record.text_size
+                or not PARAMETER_BOOL <= record.kind <= PARAMETER_UINT64):
+            return 0
+        at += <size_t>record.name_size + record.text_size
+        count += 1
+    return count
+
+
+cdef bint take_parameters(Response *response, const uint8_t *data, size_t size) noexcept nogil:
+    cdef uint32_t count = count_parameters(data, size)
+    cdef ParameterRecord record
+    cdef Parameter *out
+    cdef uint8_t *copy
+    cdef size_t at = 0
+    cdef uint32_t i
+    if count == 0:
+        return False
+    response.parameter_block = block_take(count * sizeof(Parameter) + size)
+    if response.parameter_block == NULL:
+        return False
+    response.parameters = <Parameter *>response.parameter_block.data
+    response.parameter_count = count
+    memset(response.parameters, 0, count * sizeof(Parameter))
+    copy = response.parameter_block.data + count * sizeof(Parameter)
+    memcpy(copy, data, size)
+    for i in range(count):
+        memcpy(&record, copy + at, sizeof(ParameterRecord))
+        at += sizeof(ParameterRecord)
+        out = &response.parameters[i]
+        out.kind = <ParameterKind>record.kind
+        out.key.data = <const char *>copy + at
+        out.key.size = record.name_size
+        at += record.name_size
+        out.text.data = <const char *>copy + at
+        out.text.size = record.text_size if record.kind == PARAMETER_STRING else 0
+        at += record.text_size
+        if record.kind == PARAMETER_DOUBLE:
+            memcpy(&out.real, &record.value, 8)
+        else:
+            out.integer = <int64_t>record.value
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef size_t take_tensors(const Origin *origin, size_t at, size_t end, uint32_t count,
+                         Response *response) noexcept nogil:
+    # the place behind them; 0 when they are not well-formed
+    cdef TensorRecord tensor
+    cdef int64_t shape[MAX_RANK]
+    cdef uint32_t _
+    for _ in range(count):
+        if end - at < sizeof(TensorRecord):
+            return 0
+        memcpy(&tensor, origin.record + at, sizeof(TensorRecord))
+        at += sizeof(TensorRecord)
+        if tensor.rank > MAX_RANK or end - at < tensor.rank * sizeof(int64_t):
+            return 0
+        memcpy(shape, origin.record + at, tensor.rank * sizeof(int64_t))
+        at += tensor.rank * sizeof(int64_t)
+        take_tensor(origin, response, &tensor, shape)
+    return at
+
+
+cdef size_t response_read(const Origin *origin, size_t at, Response *response, uint8_t *status) noexcept nogil:
+    cdef ResponseRecord head
+    cdef size_t end
+    cdef uint32_t i
+    if origin.size - at < sizeof(ResponseRecord):
+        return 0
+    memcpy(&head, origin.record + at, sizeof(ResponseRecord))
+    if head.size < sizeof(ResponseRecord) or head.size > origin.size - at or head.status > RESPONSE_RESCHEDULE:
+        return 0
+    status[0] = head.status
+    end = at + head.size
+    at = take_tensors(origin, at + sizeof(ResponseRecord), end, head.tensors, response)
+    if at == 0 or end - at < <size_t>head.text_size + head.parameters_size:
+        return 0
+    if head.status == RESPONSE_ERROR:
+        response_fail(response, status_of_code(head.code), format_text(
+            "%.*s", <int>head.text_size, <const char *>origin.record + at))
+    if head.parameters_size and not take_parameters(response, origin.record + at + head.text_size,
+                                                    head.parameters_size):
+        return 0
+    if head.status == RESPONSE_OK:
+        for i in range(response.request.signature.output_count):
+            if response.outputs[i].block == NULL:
+                response.outputs[i].wanted = False
+    return head.size

@@ -1,0 +1,301 @@
+"""Responses of senders, and memory that comes back: the packets of the side socket that are dealt with without the GIL."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from _native.arena cimport arena_take
+from _native.atomic cimport load32
+from _native.bridge cimport Bridge, bridge_return
+from _native.memory cimport Block, block_give, block_share, block_take, block_wrap
+from _native.request cimport STATUS_OK, Request, Response, response_free, response_new
+from _native.response cimport response_complete
+from _native.threads cimport lock, notify_all, unlock
+from backends.python._channel cimport (
+    Channel,
+    Granted,
+    Slot,
+    channel_give,
+    channel_kill,
+    channel_share,
+    finish_detached,
+    lease_release,
+    side_send,
+    slot_find,
+    slot_give,
+)
+from backends.python._responses cimport Origin, response_read
+from backends.python._wire cimport (
+    ALLOCATE,
+    ALLOCATED,
+    CREDIT,
+    EMPTY,
+    FINAL,
+    FREE,
+    IN_ARENA,
+    PLACE_ARENA,
+    RELEASE,
+    RESPONSE,
+    Head,
+    ResponseRecord,
+    TensorRecord,
+)
+
+cdef enum:
+    MOST_GRANTS = 64         # that a worker may hold on the side socket at a time
+    CREDIT_STEP = 16         # responses that are acknowledged together
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Grants
+
+cdef void side_allocate(Channel *channel, const Head *asked) noexcept nogil:
+    cdef Head head
+    cdef Granted *granted = <Granted *>malloc(sizeof(Granted))
+    memset(&head, 0, sizeof(Head))
+    head.kind = ALLOCATED
+    head.id = asked.id
+    head.code = 1
+    if granted != NULL:
+        granted.block = arena_take(channel.arena, asked.offset)
+        if granted.block != NULL:
+            granted.next = channel.side_grants
+            channel.side_grants = granted
+            head.code = 0
+            head.offset = <uint64_t>(granted.block.data - channel.arena.base)
+        else:
+            free(granted)
+    side_send(channel, &head, NULL, 0)
+
+
+cdef void spend(Channel *channel, uint64_t offset) noexcept nogil:
+    # the grant that holds this byte ends
+    cdef Granted **link = &channel.side_grants
+    cdef Granted *granted
+    cdef const uint8_t *data = channel.arena.base + offset
+    while link[0] != NULL:
+        granted = link[0]
+        if granted.block.data <= data < granted.block.data + granted.block.size:
+            link[0] = granted.next
+            block_give(granted.block)
+            free(granted)
+            return
+        link = &granted.next
+
+
+cdef void spend_named(Channel *channel, const uint8_t *record, size_t size) noexcept nogil:
+    # the grants that the tensors of this response lie in
+    cdef ResponseRecord head
+    cdef TensorRecord tensor
+    cdef size_t at = sizeof(ResponseRecord)
+    cdef uint32_t _
+    if size < sizeof(ResponseRecord) or channel.side_grants == NULL:
+        return
+    memcpy(&head, record, sizeof(ResponseRecord))
+    for _ in range(head.tensors):
+        if size - at < sizeof(TensorRecord):
+            return
+        memcpy(&tensor, record + at, sizeof(TensorRecord))
+        if tensor.place == PLACE_ARENA:
+            spend(channel, tensor.offset)
+        at += sizeof(TensorRecord) + tensor.rank * sizeof(int64_t)
+        if at > size:
+            return
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses of senders
+
+cdef struct Receipt:
+    # what is left to do when the client's side has done with a response
+    Channel *channel
+    uint64_t number
+    Block *record
+
+
+cdef void acknowledge(void *owner) noexcept nogil:
+    cdef Receipt *receipt = <Receipt *>owner
+    cdef Channel *channel = receipt.channel
+    cdef Slot *slot
+    cdef Head head
+    cdef uint32_t credit = 0
+    block_give(receipt.record)
+    lock(&channel.guard)
+    slot = slot_find(channel, receipt.number)
+    if slot != NULL:
+        slot.returned += 1
+        if slot.returned >= CREDIT_STEP:
+            credit = slot.returned
+            slot.returned = 0
+    unlock(&channel.guard)
+    if credit:
+        memset(&head, 0, sizeof(Head))
+        head.kind = CREDIT
+        head.id = receipt.number
+        head.offset = credit
+        side_send(channel, &head, NULL, 0)
+    channel_give(channel)
+    free(receipt)
+
+
+cdef Block *receipted(Channel *channel, uint64_t number, Block *record) noexcept nogil:
+    # the record as a block whose end is the sender's credit; takes `record`
+    cdef Receipt *receipt = <Receipt *>malloc(sizeof(Receipt))
+    cdef Block *block = NULL
+    if receipt != NULL:
+        block = block_wrap(record.data, record.size, acknowledge, receipt)
+    if block == NULL:
+        free(receipt)
+        block_give(record)
+        return NULL
+    receipt.channel = channel_share(channel)
+    receipt.number = number
+    receipt.record = record
+    return block
+
+
+cdef Block *copy_record(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    # NULL: it is not where it may be, or there is no memory
+    cdef const Granted *granted = channel.side_grants
+    cdef Block *block
+    if head.flags & IN_ARENA:
+        record = channel.arena.base + head.offset
+        while granted != NULL and not (
+                granted.block.data <= record < granted.block.data + granted.block.size
+                and head.size <= <size_t>(granted.block.data + granted.block.size - record)):
+            granted = granted.next
+        if granted == NULL:
+            return NULL
+    block = block_take(max(<uint32_t>1, head.size))
+    if block != NULL and head.size:
+        memcpy(block.data, record, head.size)
+    return block
+
+
+cdef bint fill(Channel *channel, const Head *head, const uint8_t *record, Response *response) noexcept nogil:
+    # False: the worker does not speak as it should
+    cdef Origin origin
+    cdef Block *grants[MOST_GRANTS]
+    cdef const Granted *granted = channel.side_grants
+    cdef uint8_t status
+    cdef size_t used
+    origin.record_block = copy_record(channel, head, record)
+    if origin.record_block == NULL:
+        return False
+    origin.record_block = receipted(channel, head.id, origin.record_block)
+    if origin.record_block == NULL:
+        return False
+    origin.record = origin.record_block.data
+    origin.size = head.size
+    origin.arena = channel.arena
+    origin.blocks = grants
+    origin.count = 0
+    while granted != NULL and origin.count < MOST_GRANTS:
+        grants[origin.count] = granted.block
+        origin.count += 1
+        granted = granted.next
+    used = response_read(&origin, 0, response, &status)
+    if response.parameter_block == NULL:
+        response.parameter_block = block_share(origin.record_block)  # until it has been delivered, at least
+    spend_named(channel, origin.record, origin.size)
+    if head.flags & IN_ARENA:
+        spend(channel, head.offset)
+    block_give(origin.record_block)
+    return used != 0
+
+
+cdef void send_on(Response *response) noexcept nogil:
+    # one that is not the final one
+    cdef Request *request = response.request
+    if load32(&request.abandoned):
+        response_free(response)
+        return
+    if response.status == STATUS_OK:
+        response_complete(response)
+    bridge_return(<Bridge *>request.bridge, response, response)
+
+
+cdef void finish(Channel *channel, uint64_t number) noexcept nogil:
+    # the final response of a request is complete: it leaves now, or with DONE
+    cdef Slot *slot
+    cdef Request *over = NULL
+    cdef int64_t taken_ns = 0
+    lock(&channel.guard)
+    slot = slot_find(channel, number)
+    slot.busy = False
+    if slot.detached:
+        over = slot.request
+        taken_ns = slot.taken_ns
+        slot_give(channel, slot)
+    else:
+        slot.finished = True
+    unlock(&channel.guard)
+    notify_all(&channel.changed)
+    if over != NULL:
+        finish_detached(over, taken_ns)
+
+
+cdef void take_response(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    cdef Slot *slot
+    cdef Request *request
+    cdef Response *response
+    cdef bint final = head.flags & FINAL
+    cdef bint good = True
+    lock(&channel.guard)
+    slot = slot_find(channel, head.id)
+    if slot == NULL or slot.finished:
+        unlock(&channel.guard)
+        spend_named(channel, record, 0 if head.flags & IN_ARENA else head.size)
+        return
+    slot.busy = True  # so that it stays, though the guard is not held
+    request = slot.request
+    unlock(&channel.guard)
+    response = &request.response if final else response_new(request)
+    if response == NULL:
+        good = False
+    elif head.flags & EMPTY:
+        response.empty = True
+    else:
+        good = fill(channel, head, record, response)
+    if not good:
+        channel_kill(channel)
+        if response != NULL and not final:
+            response_free(response)
+        response = NULL
+    if final and good:
+        if response.status == STATUS_OK and not response.empty:
+            response_complete(response)
+        finish(channel, head.id)
+        return
+    lock(&channel.guard)
+    slot_find(channel, head.id).busy = False
+    unlock(&channel.guard)
+    notify_all(&channel.changed)
+    if response != NULL:
+        send_on(response)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef Block *side_record(Channel *channel, const Head *head) noexcept nogil:
+    cdef Block *block = copy_record(channel, head, NULL)
+    if block != NULL:
+        spend(channel, head.offset)
+    return block
+
+
+cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    if head.kind == RESPONSE:
+        take_response(channel, head, record)
+    elif head.kind == ALLOCATE:
+        side_allocate(channel, head)
+    elif head.kind == FREE:
+        spend(channel, head.offset)
+    elif head.kind == RELEASE:
+        lock(&channel.guard)
+        lease_release(channel, head.id)
+        unlock(&channel.guard)
+    else:
+        return False
+    return True

@@ -1,0 +1,3 @@
+def spawn(
+    program: str, arguments: list[str], environment: dict[str, str], folder: str, descriptors: list[int]
+) -> int: ...

@@ -1,0 +1,114 @@
+"""The interpreter that a model runs in: the server's own, or what its parameter EXECUTION_ENV_PATH names."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.api import BackendError
+from backends.python.options import ENVIRONMENT
+
+log = logging.getLogger("inferd.python")
+
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter and the environment variables of its processes."""
+
+    python: str
+    variables: Mapping[str, str]
+
+
+def find_environment(path: str, model_dir: Path, cache: Path) -> Environment:
+    """The environment that a model asks for. Blocks: an archive is unpacked when it is used for the first time.
+
+    Args:
+        path: a virtual or conda environment, or a conda-pack archive of one; `$$TRITON_MODEL_DIRECTORY` stands for the
+            model's folder. Empty: the server's own interpreter.
+        model_dir: the folder of the model, which relative paths begin at.
+        cache: where archives are unpacked.
+
+    Raises:
+        BackendError: there is no such environment, or it has no interpreter.
+    """
+    if not path:
+        return Environment(sys.executable, dict(os.environ))
+    place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir))
+    if place.is_file():
+        place = unpack(place, cache)
+    if not place.is_dir():
+        raise BackendError(f"{ENVIRONMENT}: there is no environment '{place}'")
+    python = place / "bin" / "python"
+    if not os.access(python, os.X_OK):
+        raise BackendError(f"{ENVIRONMENT}: '{place}' is not an environment: it has no bin/python that can be run")
+    return Environment(str(python), activated(place, os.environ))
+
+
+def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables as the environment's own activation script sets them."""
+    out = {name: value for name, value in variables.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+    out["PATH"] = _prepend(place / "bin", out.get("PATH", ""))
+    if (place / "pyvenv.cfg").exists():
+        out["VIRTUAL_ENV"] = str(place)
+    else:
+        out["CONDA_PREFIX"] = str(place)
+        out["LD_LIBRARY_PATH"] = _prepend(place / "lib", out.get("LD_LIBRARY_PATH", ""))
+    return out
+
+
+def _prepend(folder: Path, paths: str) -> str:
+    return f"{folder}{os.pathsep}{paths}" if paths else str(folder)
+
+
+def unpack(archive: Path, cache: Path) -> Path:
+    """The folder with the content of an archive; unpacked once for each file, time and size, also by several servers.
+
+    Raises:
+        BackendError: it is not an archive, or cannot be unpacked.
+    """
+    stat = archive.stat()
+    key = hashlib.sha256(f"{archive.resolve()}\n{stat.st_mtime_ns}\n{stat.st_size}".encode()).hexdigest()[:20]
+    place = cache / key
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.is_dir():
+                log.info("unpacking the environment '%s' to '%s'", archive, place)
+                _unpack_to(archive, place)
+    except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
+        raise BackendError(f"{ENVIRONMENT}: '{archive}' cannot be unpacked to '{place}': {error}") from error
+    return place
+
+
+def _unpack_to(archive: Path, place: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
+    try:
+        with tarfile.open(archive) as content:
+            if hasattr(tarfile, "tar_filter"):  # not in the first releases of Python 3.11
+                content.extractall(partial, filter="tar")
+            else:
+                content.extractall(partial)
+        partial.rename(place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    fixer = place / "bin" / "conda-unpack"
+    if fixer.exists():  # replaces the paths of the machine on which it was packed
+        try:
+            subprocess.run([place / "bin" / "python", fixer], check=True, capture_output=True, text=True)
+        except subprocess.CalledProcessError as error:
+            shutil.rmtree(place, ignore_errors=True)
+            raise BackendError(f"{ENVIRONMENT}: conda-unpack of '{archive}' failed: {error.stderr}") from error

@@ -1,0 +1,98 @@
+"""The options of the Python backend: `--backend-config=python,<key>=<value>`, and the parameters of a model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.api import ModelSpec
+from backends.parameters import Parameters
+
+log = logging.getLogger("inferd.python")
+
+STUB_TIMEOUT = "stub-timeout-seconds"
+EXECUTION_TIMEOUT = "execution-timeout-seconds"
+CACHE_DIRECTORY = "environment-cache-directory"
+WITHOUT_MEANING = {
+    "shm-default-byte-size": "shared memory begins empty and grows with what is written to it",
+    "shm-growth-byte-size": "shared memory grows by what is written to it",
+    "shm_message_queue_size": "there is no queue of messages to be sized",
+    "shm-region-prefix-name": "shared memory has no name in any file system",
+    "thread-pool-size": "responses and BLS calls need no threads of the server",
+}
+"""Keys of Triton's backend that are accepted, and why they change nothing here."""
+GLOBAL = ("backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config")
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
+MODEL_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What holds for every Python model."""
+
+    stub_timeout: float  # seconds for a worker's interpreter to start, and for a worker to finish
+    execution_timeout: float  # seconds; 0: none
+    cache: Path  # where archives with environments are unpacked
+
+
+def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
+    """Read `--backend-config`, and say once what has no effect.
+
+    Raises:
+        BackendError: a value is not what its key takes.
+    """
+    parameters = Parameters(config, "--backend-config of backend 'python'")
+    for key in config:
+        if key in WITHOUT_MEANING:
+            log.info("--backend-config=python,%s has no effect: %s", key, WITHOUT_MEANING[key])
+    parameters.warn_unknown({STUB_TIMEOUT, EXECUTION_TIMEOUT, CACHE_DIRECTORY, *WITHOUT_MEANING, *GLOBAL})
+    return BackendOptions(
+        stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1) or 30,
+        execution_timeout=_seconds(parameters, EXECUTION_TIMEOUT, 0.0),
+        cache=Path(parameters.text(CACHE_DIRECTORY) or default_cache()),
+    )
+
+
+def default_cache() -> Path:
+    """`$XDG_CACHE_HOME/inferd/environments`, by default in ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(home) / "inferd" / "environments"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What the parameters of one model say."""
+
+    environment: str  # EXECUTION_ENV_PATH as written; "": the server's own interpreter
+    execution_timeout: float  # seconds; 0: none
+
+
+def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions:
+    """Read a model's parameters. Those that the backend does not know are the model's own and reach it by its config.
+
+    Raises:
+        BackendError: a value is not what its parameter takes.
+    """
+    parameters = Parameters(spec.parameters, f"model '{spec.name}'")
+    return ModelOptions(
+        environment=parameters.text(ENVIRONMENT).strip(),
+        execution_timeout=_seconds(parameters, MODEL_TIMEOUT, backend.execution_timeout),
+    )
+
+
+def _seconds(parameters: Parameters, key: str, default: float) -> float:
+    text = parameters.text(key)
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise parameters.error(key, "expected a number of seconds") from None
+    if not 0 <= seconds < 1e9:
+        raise parameters.error(key, "expected a number of seconds, 0 for no limit")
+    return seconds
