@@ -46,3 +46,4 @@ cdef inline bint arena_holds(const Arena *arena, const void *data) noexcept nogi
 cdef class ArenaHandle:
     # owns an Arena for Python
     cdef Arena *arena
+    cdef object __weakref__

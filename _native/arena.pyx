@@ -7,12 +7,12 @@ the pages of free ranges back (FALLOC_FL_PUNCH_HOLE). Seals keep the other proce
 
 Who made the arena allocates from it and keeps the books, in memory of its own: a process that writes where it should
 not can spoil contents, but nothing that the server's own work depends on, and there is no lock that it could die
-with. Ranges have four sizes for each power of two and stay in the list of their size when they are free; the address space
-is large enough for that, and the pages of what exceeds POOL_LIMIT free bytes are given back at once.
+with. Ranges have four sizes for each power of two and stay in the list of their size when they are free; the
+address space is large enough for that, and the pages of what exceeds POOL_LIMIT free bytes are given back at once.
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.unistd cimport close
 

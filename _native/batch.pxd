@@ -26,6 +26,10 @@ cdef struct NativeBatch:
 # batch_fail. Called without the GIL on the instance's thread, one batch at a time.
 ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 
+# Whether an instance may take a batch now; waits until that is known. Called without the GIL on the instance's thread,
+# before each batch.
+ctypedef bint (*await_fn)(void *context) noexcept nogil
+
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
 cdef void batch_free(NativeBatch *batch) noexcept nogil
 

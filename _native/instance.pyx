@@ -6,6 +6,7 @@ from libc.stdint cimport uint32_t
 from _native.batch cimport (
     Batch,
     NativeBatch,
+    await_fn,
     batch_begin,
     batch_finish,
     batch_for_python,
@@ -29,7 +30,8 @@ cdef class InstanceLoop:
     Args:
         lane: where its batches come from.
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
-            `execute_fn` with its context, batches never touch Python.
+            `execute_fn` with its context, batches never touch Python; with an attribute `gate`, a capsule named
+            "inferd.await_fn" around an `await_fn`, that is asked before each batch.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
     """
@@ -41,9 +43,12 @@ cdef class InstanceLoop:
     cdef NativeBatch batch
     cdef execute_fn executor
     cdef void *context
+    cdef await_fn gate
+    cdef void *gate_context
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0):
         executor = getattr(instance, "executor", None)
+        gate = getattr(instance, "gate", None)
         self.lane = lane
         self.seat.index = index
         self.instance = instance
@@ -53,6 +58,11 @@ cdef class InstanceLoop:
         if executor is not None:
             self.executor = <execute_fn>PyCapsule_GetPointer(executor, "inferd.execute_fn")
             self.context = PyCapsule_GetContext(executor)
+        self.gate = NULL
+        self.gate_context = NULL
+        if gate is not None:
+            self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
+            self.gate_context = PyCapsule_GetContext(gate)
         batch_init(&self.batch, lane.lane)
 
     def __dealloc__(self):
@@ -71,6 +81,8 @@ cdef class InstanceLoop:
                 pass
 
     cdef inline Request *take(self) noexcept nogil:
+        if self.gate != NULL:
+            self.gate(self.gate_context)
         return self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
 
     cdef void run_native(self) noexcept nogil:

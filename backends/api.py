@@ -10,7 +10,7 @@ Specs are frozen: what `config.pbtxt` says after it was completed and validated.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -114,6 +114,7 @@ class ModelSource:
     spec: ModelSpec
     version: int
     path: Path  # the version directory
+    config_json: str = ""  # the complete configuration as JSON, field names as in model_config.proto
 
     def model_file(self, default: str) -> Path:
         """The model's file or folder: `default_model_filename` of the configuration, else `default`."""
@@ -185,15 +186,29 @@ class Instance(abc.ABC):
         """Free what the instance holds; called on its thread after its last batch."""
         return
 
+    def drain(self) -> None:
+        """No more requests will come than those that are queued. Called on another thread, before `close`."""
+        return
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can execute now. One that changes its mind tells so by `watch`'s callback."""
+        return True
+
+    def watch(self, changed: Callable[[], None]) -> None:  # noqa: B027 (for those whose readiness changes)
+        """Have `changed` called, on any thread, whenever `ready` may have changed."""
+
 
 class NativeInstance(Instance):
     """An instance whose work is a C function: `execute` is never called, `executor` runs without the GIL.
 
     `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see `_native/batch.pxd`);
-    its context is passed to each call.
+    its context is passed to each call. `gate`, if it has one, is a capsule named "inferd.await_fn" around an
+    `await_fn`, which is asked before each batch and may let the instance wait.
     """
 
     executor: object
+    gate: object = None
 
     def execute(self, batch: Batch) -> None:  # noqa: ARG002
         raise TypeError("a native instance is executed through its executor")

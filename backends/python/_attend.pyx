@@ -22,11 +22,11 @@ from backends.python._channel cimport (
     ChannelState,
     Team,
     awake,
-    channel_await,
     channel_connect,
     channel_down,
     channel_give,
     channel_kill,
+    channel_leave,
     channel_new,
     channel_nudge,
     channel_up,
@@ -37,9 +37,9 @@ from backends.python._channel cimport (
     team_give,
     team_new,
 )
-from backends.python._execute cimport make_executor
+from backends.python._execute cimport answer_allocate, end_grants, make_executor, make_gate, record_of
 from backends.python._side cimport side_record, side_take
-from backends.python._wire cimport IN_ARENA, PACKET, Head
+from backends.python._wire cimport ALLOCATE, IN_ARENA, PACKET, Head
 
 import logging
 
@@ -149,6 +149,11 @@ cdef class Link:
         return make_executor(self.channel)
 
     @property
+    def gate(self):
+        """For NativeInstance.gate."""
+        return make_gate(self.channel)
+
+    @property
     def flags(self) -> int:
         """Offset in the arena of the flags that say which requests are cancelled."""
         return self.channel.flags.data - self.channel.arena.base
@@ -198,16 +203,13 @@ cdef class Link:
         store32(&self.channel.called, 1)
         channel_nudge(self.channel)
 
+    def leave(self) -> None:
+        """Let the instance wait for no worker any more that is not up."""
+        channel_leave(self.channel)
+
     def kill(self) -> None:
         """SIGKILL for the worker."""
         channel_kill(self.channel)
-
-    def wait(self) -> bool:
-        """Wait until a worker is up, or it is known that none will be soon; whether it is. On the instance's thread."""
-        cdef bint up
-        with nogil:
-            up = channel_await(self.channel)
-        return up
 
     # -- packets
 
@@ -250,7 +252,7 @@ cdef class Link:
 
     # -- the attendant's loop
 
-    def attend(self, starting: bool, seconds: float | None = None) -> tuple[str, bytes]:
+    def attend(self, starting: bool, seconds: float | None = None) -> tuple[str, int, int, bytes]:
         """Keep the worker until something happens.
 
         Args:
@@ -258,20 +260,40 @@ cdef class Link:
             seconds: at most.
 
         Returns:
-            ("end", b""): the worker has ended, and all that it had said has been dealt with; ("packet", packet);
-            ("wake", b""): `nudge` was called; ("time", b""): the time is over.
+            ("end", 0, 0, b""): the worker has ended, and all that it had said has been dealt with; ("packet", kind, id,
+            record); ("wake", ...): `nudge` was called; ("time", ...): the time is over.
         """
         cdef int64_t until = -1 if seconds is None else now_ns() + <int64_t>(seconds * 1e9)
         cdef bint with_work = starting
         cdef int event
-        cdef ssize_t size = 0
+        cdef Head head
         with nogil:
-            event = self.loop(until, with_work, &size)
+            event = self.loop(until, with_work, &head)
         if event == AT_WORK:
-            return "packet", PyBytes_FromStringAndSize(<char *>self.channel.side_packet, size)
-        return {AT_END: "end", AT_WAKE: "wake"}.get(event, "time"), b""
+            return "packet", head.kind, head.id, self.work_record(&head)
+        return {AT_END: "end", AT_WAKE: "wake"}.get(event, "time"), 0, 0, b""
 
-    cdef int loop(self, int64_t until, bint with_work, ssize_t *size) noexcept nogil:
+    cdef bytes work_record(self, const Head *head):
+        cdef Block *block = record_of(self.channel, head)
+        if block == NULL:
+            return b""
+        record = PyBytes_FromStringAndSize(<const char *>block.data, head.size)
+        block_give(block)
+        end_grants(self.channel)
+        return record
+
+    cdef bint take_work(self, Head *head) noexcept nogil:
+        # a packet to be returned is in channel.packet
+        cdef ssize_t size = packet_receive(self.channel.work, self.channel.packet, PACKET, 0)
+        if size < <ssize_t>sizeof(Head):
+            return False
+        memcpy(head, self.channel.packet, sizeof(Head))
+        if head.kind == ALLOCATE:
+            answer_allocate(self.channel, head)
+            return False
+        return head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)
+
+    cdef int loop(self, int64_t until, bint with_work, Head *head) noexcept nogil:
         # what happened, as a place in the list; PLACES: the time is over
         cdef pollfd fds[PLACES]
         cdef int64_t wait_ns
@@ -292,10 +314,10 @@ cdef class Link:
                 self.drain(fds)
                 return AT_END
             if with_work and fds[<int>AT_WORK].revents:
-                size[0] = packet_receive(self.channel.work, self.channel.side_packet, PACKET, 0)
-                if size[0] > 0:
+                if self.take_work(head):
                     return AT_WORK
-                fds[<int>AT_WORK].fd = -1  # it has closed the socket; its end comes next
+                if fds[<int>AT_WORK].revents & POLLHUP:
+                    fds[<int>AT_WORK].fd = -1  # its end comes next
             if fds[<int>AT_WAKE].revents:
                 awake(self.channel.wake_fd)
                 if exchange32(&self.channel.called, 0):

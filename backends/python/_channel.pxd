@@ -65,6 +65,7 @@ cdef struct Channel:
     int side
     int pid_fd
     bint executing           # the instance's thread uses `work`
+    bint leaving             # wait for no further worker
     Slot *slots
     uint32_t slot_count      # made so far
     uint32_t free_slot       # 1-based; 0: none
@@ -126,6 +127,8 @@ cdef void side_flush(Channel *channel) noexcept nogil
 # End a request whose response the channel owns, in the statistics and over the bridge. Not under the guard.
 cdef void finish_detached(Request *request, int64_t taken_ns) noexcept nogil
 
+# Wait for no worker any more that is not up.
+cdef void channel_leave(Channel *channel) noexcept nogil
 # Tell the attendant to look.
 cdef void channel_nudge(Channel *channel) noexcept nogil
 # SIGKILL for the worker, if it is there.

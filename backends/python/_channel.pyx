@@ -5,12 +5,12 @@ thread starts the worker, reads the side socket and buries the worker when it di
 calls and cancellations. `guard` protects what they share; no one holds it while waiting for the worker, so a worker
 that is stopped or hangs stops nobody but the thread that waits for its batch.
 
-A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it open, it
-is detached, and belongs to the channel until its sender says FINAL or the worker dies.
+A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it
+open, it is detached, and belongs to the channel until its sender says FINAL or the worker dies.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strdup
 
@@ -19,7 +19,7 @@ from _native.atomic cimport fetch_add32, load32
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
 from _native.lane cimport Lane
-from _native.memory cimport Block, block_give
+from _native.memory cimport block_give
 from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail
 from _native.statistics cimport Execution, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
@@ -175,7 +175,7 @@ cdef bint channel_await(Channel *channel) noexcept nogil:
     lock(&channel.guard)
     while True:
         up = channel.state == CHANNEL_UP
-        if up or channel.state == CHANNEL_CLOSED:
+        if up or channel.leaving or channel.state == CHANNEL_CLOSED:
             break
         if channel.state == CHANNEL_DOWN:
             wait(&channel.changed, &channel.guard)
@@ -186,6 +186,13 @@ cdef bint channel_await(Channel *channel) noexcept nogil:
             break
     unlock(&channel.guard)
     return up
+
+
+cdef void channel_leave(Channel *channel) noexcept nogil:
+    lock(&channel.guard)
+    channel.leaving = True
+    unlock(&channel.guard)
+    notify_all(&channel.changed)
 
 
 cdef void channel_nudge(Channel *channel) noexcept nogil:

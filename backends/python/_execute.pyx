@@ -1,7 +1,7 @@
 """EXECUTE and DONE: the executor of a Python model's instance, without the GIL.
 
-The record of a batch goes into the packet, tensors included, when all of it fits; else into the arena, where tensors that
-are there already stay where they are. The record's layout is in `worker/protocol.py`.
+The record of a batch goes into the packet, tensors included, when all of it fits; else into the arena, where tensors
+that are there already stay where they are. The record's layout is in `worker/protocol.py`.
 """
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 
 from _native.arena cimport arena_holds, arena_take
 from _native.atomic cimport exchange32, load32
-from _native.batch cimport NativeBatch, batch_detach, batch_fail, execute_fn
+from _native.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, execute_fn
 from _native.clock cimport now_ns
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
@@ -24,10 +24,12 @@ from _native.request cimport (
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
 from backends.python._channel cimport (
+    CHANNEL_DOWN,
     CHANNEL_UP,
     Channel,
     Lease,
     Slot,
+    channel_await,
     channel_kill,
     channel_nudge,
     finish_detached,
@@ -271,9 +273,11 @@ cdef void learn(Channel *channel, const NativeBatch *batch) noexcept nogil:
 # Slots
 
 cdef bint begin(Channel *channel, NativeBatch *batch, uint64_t *numbers) noexcept nogil:
-    # take the work socket and a slot for each request; False: no worker is there
+    # Take the work socket and a slot for each request. False: no worker is there, or too many requests are open.
     cdef uint32_t i
     lock(&channel.guard)
+    while channel.state == CHANNEL_DOWN and not channel.leaving:
+        wait(&channel.changed, &channel.guard)  # for the next worker, which is being started
     if channel.state != CHANNEL_UP:
         refuse(channel, batch)
         unlock(&channel.guard)
@@ -414,7 +418,6 @@ cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
 # DONE
 
 cdef Block *record_of(Channel *channel, const Head *head) noexcept nogil:
-    # a private copy of the record; NULL: there is none, or no memory
     cdef const uint8_t *record = channel.packet + sizeof(Head)
     cdef Block *block
     cdef uint32_t i
@@ -431,11 +434,6 @@ cdef Block *record_of(Channel *channel, const Head *head) noexcept nogil:
     if block != NULL and head.size:
         memcpy(block.data, record, head.size)
     return block
-
-
-cdef char *failure_text(const Channel *channel, const Origin *origin) noexcept nogil:
-    return format_text("Failed to process the request(s) for model '%s', message: %.*s", channel.name,
-                       <int>origin.size, <const char *>origin.record)
 
 
 cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index, uint64_t number) noexcept nogil:
@@ -503,7 +501,8 @@ cdef bint take_responses(Channel *channel, NativeBatch *batch, const uint64_t *n
     origin.count = channel.grant_count
     if head.flags & FAILED:
         for i in range(batch.count):
-            request_fail(batch.requests[i], status_of_code(head.code), failure_text(channel, &origin))
+            request_fail(batch.requests[i], status_of_code(head.code), format_text(
+                "%.*s", <int>origin.size, <const char *>origin.record))
     else:
         for i in range(batch.count):
             used = response_read(&origin, at, &batch.requests[i].response, &status)
@@ -555,8 +554,21 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
         free(numbers)
 
 
+cdef bint may_take(void *context) noexcept nogil:
+    return channel_await(<Channel *>context)
+
+
 cdef object make_executor(Channel *channel):
     cdef execute_fn function = execute
-    capsule = PyCapsule_New(<void *>function, "inferd.execute_fn", NULL)
+    return capsule_of(<void *>function, "inferd.execute_fn", channel)
+
+
+cdef object make_gate(Channel *channel):
+    cdef await_fn function = may_take
+    return capsule_of(<void *>function, "inferd.await_fn", channel)
+
+
+cdef object capsule_of(void *function, const char *name, Channel *channel):
+    capsule = PyCapsule_New(function, name, NULL)
     PyCapsule_SetContext(capsule, <void *>channel)
     return capsule

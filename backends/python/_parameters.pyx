@@ -1,7 +1,7 @@
 """The parameters of a request as JSON text, without the GIL.
 
-Parameters that steer the server itself (sequence_id and its flags, priority, timeout, triton_*) have accessors of their own and
-are left out, as in Triton. Of parameters with the same key the last one counts.
+Parameters that steer the server itself (sequence_id and its flags, priority, timeout, triton_*) have accessors of their
+own and are left out, as in Triton. Of parameters with the same key the last one counts.
 """
 
 from libc.stddef cimport size_t

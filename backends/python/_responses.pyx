@@ -1,18 +1,17 @@
 """Reading what a worker answers.
 
 The record is a private copy, so that what was checked stays as it was; the tensors stay where the worker has put them,
-in a grant or among the inputs, and the response refers to them there. A worker is the operator's code, not an attacker's, but it
-may have gone mad: nothing that it says is used before it is checked.
+in a grant or among the inputs, and the response refers to them there. A worker is the operator's code, not an
+attacker's, but it may have gone mad: nothing that it says is used before it is checked.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from _native.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
-    PARAMETER_INT64,
     PARAMETER_STRING,
     PARAMETER_UINT64,
     Parameter,

@@ -1,4 +1,4 @@
-"""Responses of senders, and memory that comes back: the packets of the side socket that are dealt with without the GIL."""
+"""The packets of the side socket that are dealt with without the GIL: responses of senders, and memory."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

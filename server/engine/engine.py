@@ -198,7 +198,9 @@ class Engine:
     async def _load_version(self, folder: ModelFolder, prepared: configuration.Prepared, version: int) -> str:
         loop = asyncio.get_running_loop()
         entry = self._models[folder.name].versions[version]
-        source = ModelSource(prepared.spec, version, folder.version_path(version))
+        source = ModelSource(
+            prepared.spec, version, folder.version_path(version), configuration.config_to_json(prepared.config)
+        )
         backend = self._loader.backend(prepared.spec.backend)
         begin = time.monotonic()
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from backends.api import Backend, BackendError, ModelSource, ModelSpec
 from backends.loader import BackendLoader
+from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, needs_signature
 from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.findings import raise_any
@@ -26,7 +27,18 @@ from server.engine.repository import ModelFolder, select_versions, versions_of
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
-__all__ = ["Options", "Prepared", "complete", "load_config", "prepare", "read", "to_spec", "validate"]
+__all__ = [
+    "Options",
+    "Prepared",
+    "complete",
+    "config_from_json",
+    "config_to_json",
+    "load_config",
+    "prepare",
+    "read",
+    "to_spec",
+    "validate",
+]
 
 FILE = "config.pbtxt"
 

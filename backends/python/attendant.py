@@ -1,0 +1,183 @@
+"""The attendant of one instance: it starts the worker, watches it, buries it, and starts the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from _native.arena import ArenaHandle
+from backends.api import BackendError
+from backends.python._attend import Link, TeamHandle
+from backends.python.output import Lines
+from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up
+from backends.python.worker import protocol
+
+log = logging.getLogger("inferd.python")
+
+LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an accident of its own
+FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
+LONGEST_DELAY = 30.0
+STEP = 0.05  # seconds between looks at what is still open while an instance is closed
+
+
+class Packets(Protocol):
+    """Takes the packets that need Python."""
+
+    def __call__(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What an attendant is told to look after."""
+
+    launch: Launch
+    arena: ArenaHandle
+    team: TeamHandle
+    execution_timeout: float  # seconds; 0: none
+    finish_timeout: float  # seconds for a worker to finish when the instance is closed
+
+
+class Attendant:
+    """Looks after the worker of one instance, on a thread of its own, from `start` to `stop`.
+
+    Args:
+        post: what to look after.
+        on_packet: takes what the worker sends and needs Python, on the attendant's thread.
+        on_change: called, on the attendant's thread, when `up` has changed.
+    """
+
+    def __init__(self, post: Post, on_packet: Packets, on_change: Callable[[], None]) -> None:
+        self._post = post
+        self._name = post.launch.name
+        self._on_packet = on_packet
+        self._on_change = on_change
+        self._lines = Lines(self._name)
+        self.link = Link(post.arena, self._name, post.team, int(post.execution_timeout * 1e9), self)
+        self.up = False
+        self.restarts = 0
+        self.said: dict[str, Any] = {}  # by the worker, when it was ready
+        self._closing = threading.Event()
+        self._loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"attend {self._name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the first worker and wait until it has loaded the model.
+
+        Raises:
+            BackendError: it did not come up.
+        """
+        self._thread.start()
+        self._loaded.result()
+
+    def stop(self) -> None:
+        """Let the worker finish and end. No EXECUTE is under way, and none will come."""
+        self._closing.set()
+        self.link.nudge()
+        self._thread.join()
+
+    # -- what the link tells
+
+    def on_output(self, stream: int, data: bytes) -> None:
+        """The worker has printed something."""
+        self._lines.add(stream, data)
+
+    def on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:
+        """The worker has sent something."""
+        self._on_packet(kind, flags, code, number, record)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            begun = time.monotonic()
+            worker, why = self._live()
+            first = not self._loaded.done()
+            failures = 0 if time.monotonic() - begun > LONG_LIFE else failures + 1
+            delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 2)) if failures > 1 else 0.0
+            state = "closed" if first or self._closing.is_set() else "broken" if delay else "down"
+            self.link.down(why, state)  # after this nobody uses the worker's descriptors
+            if worker is not None:
+                worker.close()
+            self._set_up(False)
+            if first:
+                self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
+                return
+            if state != "closed":
+                log.error("%s: %s; %s", self._name, why,
+                          f"another is started in {delay:g} s" if delay else "another is started")  # fmt: skip
+                self.restarts += 1
+                self._closing.wait(delay)
+
+    def _set_up(self, up: bool) -> None:
+        if up != self.up:
+            self.up = up
+            self._on_change()
+
+    def _live(self) -> tuple[Worker | None, str]:
+        """One worker, from its start to its end; why it ended, as a sentence for callers."""
+        try:
+            worker = Worker(self._post.launch, self._post.arena)
+        except OSError as error:
+            return None, f"its worker process cannot be started: {error}"
+        link = self.link
+        link.connect(worker.work, worker.side, worker.pid_fd, worker.output, worker.errors)
+        said = ""
+        try:
+            self.said = bring_up(link, self._post.launch)
+            self._come_up(worker)
+            self._attend()
+        except Interrupted:
+            pass
+        except WorkerError as error:
+            said = str(error)
+        except Exception as error:  # of ours, or a worker that sends nonsense
+            log.exception("%s: its worker cannot be looked after", self._name)
+            said = f"{type(error).__name__}: {error}"
+        overdue = link.overdue
+        link.kill()
+        while link.attend(False)[0] != "end":  # what it has said by then is dealt with
+            pass
+        self._lines.end()
+        how = worker.reap()
+        if overdue:
+            return worker, (
+                f"an execution took longer than {self._post.execution_timeout:g} s, so its worker process was ended"
+            )
+        return worker, said or f"its worker process {how}"
+
+    def _come_up(self, worker: Worker) -> None:
+        log.info("%s: worker process %d is ready", self._name, worker.pid)
+        self.link.up()
+        self._set_up(True)
+        if not self._loaded.done():
+            self._loaded.set_result(None)
+
+    def _attend(self) -> None:
+        """Until the worker ends, by itself or because the instance is closed."""
+        while True:
+            event = self.link.attend(False)[0]
+            if event == "end":
+                return
+            if self._closing.is_set():
+                self._finish()
+                return
+
+    def _finish(self) -> None:
+        """Wait for what is open, then have the worker finalize its model and exit."""
+        until = time.monotonic() + self._post.finish_timeout
+        while self.link.open and time.monotonic() < until:
+            if self.link.attend(False, STEP)[0] == "end":
+                return
+        self.link.send_work(protocol.FINALIZE)
+        event = "packet"
+        while event == "packet":  # FINALIZED, and then its end
+            event = self.link.attend(True, max(0.0, until - time.monotonic()))[0]
+        if event != "end":
+            log.warning("%s: its worker did not finish within %g s and is killed", self._name,
+                        self._post.finish_timeout)  # fmt: skip

@@ -1,0 +1,146 @@
+"""The Python backend: `model.py` files, written for Triton's `triton_python_backend_utils`, in worker processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from _native.arena import ArenaHandle
+from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, NativeInstance, TensorSpec
+from backends.python._attend import TeamHandle
+from backends.python.arenas import arena_of
+from backends.python.attendant import Attendant, Post
+from backends.python.environment import find_environment
+from backends.python.options import BackendOptions, read_backend_options, read_model_options
+from backends.python.process import Launch
+from backends.python.worker import protocol
+
+log = logging.getLogger("inferd.python")
+
+MODEL_FILE = "model.py"
+DATATYPES = {
+    "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
+    "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
+}  # fmt: skip
+WINDOW = 64  # responses of one request that a sender may have on their way to the client
+LEVELS = {
+    protocol.LOG_VERBOSE: logging.DEBUG,
+    protocol.LOG_INFO: logging.INFO,
+    protocol.LOG_WARNING: logging.WARNING,
+    protocol.LOG_ERROR: logging.ERROR,
+}
+
+
+class PythonBackend(Backend):
+    """Serves `model.py` files."""
+
+    name = "python"
+    model_filename = MODEL_FILE
+
+    def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(config)
+        self._options: BackendOptions | None = None
+
+    def load(self, source: ModelSource) -> PythonModel:
+        """Check what is there; the model's code is not looked at before its instances are made."""
+        if self._options is None:
+            self._options = read_backend_options(self.config)
+        return PythonModel(source, self._options)
+
+
+class PythonModel(Model):
+    """One loaded version: what all its instances are started with."""
+
+    def __init__(self, source: ModelSource, options: BackendOptions) -> None:
+        self.source = source
+        self._file = source.model_file(MODEL_FILE)
+        if not self._file.is_file():
+            raise BackendError(f"unable to find '{self._file}' for model '{source.spec.name}'")
+        model_dir = source.path.parent
+        self._model_options = read_model_options(source.spec, options)
+        self._environment = find_environment(self._model_options.environment, model_dir, options.cache)
+        if (model_dir / "triton_python_backend_stub").exists():
+            log.warning(
+                "model '%s': triton_python_backend_stub is not used; %s names an environment with any Python from 3.9",
+                source.spec.name,
+                "EXECUTION_ENV_PATH",
+            )
+        self._timeout = options.stub_timeout
+        self.arena: ArenaHandle = arena_of(source.spec.name)
+        self._team = TeamHandle()
+
+    def create_instance(self, spec: InstanceSpec) -> PythonInstance:
+        """Start a worker and wait until it has loaded the model."""
+        launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout)
+        return PythonInstance(
+            Post(launch, self.arena, self._team, self._model_options.execution_timeout, self._timeout)
+        )
+
+    def _configuration(self, spec: InstanceSpec) -> dict[str, Any]:
+        source = self.source
+        config = json.loads(source.config_json) if source.config_json else {}
+        return {
+            "mode": "serve",
+            "model_file": str(self._file),
+            "model_dir": str(source.path),
+            "args": {
+                "model_config": source.config_json,
+                "model_instance_kind": spec.kind,
+                "model_instance_name": spec.name,
+                "model_instance_device_id": str(spec.device),
+                "model_repository": str(source.path.parent),
+                "model_version": str(source.version),
+                "model_name": source.spec.name,
+            },
+            "inputs": [_tensor(tensor) for tensor in source.spec.inputs],
+            "outputs": [_tensor(tensor) for tensor in source.spec.outputs],
+            "max_batch_size": source.spec.max_batch_size,
+            "decoupled": bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            "window": WINDOW,
+            "log_verbose": log.isEnabledFor(logging.DEBUG),
+            "explicit_control": False,
+        }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": DATATYPES[spec.datatype], "dims": list(spec.dims)}
+
+
+class PythonInstance(NativeInstance):
+    """A worker process, and the one that follows it when it dies."""
+
+    def __init__(self, post: Post) -> None:
+        self._name = post.launch.name
+        self._changed: list[Callable[[], None]] = []
+        self._attendant = Attendant(post, self._on_packet, self._on_change)
+        self._attendant.start()
+        self.executor = self._attendant.link.executor
+        self.gate = self._attendant.link.gate
+
+    @property
+    def ready(self) -> bool:
+        """Its worker is there and has loaded the model."""
+        return self._attendant.up
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """See Instance."""
+        self._changed.append(changed)
+
+    def drain(self) -> None:
+        """See Instance."""
+        self._attendant.link.leave()
+
+    def close(self) -> None:
+        """Let the worker finalize its model and end."""
+        self._attendant.stop()
+
+    def _on_change(self) -> None:
+        for changed in self._changed:
+            changed()
+
+    def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:  # noqa: ARG002
+        if kind == protocol.LOG:
+            log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
