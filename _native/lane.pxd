@@ -16,6 +16,7 @@ cdef struct Seat:
     # one instance, as its lane sees it
     uint32_t index           # 0, 1, ... among the instances of the version
     void *own                # of the scheduler
+    const char *why          # the batch that was taken last was one, for people
 
 cdef struct Scheduler:
     # What a kind of lane does. Each function takes what lies behind the lane: the struct that begins with it.

@@ -1,29 +1,21 @@
-"""Queues: where the requests of a stateless model wait, and when an instance may take how many of them.
+"""Queues: where the requests of a stateless model wait for an instance.
 
-Instances pull. One that is free asks the policy, and takes what it gets or waits: until the time that the policy named,
-or until enough rows have come to make another answer possible. So batches grow exactly while all instances are busy,
-and a request never waits behind an idle instance longer than `max_queue_delay`.
+Instances pull. One that is free asks the policy (`_native.policy`), and takes what it gets or waits: until the time
+that the policy named, or until enough rows have come to make another answer possible. So batches grow exactly while
+all instances are busy, and a request never waits behind an idle instance longer than `max_queue_delay`.
 
-When a batch is ready (queue_plan), for a model with dynamic batching:
-
-* The candidates are the oldest request and those behind it, up to the first that would exceed `max_batch_size` or has
-  other shapes or inputs. Requests are never reordered and never split.
-* With no delay, or once the oldest has waited for the delay, all candidates go.
-* Before that, the largest prefix of the candidates whose rows are a preferred size goes. The preferred size is
-  `max_batch_size` when the configuration names none.
-* Before that, too, the candidates go when they cannot become more: they are full, or the next one does not fit, or the
-  oldest alone exceeds every preferred size.
-
-Without dynamic batching every request is a batch of its own.
+The order of service, how many may wait and for how long are the affair of `_native.levels`. Timeouts are watched by the
+loop's timers, so they are on time even while all instances are busy.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from _native.clock cimport now_ns
 from _native.lane cimport (
     LANE_CLOSED,
     LANE_FULL,
+    LANE_REFUSED,
     PUSHED,
     Lane,
     LaneHandle,
@@ -33,7 +25,25 @@ from _native.lane cimport (
     lane_clear,
     lane_init,
 )
-from _native.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request, request_alike, request_free, request_new
+from _native.levels cimport (
+    level_is_full,
+    level_of,
+    levels_clear,
+    levels_cut,
+    levels_init,
+    levels_put,
+    levels_remove,
+    levels_yield,
+)
+from _native.policy cimport NEVER, Plan, policy_plan, policy_set
+from _native.request cimport (
+    REQUEST_QUEUED,
+    STATUS_UNAVAILABLE,
+    Request,
+    request_alike,
+    request_fail,
+)
+from _native.text cimport format_text
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -50,135 +60,62 @@ from _native.threads cimport (
 cdef enum:
     ANY_ROWS = 1
 
-cdef int64_t NEVER = 0x7fffffffffffffff
-cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years; a time plus it does not overflow
-
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The policy
+# What the loop does
 
-cdef inline bint is_preferred(const Queue *queue, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(queue.preferred_count):
-        if queue.preferred[i] == rows:
-            return True
-    return False
+cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
+    # it may form another batch with its neighbours than its rows tell
+    if request.next != NULL:
+        return True
+    return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
-
-cdef uint64_t next_preferred(const Queue *queue, uint64_t rows) noexcept nogil:
-    # the smallest preferred size above `rows`, at most max_rows
-    cdef uint64_t best = queue.max_rows
-    cdef uint32_t i
-    for i in range(queue.preferred_count):
-        if rows < queue.preferred[i] < best:
-            best = queue.preferred[i]
-    return best
-
-
-cdef inline bint exceeds_preferred(const Queue *queue, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(queue.preferred_count):
-        if rows <= queue.preferred[i]:
-            return False
-    return True
-
-
-cdef uint32_t queue_plan(const Queue *queue, int64_t now, int64_t *wake, uint64_t *wake_rows) noexcept nogil:
-    cdef const Request *oldest = queue.head
-    cdef const Request *request
-    cdef uint64_t rows
-    cdef uint32_t count = 1
-    cdef uint32_t preferred = 0
-    cdef bint full
-    if oldest == NULL:
-        wake[0] = NEVER
-        wake_rows[0] = ANY_ROWS
-        return 0
-    if not queue.batching:
-        return 1
-    rows = oldest.rows
-    if is_preferred(queue, rows):
-        preferred = 1
-    full = rows >= queue.max_rows
-    request = oldest.next
-    while request != NULL and not full:
-        if rows + request.rows > queue.max_rows:
-            full = True
-        elif not queue.lane.signature.uniform and not request_alike(oldest, request):
-            full = True
-        else:
-            rows += request.rows
-            count += 1
-            if is_preferred(queue, rows):
-                preferred = count
-            full = rows >= queue.max_rows
-            request = request.next
-    if now - oldest.queued_ns >= queue.delay_ns:
-        return count
-    if preferred:
-        return preferred
-    if full:
-        return count
-    if exceeds_preferred(queue, oldest.rows):
-        return 1
-    wake[0] = oldest.queued_ns + queue.delay_ns
-    wake_rows[0] = next_preferred(queue, rows)
-    return 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The queue
 
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
+    cdef Pushed pushed = PUSHED
+    cdef uint32_t level
     lock(&queue.guard)
     if queue.closed:
-        unlock(&queue.guard)
-        return LANE_CLOSED
-    if queue.lane.max_queue and queue.count >= queue.lane.max_queue:
-        unlock(&queue.guard)
-        return LANE_FULL
-    request.state = REQUEST_QUEUED
-    request.next = NULL
-    request.previous = queue.tail
-    if queue.tail == NULL:
-        queue.head = request
+        pushed = LANE_CLOSED
+    elif queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue:
+        pushed = LANE_FULL
     else:
-        queue.tail.next = request
-        if not queue.lane.signature.uniform and not request_alike(queue.tail, request):
-            queue.broken = True
-    queue.tail = request
-    queue.count += 1
-    queue.rows += request.rows
+        level = level_of(&queue.levels, request.priority)
+        if level_is_full(&queue.levels, level):
+            pushed = LANE_REFUSED
+        else:
+            levels_put(&queue.levels, request, level)
+            if is_new_kind(queue, request):
+                queue.changed = True
     unlock(&queue.guard)
-    return PUSHED
+    if pushed == LANE_REFUSED:
+        refuse(queue, request, level)
+    return pushed
+
+
+cdef void refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil:
+    if queue.levels.level_count == 1:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
+            request.signature.name.data, request.signature.version_text.data, queue.levels.levels[level].max_size))
+    else:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests of priority %u waiting, which is its "
+            "limit", request.signature.name.data, request.signature.version_text.data,
+            queue.levels.levels[level].max_size, level + 1))
+    request.response.reason = "QUEUE_FULL"
 
 
 cdef void wake(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef bint notify
     lock(&queue.guard)
-    notify = queue.idle > 0 and queue.count > 0 and (queue.rows >= queue.wake_rows or queue.broken)
-    queue.broken = False
+    notify = queue.idle > 0 and queue.levels.count > 0 and (queue.levels.rows >= queue.wake_rows or queue.changed)
+    queue.changed = False
     unlock(&queue.guard)
     if notify:
         notify_one(&queue.work)
-
-
-cdef inline void unlink(Queue *queue, Request *request) noexcept nogil:
-    if request.previous == NULL:
-        queue.head = request.next
-    else:
-        request.previous.next = request.next
-    if request.next == NULL:
-        queue.tail = request.previous
-    else:
-        request.next.previous = request.previous
-    queue.count -= 1
-    queue.rows -= request.rows
-    request.previous = NULL
-    request.next = NULL
-    request.state = REQUEST_TAKEN
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
@@ -187,55 +124,64 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     lock(&queue.guard)
     queued = request.state == REQUEST_QUEUED
     if queued:
-        unlink(queue, request)
+        levels_remove(&queue.levels, request)
     unlock(&queue.guard)
     return queued
 
 
-cdef Request *cut(Queue *queue, uint32_t count) noexcept nogil:
-    # the first `count` requests as a chain of their own
-    cdef Request *first = queue.head
-    cdef Request *last = NULL
-    cdef Request *request = first
-    cdef uint32_t _
-    for _ in range(count):
-        request.state = REQUEST_TAKEN
-        queue.rows -= request.rows
-        last = request
-        request = request.next
-    queue.count -= count
-    queue.head = request
-    last.next = NULL
-    if request == NULL:
-        queue.tail = NULL
-    else:
-        request.previous = NULL
-    return first
+cdef bint expire(Lane *lane, Request *request) noexcept nogil:
+    cdef Queue *queue = <Queue *>lane
+    cdef bint yielded
+    if not request.yields:
+        return remove(lane, request)
+    lock(&queue.guard)
+    yielded = request.state == REQUEST_QUEUED
+    if yielded:
+        levels_yield(&queue.levels, request)
+        queue.changed = True
+    unlock(&queue.guard)
+    if yielded:
+        wake(lane)
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What instances do
+
+cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+    if queue.held and not queue.closed:
+        if queue.levels.count < queue.held:
+            policy_plan(&queue.policy, NULL, now, plan)  # as if none waited
+            queue.wake_rows = plan.wake_rows
+            return NULL
+        queue.held = 0
+    # once closed, nothing more will come: wait for nothing
+    policy_plan(&queue.policy, queue.levels.first, NEVER if queue.closed else now, plan)
+    if plan.count:
+        return levels_cut(&queue.levels, plan.count)
+    queue.wake_rows = plan.wake_rows
+    return NULL
 
 
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    cdef Request *batch = NULL
-    cdef int64_t wake
-    cdef uint32_t count
-    cdef bint more = False
+    cdef Request *batch
+    cdef Plan plan
+    cdef bint more
     lock(&queue.guard)
     while True:
-        # once closed, nothing more will come: wait for nothing
-        count = queue_plan(queue, NEVER if queue.closed else now_ns(), &wake, &queue.wake_rows)
-        if count:
-            batch = cut(queue, count)
-            more = queue.head != NULL and queue.idle > 0
-            break
-        if queue.closed:
+        batch = queue_cut(queue, now_ns(), &plan)
+        if batch != NULL or queue.closed:
             break
         queue.idle += 1
-        if wake == NEVER:
+        if plan.wake_ns == NEVER:
             wait(&queue.work, &queue.guard)
         else:
-            wait_until(&queue.work, &queue.guard, wake)
+            wait_until(&queue.work, &queue.guard, plan.wake_ns)
         queue.idle -= 1
+    more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
     unlock(&queue.guard)
+    seat.why = plan.why
     if more:
         notify_one(&queue.work)  # what is left may be a batch already
     return batch
@@ -256,7 +202,7 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef uint32_t count
     lock(&queue.guard)
-    count = queue.count
+    count = queue.levels.count
     unlock(&queue.guard)
     return count
 
@@ -264,27 +210,13 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
 cdef void queue_free(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lane_clear(lane)
+    levels_clear(&queue.levels)
     condition_destroy(&queue.work)
     mutex_destroy(&queue.guard)
     free(queue)
 
 
-cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, NULL)
-
-
-cdef int set_policy(Queue *queue, object spec) except -1:
-    cdef object batching = spec.batching
-    queue.max_rows = max(1, spec.max_batch_size)
-    if batching is None:
-        return 0
-    queue.batching = True
-    queue.delay_ns = min(batching.max_queue_delay_us * 1000, LONGEST_DELAY)
-    if len(batching.preferred_sizes) > MAX_PREFERRED:
-        raise ValueError(f"{len(batching.preferred_sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")
-    for size in batching.preferred_sizes or (queue.max_rows,):
-        queue.preferred[queue.preferred_count] = size
-        queue.preferred_count += 1
-    return 0
+cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, expire)
 
 
 cdef Queue *queue_new(object spec, int64_t version) except NULL:
@@ -292,11 +224,14 @@ cdef Queue *queue_new(object spec, int64_t version) except NULL:
     if queue == NULL:
         raise MemoryError
     try:
-        set_policy(queue, spec)
+        policy_set(&queue.policy, spec)
+        levels_init(&queue.levels, spec.queue)
         lane_init(&queue.lane, &QUEUE, spec, version)
     except BaseException:
+        levels_clear(&queue.levels)
         free(queue)
         raise
+    queue.policy.uniform = queue.lane.signature.uniform
     queue.wake_rows = ANY_ROWS
     mutex_init(&queue.guard, NULL)
     condition_init(&queue.work)
@@ -309,53 +244,12 @@ cdef class QueueLane(LaneHandle):
     Args:
         spec: the version's backends.api.ModelSpec.
         version: its number.
-        max_queue: requests that may wait in it; 0 for any number.
+        max_queue: requests that may wait in it, over all levels; 0 for any number.
+        held: make no batch before so many requests wait, once; 0 for no such wait.
     """
 
-    def __cinit__(self, spec, version: int, *, max_queue: int = 0):
-        self.lane = &queue_new(spec, version).lane
+    def __cinit__(self, spec, version: int, *, max_queue: int = 0, held: int = 0):
+        cdef Queue *queue = queue_new(spec, version)
+        self.lane = &queue.lane
         self.lane.max_queue = max_queue
-
-
-cdef class PolicyProbe:
-    """The policy with time as an argument and requests that have only a number of rows: for tests and models."""
-
-    cdef QueueLane handle
-
-    def __init__(self, spec):
-        self.handle = QueueLane(spec, 1)
-        self.handle.lane.signature.uniform = True
-
-    def __dealloc__(self):
-        cdef Request *request
-        while self.handle is not None and self.handle.queue().head != NULL:
-            request = cut(self.handle.queue(), 1)
-            request_free(request)
-
-    def push(self, rows: int, now: int) -> None:
-        """Queue a request of `rows` rows at the time `now`, in nanoseconds."""
-        cdef Request *request = request_new()
-        if request == NULL:
-            raise MemoryError
-        request.rows = rows
-        request.queued_ns = now
-        push(self.handle.lane, request)
-
-    def plan(self, now: int) -> tuple[int, int, int]:
-        """(requests to take, time to ask again, rows at which to ask earlier); the last two only when none."""
-        cdef int64_t wake = 0
-        cdef uint64_t wake_rows = 0
-        cdef uint32_t count = queue_plan(self.handle.queue(), now, &wake, &wake_rows)
-        return (count, wake, wake_rows)
-
-    def take(self, count: int) -> list[int]:
-        """Remove `count` requests from the head; their rows."""
-        cdef Request *request = cut(self.handle.queue(), count) if count else NULL
-        cdef Request *following
-        rows = []
-        while request != NULL:
-            following = request.next
-            rows.append(request.rows)
-            request_free(request)
-            request = following
-        return rows
+        queue.held = held

@@ -68,6 +68,25 @@ class SuppliedSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePolicySpec:
+    """How many requests of one priority level may wait, and how long."""
+
+    max_size: int = 0  # requests; 0 for any number
+    timeout_us: int = 0  # 0 for as long as it takes
+    overridable: bool = False  # a request may name a shorter time
+    yields: bool = False  # one whose time is over waits on behind the others of its level; else it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """How requests wait for a model."""
+
+    levels: tuple[QueuePolicySpec, ...] = (QueuePolicySpec(),)  # the highest priority, which is 1, first
+    default_level: int = 1  # of requests that name none, or one that there is not
+    preserve_ordering: bool = False  # answers leave in the order in which requests came
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance: a thread and a device."""
 
@@ -87,6 +106,7 @@ class ModelSpec:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     batching: BatchingSpec | None = None
+    queue: QueueSpec = QueueSpec()
     instances: tuple[InstanceSpec, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_model_filename: str = ""

@@ -1,18 +1,17 @@
-"""Guards the batching policy against a plain model of its documented rules, and the promises that clients rely on.
+"""Guards queues against a plain model of their documented rules, and the promises that clients rely on.
 
-The model says what `_native/queue.pyx` documents, in the plainest way; both are asked at the same fake times.
+`tests.native.queue_model` says what should happen, in the plainest way; both are told the same at the same fake times.
 """
 
-from dataclasses import dataclass
-
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _native.queue import PolicyProbe, QueueLane
-from backends.api import BatchingSpec, ModelSpec, TensorSpec
-
-NEVER = (1 << 63) - 1
+from _native.probe import NEVER, QueueProbe
+from _native.queue import QueueLane
+from backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
+from tests.native.queue_model import Policy, QueueModel
 
 
 @pytest.fixture(autouse=True)
@@ -20,149 +19,236 @@ def _nothing_left(native_counters):
     """Lanes and the requests in them are freed."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What the configuration says."""
-
-    batching: bool
-    max_rows: int
-    preferred: tuple[int, ...] = ()
-    delay_us: int = 0
-
-    def spec(self) -> ModelSpec:
-        batching = BatchingSpec(self.preferred, self.delay_us) if self.batching else None
-        tensor = TensorSpec("x", "FP32", (1,))
-        return ModelSpec("m", "b", max_batch_size=self.max_rows, inputs=(tensor,), outputs=(tensor,), batching=batching)
-
-
-def candidates(policy: Policy, rows: list[int]) -> tuple[list[int], bool]:
-    """The rows of the longest prefix that fits, and whether it can become no longer."""
-    taken: list[int] = []
-    for size in rows:
-        if taken and sum(taken) + size > policy.max_rows:
-            return taken, True
-        taken.append(size)
-        if sum(taken) >= policy.max_rows:
-            return taken, True
-    return taken, False
-
-
-def model(policy: Policy, queue: list[tuple[int, int]], now: int) -> tuple[int, int]:
-    """(requests to take, when to ask again) for a queue of (rows, time), oldest first."""
-    if not queue:
-        return 0, NEVER
-    if not policy.batching:
-        return 1, 0
-    preferred = policy.preferred or (policy.max_rows,)
-    rows = [size for size, _ in queue]
-    due = queue[0][1] + policy.delay_us * 1000
-    taken, complete = candidates(policy, rows)
-    if now >= due:
-        return len(taken), 0
-    for count in range(len(taken), 0, -1):
-        if sum(taken[:count]) in preferred:
-            return count, 0
-    if complete:
-        return len(taken), 0
-    if rows[0] > max(preferred):
-        return 1, 0
-    return 0, due
-
-
-policies = st.integers(1, 12).flatmap(
-    lambda max_rows: st.builds(
-        Policy,
-        st.sampled_from([True, True, True, False]),
-        st.just(max_rows),
-        st.lists(st.integers(1, max_rows), max_size=3, unique=True).map(tuple),
-        st.sampled_from([0, 1, 10, 1000]),
-    )
+queue_policies = st.builds(
+    QueuePolicySpec,
+    max_size=st.sampled_from([0, 0, 1, 3]),
+    timeout_us=st.sampled_from([0, 1, 10, 1000]),
+    overridable=st.booleans(),
+    yields=st.booleans(),
 )
 
 
-@given(policies, st.data())
-def test_policy_is_the_documented_one(policy, data):
-    """Same count and same wake time at every step of a random history; batches taken keep order and size."""
-    probe = PolicyProbe(policy.spec())
-    queue: list[tuple[int, int]] = []
-    now = 1_000_000
-    for _ in range(data.draw(st.integers(1, 25))):
-        if data.draw(st.booleans()):
-            rows = data.draw(st.integers(1, policy.max_rows))
-            probe.push(rows, now)
-            queue.append((rows, now))
-        else:
-            now += data.draw(st.sampled_from([0, 1, 999, 1000, 5000, 10_000, 1_000_000]))
-        count, wake, wake_rows = probe.plan(now)
-        expected, expected_wake = model(policy, queue, now)
-        assert count == expected
-        if count == 0:
-            assert wake == expected_wake
-            _check_waiting(policy, queue, now, wake, wake_rows)
-        else:
-            assert probe.take(count) == [size for size, _ in queue[:count]]
-            assert count == 1 or sum(size for size, _ in queue[:count]) <= policy.max_rows
-            del queue[:count]
+@st.composite
+def policies(draw, plain=False):
+    max_rows = draw(st.integers(1, 12))
+    levels = (QueuePolicySpec(),) if plain else tuple(draw(st.lists(queue_policies, min_size=1, max_size=3)))
+    return Policy(
+        batching=draw(st.sampled_from([True, True, True, False])),
+        max_rows=max_rows,
+        preferred=tuple(draw(st.lists(st.integers(1, max_rows), max_size=3, unique=True))),
+        delay_us=draw(st.sampled_from([0, 1, 10, 1000])),
+        levels=levels,
+        default_level=draw(st.integers(1, len(levels))),
+        max_queue=0 if plain else draw(st.sampled_from([0, 0, 5])),
+        held=0 if plain else draw(st.sampled_from([0, 0, 0, 4])),
+    )
 
 
-def _check_waiting(policy, queue, now, wake, wake_rows):
-    """Nobody waits past the delay, and no fewer rows than `wake_rows` could have changed the answer."""
-    if not queue:
-        assert wake_rows == 1
-        return
-    assert now < wake <= queue[0][1] + policy.delay_us * 1000
-    waiting = sum(size for size, _ in queue)
+class Queues(RuleBasedStateMachine):
+    """Random arrivals, cancellations, timeouts and instances; each request comes to one end."""
+
+    @initialize(policy=policies())
+    def begin(self, policy):
+        self.policy = policy
+        self.model = QueueModel(policy)
+        self.probe = QueueProbe(policy.spec(), max_queue=policy.max_queue, held=policy.held)
+        self.now = 1_000_000
+        self.pushed = 0
+        self.rows: dict[int, int] = {}  # of those that have not ended
+        self.ended: set[int] = set()
+
+    def end(self, tags):
+        for tag in tags:
+            assert tag not in self.ended, f"request {tag} ends twice"
+            self.ended.add(tag)
+            del self.rows[tag]
+
+    @rule(
+        rows=st.integers(1, 12),
+        width=st.sampled_from([1, 1, 1, 2]),
+        priority=st.sampled_from([0, 0, 1, 2, 3, 4, 1 << 40]),
+        timeout_us=st.sampled_from([0, 0, 1, 5, 500, 10_000, (1 << 63) - 1]),
+    )
+    def push(self, rows, width, priority, timeout_us):
+        rows = min(rows, self.policy.max_rows)
+        tag = self.pushed = self.pushed + 1
+        refused = self.probe.push(tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width)
+        expected = self.model.push(tag, rows, width, self.now, priority, timeout_us)
+        if expected is None:
+            assert refused is None
+            self.rows[tag] = rows
+        else:
+            assert refused is not None
+            assert refused.startswith(expected)
+
+    @rule(step=st.sampled_from([1, 999, 1000, 5000, 10_000, 1_000_000]))
+    def time_passes(self, step):
+        self.now += step
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def client_leaves(self, data):
+        tag = data.draw(st.sampled_from(sorted(self.rows)))
+        assert self.probe.remove(tag)
+        assert self.model.remove(tag)
+        self.end([tag])
+        assert not self.probe.remove(tag)
+
+    @rule()
+    def timers_are_due(self):
+        refused = self.probe.expire(self.now)
+        assert sorted(refused) == sorted(self.model.expire(self.now))
+        self.end(refused)
+
+    @rule()
+    def instance_asks(self):
+        count, wake = self.model.plan(self.now)
+        expected = self.model.take(self.now)
+        taken = self.probe.take(self.now)
+        assert taken == expected
+        if not taken:
+            assert count == 0
+            assert self.probe.wake[0] == wake
+            assert wake == NEVER or self.now < wake
+            return
+        assert self.probe.why
+        rows = [self.rows[tag] for tag in taken]
+        assert len(rows) == 1 or (self.policy.batching and sum(rows) <= self.policy.max_rows)
+        self.end(taken)
+
+    @invariant()
+    def same_order_of_service(self):
+        if hasattr(self, "probe"):
+            assert self.probe.pending == [request.tag for request in self.model.waiting]
+            assert set(self.probe.pending) == set(self.rows)
+
+    def teardown(self):
+        """What was accepted and has not ended is taken after the close: nothing is lost."""
+        if not hasattr(self, "probe"):
+            return
+        self.probe.close()
+        self.model.closed = True
+        assert self.probe.push(0, 1, self.now) == "closed"
+        while self.rows:
+            taken = self.probe.take(self.now)
+            assert taken == self.model.take(self.now)
+            assert taken
+            self.end(taken)
+        assert self.probe.take(self.now) == []
+
+
+TestQueues = Queues.TestCase
+TestQueues.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@given(policies(plain=True), st.data())
+def test_no_earlier_question_would_have_been_answered(policy, data):
+    """An instance that was told to wait for rows is not asked too late: fewer rows than that make no batch."""
+    probe, model, now = QueueProbe(policy.spec()), QueueModel(policy), 0
+    for tag in range(data.draw(st.integers(0, 8))):
+        rows = data.draw(st.integers(1, policy.max_rows))
+        probe.push(tag, rows, now)
+        model.push(tag, rows, 1, now, 0, 0)
+    while probe.take(now):
+        model.take(now)
+    waiting = sum(request.rows for request in model.waiting)
+    wake, wake_rows = probe.wake
+    assume(wake != NEVER)
     assert waiting < wake_rows <= policy.max_rows
     for more in range(1, wake_rows - waiting):
-        assert model(policy, [*queue, (more, now)], now)[0] == 0, f"{more} more rows make a batch"
+        model.push(99, more, 1, now, 0, 0)
+        assert model.plan(now)[0] == 0, f"{more} more rows make a batch"
+        model.remove(99)
 
 
-@given(policies, st.lists(st.integers(1, 12), min_size=1, max_size=30))
-def test_everything_queued_is_taken_in_order_after_the_delay(policy, sizes):
-    sizes = [min(size, policy.max_rows) for size in sizes]
-    probe = PolicyProbe(policy.spec())
-    for size in sizes:
-        probe.push(size, 0)
-    out = []
-    while (count := probe.plan(policy.delay_us * 1000)[0]) > 0:
-        batch = probe.take(count)
-        assert policy.batching or count == 1
-        assert sum(batch) <= policy.max_rows
-        out += batch
-    assert out == sizes
+def probe_of(policy: Policy) -> QueueProbe:
+    return QueueProbe(policy.spec(), max_queue=policy.max_queue, held=policy.held)
 
 
 def test_largest_preferred_prefix_goes_first():
-    probe = PolicyProbe(Policy(True, 16, (4, 8), 1000).spec())
-    for _ in range(11):
-        probe.push(1, 0)
-    assert probe.plan(0)[0] == 8
-    probe.take(8)
-    assert probe.plan(0) == (0, 1_000_000, 4)
-    probe.push(1, 10)
-    assert probe.plan(10)[0] == 4
+    probe = probe_of(Policy(True, 16, (4, 8), 1000))
+    for tag in range(11):
+        probe.push(tag, 1, 0)
+    assert probe.take(0) == list(range(8))
+    assert probe.why == "preferred size"
+    assert (probe.take(0), probe.wake) == ([], (1_000_000, 4))
+    probe.push(11, 1, 10)
+    assert probe.take(10) == [8, 9, 10, 11]
 
 
 def test_a_request_that_does_not_fit_sends_those_before_it():
-    probe = PolicyProbe(Policy(True, 4, (), 1000).spec())
-    probe.push(3, 0)
-    assert probe.plan(0) == (0, 1_000_000, 4)
-    probe.push(2, 0)
-    assert probe.plan(0)[0] == 1
+    probe = probe_of(Policy(True, 4, (), 1000))
+    probe.push(1, 3, 0)
+    assert (probe.take(0), probe.wake) == ([], (1_000_000, 4))
+    probe.push(2, 2, 0)
+    assert (probe.take(0), probe.why) == ([1], "full")
 
 
-def test_longest_delay_that_a_configuration_may_name():
-    """2^62 microseconds are never over; the arithmetic must not overflow on the way."""
-    probe = PolicyProbe(Policy(True, 4, (), 1 << 62).spec())
-    probe.push(1, 1 << 60)
-    count, wake, _ = probe.plan((1 << 60) + 1)
-    assert count == 0
-    assert wake > 1 << 60
+def test_higher_priorities_go_first_and_lower_ones_fill_the_batch():
+    probe = probe_of(Policy(True, 4, (), 0, (QueuePolicySpec(),) * 2, default_level=2))
+    for tag, priority in enumerate((2, 0, 1, 7, 1)):
+        probe.push(tag, 1, 0, priority=priority)
+    assert probe.take(0) == [2, 4, 0, 1]
+    assert probe.take(0) == [3]
+
+
+def test_requests_whose_time_is_over_wait_behind_their_level():
+    policies = (QueuePolicySpec(timeout_us=1, yields=True), QueuePolicySpec())
+    probe = probe_of(Policy(False, 1, (), 0, policies))
+    probe.push(1, 1, 0, priority=1)
+    probe.push(2, 1, 0, priority=2)
+    assert probe.expire(1000) == []
+    probe.push(3, 1, 1000, priority=1)
+    assert probe.pending == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("default", "overridable", "asked", "allowed"),
+    [(10, True, 5, 5), (10, True, 20, 10), (10, False, 5, 10), (0, True, 5, 5), (0, False, 5, 0), (10, True, 0, 10)],
+)
+def test_timeout_of_a_request(default, overridable, asked, allowed):
+    """A request may shorten its time where the policy allows it, also where there is no default."""
+    probe = probe_of(Policy(False, 1, levels=(QueuePolicySpec(0, default, overridable),)))
+    probe.push(1, 1, 0, timeout_us=asked)
+    assert probe.expire(allowed * 1000 - 1) == []
+    assert probe.expire(max(allowed * 1000, 0)) == ([1] if allowed else [])
+
+
+def test_limit_of_a_level_counts_those_beyond_their_time():
+    probe = probe_of(Policy(False, 1, levels=(QueuePolicySpec(2, 1, yields=True), QueuePolicySpec(1))))
+    assert probe.push(1, 1, 0, priority=1) is None
+    assert probe.expire(1000) == []
+    assert probe.push(2, 1, 1000, priority=1) is None
+    text = "Exceeds maximum queue size: model 'm' version 1 has 2 requests of priority 1 waiting, which is its limit"
+    assert probe.push(3, 1, 1000, priority=1) == text
+    assert probe.push(3, 1, 1000, priority=2) is None
+
+
+def test_longest_times_that_a_configuration_may_name():
+    """They are never over; the arithmetic must not overflow on the way."""
+    probe = probe_of(Policy(True, 4, (), 1 << 62, (QueuePolicySpec(timeout_us=1 << 62, overridable=True),)))
+    probe.push(1, 1, 1 << 60, timeout_us=(1 << 63) - 1)
+    assert probe.take((1 << 60) + 1) == []
+    assert probe.wake[0] > 1 << 60
+    assert probe.expire(1 << 60) == []
 
 
 def test_too_many_preferred_sizes_are_refused():
     with pytest.raises(ValueError, match="65 preferred batch sizes, at most 64"):
         QueueLane(Policy(True, 100, tuple(range(1, 66))).spec(), 1)
+
+
+@pytest.mark.parametrize(
+    ("queue", "text"),
+    [
+        (QueueSpec((QueuePolicySpec(),) * 257), "257 priority levels, 1 to 256"),
+        (QueueSpec(()), "0 priority levels"),
+        (QueueSpec(default_level=2), "default priority level 2, expected 1 to 1"),
+    ],
+)
+def test_levels_that_cannot_be_served_are_refused(queue, text):
+    with pytest.raises(ValueError, match=text):
+        QueueLane(ModelSpec("m", "b", queue=queue), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""What queues should do, in plain Python: the documented rules, with nothing but lists.
+
+Time is an argument everywhere, in nanoseconds. Requests are told apart by their tags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from _native.probe import NEVER
+from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the configuration says."""
+
+    batching: bool
+    max_rows: int
+    preferred: tuple[int, ...] = ()
+    delay_us: int = 0
+    levels: tuple[QueuePolicySpec, ...] = (QueuePolicySpec(),)
+    default_level: int = 1
+    max_queue: int = 0
+    held: int = 0
+
+    def spec(self) -> ModelSpec:
+        tensor = TensorSpec("x", "FP32", (-1,))
+        return ModelSpec(
+            "m",
+            "b",
+            max_batch_size=self.max_rows,
+            inputs=(tensor,),
+            outputs=(tensor,),
+            batching=BatchingSpec(self.preferred, self.delay_us) if self.batching else None,
+            queue=QueueSpec(self.levels, self.default_level),
+        )
+
+
+@dataclass
+class Waiting:
+    """A request in a queue."""
+
+    tag: int
+    rows: int
+    width: int  # of its tensor: others do not share a batch
+    queued: int
+    due: int | None  # when its time is over; None once that has been seen to, or when there is no such time
+    yields: bool = False
+
+
+@dataclass
+class Level:
+    """One priority level: its policy, and who waits."""
+
+    policy: QueuePolicySpec
+    in_time: list[Waiting] = field(default_factory=list)
+    beyond: list[Waiting] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.beyond)
+
+    def allowed(self, timeout_us: int) -> int:
+        """Microseconds that a request with this timeout may wait; 0 for any number."""
+        default = self.policy.timeout_us
+        if not self.policy.overridable or not timeout_us:
+            return default
+        return min(timeout_us, default) if default else timeout_us
+
+
+class QueueModel:
+    """A queue by its rules."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.levels = [Level(each) for each in policy.levels]
+        self.held = policy.held
+        self.closed = False
+
+    @property
+    def waiting(self) -> list[Waiting]:
+        """All, in the order of service: level by level, in each those in time first, each in the order of arrival."""
+        return [request for level in self.levels for request in level.in_time + level.beyond]
+
+    def push(self, tag: int, rows: int, width: int, now: int, priority: int, timeout_us: int) -> str | None:
+        """Queue a request; a word of why it was refused."""
+        if self.closed:
+            return "closed"
+        if self.policy.max_queue and len(self.waiting) >= self.policy.max_queue:
+            return "lane full"
+        number = priority if 1 <= priority <= len(self.levels) else self.policy.default_level
+        level = self.levels[number - 1]
+        if level.policy.max_size and len(level) >= level.policy.max_size:
+            return "Exceeds maximum queue size"
+        allowed = level.allowed(timeout_us)
+        due = now + allowed * 1000 if allowed else None
+        level.in_time.append(Waiting(tag, rows, width, now, due, level.policy.yields))
+        return None
+
+    def remove(self, tag: int) -> bool:
+        """The client of a request has gone."""
+        for level in self.levels:
+            for queue in (level.in_time, level.beyond):
+                for request in queue:
+                    if request.tag == tag:
+                        queue.remove(request)
+                        return True
+        return False
+
+    def expire(self, now: int) -> list[int]:
+        """Who is refused because its time is over; the others whose time is over go behind those of their level."""
+        over = [
+            (request.due, level, request)
+            for level in self.levels
+            for request in level.in_time
+            if request.due is not None and request.due <= now
+        ]
+        refused = []
+        for _, level, request in sorted(over, key=lambda each: each[0]):
+            level.in_time.remove(request)
+            if request.yields:
+                level.beyond.append(request)
+            else:
+                refused.append(request.tag)
+        return refused
+
+    def take(self, now: int) -> list[int]:
+        """Who goes to an instance that asks."""
+        count = self.plan(now)[0]
+        taken = [request.tag for request in self.waiting[:count]]
+        for tag in taken:
+            self.remove(tag)
+        return taken
+
+    def plan(self, now: int) -> tuple[int, int]:
+        """(how many form a batch, when to ask again if none do)."""
+        waiting = self.waiting
+        if self.held and not self.closed:
+            if len(waiting) < self.held:
+                return 0, NEVER
+            self.held = 0
+        if not waiting:
+            return 0, NEVER
+        if not self.policy.batching:
+            return 1, NEVER
+        candidates, complete = self.candidates(waiting)
+        due = min(request.queued for request in candidates) + self.policy.delay_us * 1000
+        if now >= due or self.closed:
+            return len(candidates), NEVER
+        preferred = self.policy.preferred or (self.policy.max_rows,)
+        for count in range(len(candidates), 0, -1):
+            if sum(request.rows for request in candidates[:count]) in preferred:
+                return count, NEVER
+        if complete:
+            return len(candidates), NEVER
+        if candidates[0].rows > max(preferred):
+            return 1, NEVER
+        return 0, due
+
+    def candidates(self, waiting: list[Waiting]) -> tuple[list[Waiting], bool]:
+        """The longest prefix that may go together, and whether it can become no longer."""
+        taken: list[Waiting] = []
+        rows = 0
+        for request in waiting:
+            if taken and (rows + request.rows > self.policy.max_rows or request.width != taken[0].width):
+                return taken, True
+            taken.append(request)
+            rows += request.rows
+            if rows >= self.policy.max_rows:
+                return taken, True
+        return taken, False
