@@ -1,10 +1,11 @@
 # What is due at a time, on one event loop: a binary heap whose members know their place.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef struct Timer:
     # lies in what it is about
     int64_t due_ns
+    uint64_t order           # among those that are due at the same time: as they were set
     uint32_t slot            # 1-based place in the heap; 0: not in it
     void (*fire)(Timer *timer, int64_t now) noexcept nogil   # out of the heap by then; may set itself again
     void *owner              # what it is about
@@ -13,6 +14,7 @@ cdef struct Timers:
     Timer **heap             # the earliest at place 1
     uint32_t count
     uint32_t capacity
+    uint64_t order           # of the next one
 
 cdef bint timers_grow(Timers *timers) noexcept nogil
 # Whether one more timer can be set, after making room for it; False: no memory.

@@ -23,13 +23,17 @@ cdef void timers_free(Timers *timers) noexcept nogil:
     timers.count = timers.capacity = 0
 
 
+cdef inline bint is_before(const Timer *a, const Timer *b) noexcept nogil:
+    return a.due_ns < b.due_ns or (a.due_ns == b.due_ns and a.order < b.order)
+
+
 cdef inline void place(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
     timers.heap[slot] = timer
     timer.slot = slot
 
 
 cdef void sift_up(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
-    while slot > 1 and timers.heap[slot // 2].due_ns > timer.due_ns:
+    while slot > 1 and is_before(timer, timers.heap[slot // 2]):
         place(timers, timers.heap[slot // 2], slot)
         slot //= 2
     place(timers, timer, slot)
@@ -38,9 +42,9 @@ cdef void sift_up(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
 cdef void sift_down(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
     cdef uint32_t child = slot * 2
     while child <= timers.count:
-        if child < timers.count and timers.heap[child + 1].due_ns < timers.heap[child].due_ns:
+        if child < timers.count and is_before(timers.heap[child + 1], timers.heap[child]):
             child += 1
-        if timers.heap[child].due_ns >= timer.due_ns:
+        if is_before(timer, timers.heap[child]):
             break
         place(timers, timers.heap[child], slot)
         slot = child
@@ -49,8 +53,8 @@ cdef void sift_down(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
 
 
 cdef void sift(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
-    # to its place, wherever from here that is
-    if slot > 1 and timers.heap[slot // 2].due_ns > timer.due_ns:
+    # to its place, above here or below
+    if slot > 1 and is_before(timer, timers.heap[slot // 2]):
         sift_up(timers, timer, slot)
     else:
         sift_down(timers, timer, slot)
@@ -58,6 +62,8 @@ cdef void sift(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
 
 cdef void timers_set(Timers *timers, Timer *timer, int64_t due_ns) noexcept nogil:
     timer.due_ns = due_ns
+    timer.order = timers.order
+    timers.order += 1
     if timer.slot:
         sift(timers, timer, timer.slot)
         return
