@@ -447,6 +447,20 @@ cdef void account(NativeBatch *batch) noexcept nogil:
         execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
         execution.output_ns = <uint64_t>(end - batch.output_start_ns)
         statistics_executed(&batch.lane.statistics, &execution)
+        tell_phases(batch, &execution)
+
+
+cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept nogil:
+    # to those who made the requests: ensembles add them up
+    cdef Request *request
+    cdef uint32_t i
+    for i in range(batch.count):
+        request = batch.requests[i]
+        if request.is_step:
+            request.phases.queue = <uint64_t>(batch.taken_ns - request.queued_ns)
+            request.phases.input = execution.input_ns
+            request.phases.infer = execution.infer_ns
+            request.phases.output = execution.output_ns
 
 
 cdef void return_requests(NativeBatch *batch) noexcept nogil:

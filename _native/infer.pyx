@@ -5,6 +5,7 @@ way. Everything else (the other front door, streams, tests) uses `InferService.s
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
@@ -179,6 +180,11 @@ cdef class InferService:
     def in_house(self) -> int:
         """Requests that were admitted and are not over."""
         return self.bridge.in_house
+
+    @property
+    def entrance(self) -> object:
+        """A capsule "inferd.submission" around the Submission, for those who make requests; valid with this object."""
+        return PyCapsule_New(&self.submission, "inferd.submission", NULL)
 
     def guard(self, Judge judge not None) -> None:
         """Have every request pass this judge of who may use which model."""

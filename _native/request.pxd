@@ -60,6 +60,13 @@ cdef struct Correlation:
     Str text                 # data == NULL: it is a number
     uint64_t number
 
+cdef struct Phases:
+    # where the time of an executed request went, in nanoseconds; the last three are those of its whole batch
+    uint64_t queue
+    uint64_t input
+    uint64_t infer
+    uint64_t output
+
 cdef enum RequestState:
     REQUEST_NEW              # belongs to whoever makes it
     REQUEST_QUEUED           # with its lane
@@ -91,6 +98,7 @@ cdef struct Request:
     bint sequence_start
     bint sequence_end
     bint empty_final         # the client of a decoupled model wants the empty final response, too
+    bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
 
     # in a sequence; see _native.sequence
     void *sequence           # that its lane has put it into; NULL: none
@@ -108,6 +116,9 @@ cdef struct Request:
     bint yields              # then it waits on behind others instead of being refused
     uint32_t place           # in its lane; the scheduler's
     Timer timer              # of deadline and expiry
+
+    Phases phases
+    void *run                # of the ensemble that it is for; NULL: over, or for another model
 
     bint admitted            # counted in the bridge as in the house
     bint kept                # somebody keeps it beyond its final response, and frees it

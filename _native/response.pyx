@@ -75,6 +75,9 @@ cdef bint response_complete(Response *response) noexcept nogil:
         if not response.outputs[i].wanted:
             continue
         if response.outputs[i].block == NULL:
+            if request.is_step:
+                response.outputs[i].wanted = False
+                continue
             response_fail(response, STATUS_INTERNAL, format_text(
                 "model '%s' did not produce output '%s'", request.signature.name.data,
                 request.signature.outputs[i].name.data))

@@ -49,6 +49,9 @@ cdef struct Signature:
     uint32_t state_count
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
 
+# A copy of the text as UTF-8 from malloc, terminated.
+cdef int str_copy(Str *out, str text) except -1
+
 # Index of the tensor with this name, -1 when there is none.
 cdef int tensor_find(const TensorSignature *tensors, uint32_t count, Str name) noexcept nogil
 

@@ -96,6 +96,29 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One step of an ensemble: a model, and which tensors of the ensemble its tensors are."""
+
+    model: str
+    version: int = -1  # -1: the latest when the request comes
+    inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of the model, to the ensemble's
+    outputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    gate: str = ""  # BOOL tensor of the ensemble that says whether it runs
+    gate_inverted: bool = False  # it runs where the gate says no
+    optional: frozenset[str] = frozenset()  # inputs that the model can do without
+    decoupled: bool = False  # the model may give any number of responses
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSpec:
+    """ensemble_scheduling of a model."""
+
+    steps: tuple[StepSpec, ...]
+    max_inflight: int = 0  # requests of one step at a time, over all requests; 0: any number
+    max_queue_size: int = 0  # requests in the ensemble at a time; 0: what the server allows any model
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model's configuration, complete and valid."""
 
@@ -115,6 +138,8 @@ class ModelSpec:
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
+    decoupled: bool = False  # a request may have any number of responses
+    ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:

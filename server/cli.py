@@ -154,18 +154,21 @@ def _problems(repository: Sequence[Path], options: Options, loader: Any) -> Iter
     from server.engine import config
     from server.engine.repository import scan
 
+    prepared: dict[str, config.Prepared] = {}
+    found: dict[str, str | None] = {}
     for folder in scan(repository):
         if folder.problem:
-            yield folder.name, f"{folder.path}: {folder.problem}"
+            found[folder.name] = f"{folder.path}: {folder.problem}"
             continue
         try:
-            config.prepare(folder, options, loader)
+            prepared[folder.name] = config.prepare(folder, options, loader)
         except ConfigError as error:
-            yield folder.name, str(error)
+            found[folder.name] = str(error)
         except BackendError as error:
-            yield folder.name, f"{folder.path}: {error}"
-        else:
-            yield folder.name, None
+            found[folder.name] = f"{folder.path}: {error}"
+    for name, composed in config.compose(prepared).items():
+        found[name] = str(composed) if isinstance(composed, ConfigError) else None
+    yield from sorted(found.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ class _Version:
 @dataclass(slots=True)
 class _Model:
     versions: dict[int, _Version] = field(default_factory=dict)
+    prepared: configuration.Prepared | None = None
     problem: str = ""  # why no version could even be named
 
 
@@ -122,7 +123,7 @@ class Engine:
         loop.add_reader(self._bridge.event_fd, self._on_finished)
         loop.add_reader(self._bridge.timer_fd, self._on_timer)
         folders = await loop.run_in_executor(self._pool, scan, self._repositories)
-        problems = await asyncio.gather(*(self._load(folder) for folder in folders))
+        problems = await self._load_all(folders)
         self._started = True
         self._announce("", None, self.ready)
         return [problem for problem in problems if problem]
@@ -130,7 +131,8 @@ class Engine:
     async def close(self) -> None:
         """Unload everything. Requests that are queued are executed first; the loop must still run."""
         self._closing = True
-        await asyncio.gather(*(self._unload(name) for name in list(self._models)))
+        for names in reversed(self._layers()):  # ensembles before the models of their steps
+            await asyncio.gather(*map(self._unload, names))
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
         self.shared_memory.close()
         loop = asyncio.get_running_loop()
@@ -171,25 +173,54 @@ class Engine:
 
     # -- loading --
 
-    async def _load(self, folder: ModelFolder) -> str:
-        """Load one model; returns why it is not ready, "" when it is."""
+    async def _load_all(self, folders: Sequence[ModelFolder]) -> list[str]:
+        """Load these models, each ensemble behind the models of its steps; what went wrong, one line for each."""
+        await asyncio.gather(*map(self._prepare, folders))
+        prepared = {name: model.prepared for name, model in self._models.items() if model.prepared}
+        composed = await asyncio.get_running_loop().run_in_executor(self._pool, configuration.compose, prepared)
+        for name, found in composed.items():
+            if isinstance(found, configuration.Prepared):
+                self._models[name].prepared = found
+            else:
+                self._refuse(name, str(found))
+        loading: dict[str, asyncio.Task[str]] = {}
+        for folder in folders:
+            loading[folder.name] = asyncio.create_task(self._load(folder, loading))
+        return [problem for problem in await asyncio.gather(*loading.values()) if problem]
+
+    async def _prepare(self, folder: ModelFolder) -> None:
+        """Read a model's configuration, or note why it cannot be served."""
         model = self._models.setdefault(folder.name, _Model())
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(
+            model.prepared = await asyncio.get_running_loop().run_in_executor(
                 self._pool, configuration.prepare, folder, self._options, self._loader
             )
         except (ServerError, BackendError) as error:
-            model.problem = str(error)
+            self._refuse(folder.name, str(error))
         except Exception as error:
             log.exception("model %s could not be prepared", folder.name)
-            model.problem = f"{type(error).__name__}: {error}"
-        if model.problem:
-            self._table.set(folder.name, {})
-            log.error("failed to load '%s': %s", folder.name, model.problem)
-            return f"failed to load '{folder.name}': {model.problem}"
+            self._refuse(folder.name, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, name: str, problem: str) -> None:
+        self._models[name].problem = problem
+        self._models[name].prepared = None
+        self._table.set(name, {})
+        log.error("failed to load '%s': %s", name, problem)
+
+    async def _load(self, folder: ModelFolder, loading: Mapping[str, asyncio.Task[str]]) -> str:
+        """Load one model; returns why it is not ready, "" when it is."""
+        name = folder.name
+        model = self._models[name]
+        prepared = model.prepared
+        if prepared is None:
+            return f"failed to load '{name}': {model.problem}"
+        for step in sorted(configuration.models_of(prepared.spec)):
+            if problem := await asyncio.shield(loading[step]):
+                text = f"ensemble '{name}' depends on '{step}' which has no loaded version. Model '{step}' loading failed"
+                self._refuse(name, f"{text} with error: {problem}")
+                return f"failed to load '{name}': {model.problem}"
         if prepared.spec.caches and not self._has_cache:
-            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", folder.name)
+            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", name)
         for version in prepared.versions:
             model.versions[version] = _Version(LOADING)
         results = await asyncio.gather(*(self._load_version(folder, prepared, v) for v in prepared.versions))
@@ -201,11 +232,11 @@ class Engine:
         source = ModelSource(
             prepared.spec, version, folder.version_path(version), configuration.config_to_json(prepared.config)
         )
-        backend = self._loader.backend(prepared.spec.backend)
         begin = time.monotonic()
         try:
+            backend = None if prepared.spec.ensemble else self._loader.backend(prepared.spec.backend)
             entry.loaded = await loop.run_in_executor(
-                self._pool, LoadedVersion, prepared.config, backend, source, self._max_queued
+                self._pool, LoadedVersion, prepared.config, backend, source, self.infer, self._max_queued
             )
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)):
@@ -219,6 +250,24 @@ class Engine:
         log.info("successfully loaded '%s' version %d in %.2f s", folder.name, version, time.monotonic() - begin)
         self._announce(folder.name, version, True)
         return ""
+
+    def _layers(self) -> list[list[str]]:
+        """All models, each ensemble in a later list than the models of its steps."""
+        depth: dict[str, int] = {}
+
+        def depth_of(name: str) -> int:
+            if name not in depth:
+                model = self._models.get(name)
+                steps = configuration.models_of(model.prepared.spec) if model and model.prepared else ()
+                depth[name] = 1 + max(map(depth_of, steps), default=-1)
+            return depth[name]
+
+        layers: list[list[str]] = []
+        for name in self._models:
+            while len(layers) <= depth_of(name):
+                layers.append([])
+            layers[depth_of(name)].append(name)
+        return layers
 
     async def _unload(self, name: str) -> None:
         loop = asyncio.get_running_loop()
@@ -248,6 +297,20 @@ class Engine:
     def _announce(self, name: str, version: int | None, ready: bool) -> None:
         for watcher in self._watchers:
             watcher(name, version, ready)
+        for ensemble in self._ensembles_of(name):
+            self._announce(ensemble.name, ensemble.version, self._serves(ensemble))
+
+    def _ensembles_of(self, name: str) -> list[LoadedVersion]:
+        """The loaded ensembles with a step of this model."""
+        loaded = [entry.loaded for model in self._models.values() for entry in model.versions.values()]
+        return [each for each in loaded if each is not None and name in configuration.models_of(each.spec)]
+
+    def _serves(self, loaded: LoadedVersion) -> bool:
+        try:
+            self.model(loaded.name, str(loaded.version))
+        except ServerError:
+            return False
+        return True
 
     # -- what there is --
 
@@ -281,7 +344,13 @@ class Engine:
         if status != Status.OK:
             raise _FAMILIES[Status(status)](text)
         ready = self.versions(name)
-        return ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
+        found = ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
+        for step in found.spec.ensemble.steps if found.spec.ensemble else ():
+            try:
+                self.model(step.model, str(step.version))
+            except ServerError as error:
+                raise Unavailable(f"in ensemble '{name}', {error}") from error
+        return found
 
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""

@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import Future
 from typing import Final
 
+from _native.ensemble import EnsembleLane
+from _native.infer import InferService
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from _native.queue import QueueLane
@@ -35,8 +37,9 @@ class LoadedVersion:
 
     Args:
         config: what the ModelConfig RPC answers.
-        backend: of the model.
+        backend: of the model; None for an ensemble.
         source: where the version lies.
+        service: through which an ensemble's steps go.
         max_queue: requests that may wait; 0 for any number.
 
     Raises:
@@ -44,13 +47,18 @@ class LoadedVersion:
     """
 
     def __init__(
-        self, config: model_config_pb2.ModelConfig, backend: Backend, source: ModelSource, max_queue: int = 0
+        self,
+        config: model_config_pb2.ModelConfig,
+        backend: Backend | None,
+        source: ModelSource,
+        service: InferService,
+        max_queue: int = 0,
     ) -> None:
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
-        self._model: Model = backend.load(source)
-        self.lane: LaneHandle = QueueLane(source.spec, source.version, max_queue=max_queue)
+        self._model: Model | None = backend.load(source) if backend else None
+        self.lane = _make_lane(source, service, max_queue)
         self._threads: list[threading.Thread] = []
         try:
             self._start()
@@ -76,6 +84,7 @@ class LoadedVersion:
     def _run(self, index: int, spec: InstanceSpec, ready: Future[None]) -> None:
         # the instance is made, used and closed on one thread: frameworks keep state by thread
         try:
+            assert self._model is not None  # an ensemble has no instances
             instance = self._model.create_instance(spec)
             loop = InstanceLoop(self.lane, instance, spec.name, index)
         except BaseException as error:
@@ -93,6 +102,8 @@ class LoadedVersion:
         self.lane.close()
         for thread in self._threads:
             thread.join()
+        if self._model is None:
+            return
         try:
             self._model.close()
         except Exception:
@@ -116,6 +127,13 @@ class LoadedVersion:
             _set(batch.compute_infer, compute_infer)
             _set(batch.compute_output, compute_output)
         return out
+
+
+def _make_lane(source: ModelSource, service: InferService, max_queue: int) -> LaneHandle:
+    ensemble = source.spec.ensemble
+    if ensemble:
+        return EnsembleLane(source.spec, source.version, service, max_queue=ensemble.max_queue_size or max_queue)
+    return QueueLane(source.spec, source.version, max_queue=max_queue)
 
 
 def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:

@@ -4,6 +4,8 @@
 
     parse (file → message, with the line of each field) → defaults (what was not written) → refused (what is not served)
     → completion (from the model file) → rules (what must hold) → specification
+
+`compose` then completes ensembles by the models of their steps.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.api import Backend, BackendError, ModelSource, ModelSpec
+from backends.api import Backend, BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, needs_signature
+from server.engine.config.composition import compose, models_of
 from server.engine.config.defaults import fill_defaults, identify
+from server.engine.config.ensemble import is_ensemble, warn_parameters
 from server.engine.config.findings import raise_any
 from server.engine.config.parse import parse_file
+from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried
 from server.engine.config.rules import validate
 from server.engine.config.source import Source
@@ -31,9 +36,11 @@ __all__ = [
     "Options",
     "Prepared",
     "complete",
+    "compose",
     "config_from_json",
     "config_to_json",
     "load_config",
+    "models_of",
     "prepare",
     "read",
     "to_spec",
@@ -52,15 +59,6 @@ class Options:
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model that is ready to be loaded."""
-
-    config: pb.ModelConfig  # what ModelConfig answers
-    spec: ModelSpec
-    versions: tuple[int, ...]  # to be served, ascending
-
-
 def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Prepared:
     """Read, complete and check the configuration of a model. Blocks: it may load the model's file to look into it.
 
@@ -72,6 +70,11 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
         raise ConfigError(folder.problem)
     config, source = read(folder.path, options)
     versions = select_versions(config, folder)
+    if is_ensemble(config):
+        validate(config, source)
+        warn_carried(config, source)
+        warn_parameters(config, source)
+        return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
     scalars: Collection[str] = ()
     if options.auto_complete and needs_signature(config, source):
         raise_any(refusals(config), config.name, source)  # before the model's file is looked into
@@ -82,7 +85,7 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
     validate(config, source, scalars)
     warn_carried(config, source)
     _backend(config, source, loader)  # there is one
-    return Prepared(config, to_spec(config, folder.path, source), tuple(versions))
+    return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
 
 
 def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:

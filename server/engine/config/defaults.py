@@ -18,7 +18,10 @@ OTHER_FILES = {
     "model.pt2": "pytorch's torch_aoti platform",
     "model.py": "python",
 }
-OTHER_PLATFORMS = ("tensorrt_plan", "torch_aoti", "tensorflow_savedmodel", "tensorflow_graphdef", "ensemble")
+OTHER_PLATFORMS = ("tensorrt_plan", "torch_aoti", "tensorflow_savedmodel", "tensorflow_graphdef")
+
+ENSEMBLE = "ensemble"
+"""The platform of ensembles, which have no backend."""
 
 # Triton runs two instances of these on the CPU where no count is given.
 TWO_CPU_INSTANCES = {"onnxruntime", "tensorflow"}
@@ -36,6 +39,10 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
         text = f"unexpected directory name '{model_dir.name}', directory name must equal model name,"
         instead = f'write name: "{model_dir.name}" or rename the folder'
         raise error_of([Finding(("name",), text, instead)], config.name, source)
+    if config.HasField("ensemble_scheduling") and not config.platform and not config.backend:
+        config.platform = ENSEMBLE
+    if config.platform == ENSEMBLE and not config.backend:
+        return
     if not config.backend:
         config.backend = _backend(config, model_dir, version_dirs, source)
     if not config.platform:
@@ -53,6 +60,8 @@ def fill_defaults(config: pb.ModelConfig) -> None:
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") in (None, "latest") and not policy.latest.num_versions:
         policy.latest.num_versions = 1
+    if config.platform == ENSEMBLE:
+        return  # the rest is for models that have instances
     if not config.optimization.HasField("input_pinned_memory"):
         config.optimization.input_pinned_memory.enable = True
     if not config.optimization.HasField("output_pinned_memory"):
@@ -108,4 +117,5 @@ def _platform_backend(config: pb.ModelConfig, source: Source) -> str:
     text = f"unexpected platform type '{config.platform}'"
     if config.platform in OTHER_PLATFORMS:
         text = f"platform '{config.platform}' is not served"
-    raise error_of([Finding(("platform",), text, f"it is one of {', '.join(PLATFORMS)}")], config.name, source)
+    known = ", ".join((*PLATFORMS, ENSEMBLE))
+    raise error_of([Finding(("platform",), text, f"it is one of {known}")], config.name, source)

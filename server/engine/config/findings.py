@@ -16,16 +16,17 @@ class Finding:
     path: FieldPath
     text: str
     instead: str = ""
+    names_model: bool = False  # the text says already of which model it speaks
 
 
 def error_of(findings: Iterable[Finding], model: str, source: Source) -> ConfigError:
     """The error with a line for each finding."""
-    return ConfigError(
-        "\n".join(
-            f"{source.at(*found.path)}: {found.text} for model '{model}'{f': {found.instead}' if found.instead else ''}"
-            for found in findings
-        )
-    )
+    return ConfigError("\n".join(f"{source.at(*found.path)}: {_line(found, model)}" for found in findings))
+
+
+def _line(found: Finding, model: str) -> str:
+    named = found.text if found.names_model else f"{found.text} for model '{model}'"
+    return f"{named}: {found.instead}" if found.instead else named
 
 
 def raise_any(findings: Iterable[Finding], model: str, source: Source) -> None:

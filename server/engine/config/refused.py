@@ -40,7 +40,7 @@ _NO_ACCELERATOR = "execution accelerators are not served yet"
 REFUSED = (
     # schedulers
     Field("sequence_batching", _NO_SEQUENCES),
-    Field("ensemble_scheduling", "ensembles are not served yet"),
+    Field("ensemble_scheduling.step.model_namespace", "there are no namespaces of models"),
     Field("dynamic_batching.preserve_ordering", "answers leave as they are ready", "write preserve_ordering: false"),
     Field("dynamic_batching.priority_levels", _NO_PRIORITIES),
     Field("dynamic_batching.default_priority_level", _NO_PRIORITIES),

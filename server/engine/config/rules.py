@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from server.engine.config.datatypes import NAME_OF
+from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
 from server.engine.config.refused import refusals
@@ -50,6 +51,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
     yield from _instance_groups(config)
     yield from wrong(config)
     yield from _response_cache(config)
+    yield from ensemble_rules(config)
 
 
 def _max_batch_size(config: pb.ModelConfig) -> Iterator[Finding]:

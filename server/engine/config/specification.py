@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
+from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
 from server.engine.config.parameters import of_backend, of_server
 from server.engine.config.source import NOWHERE, Source
@@ -44,6 +45,8 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         graph_level=graph.level if graph else None,
         supplied=tuple(supplied_inputs(config)),
         kept=tuple(kept_outputs(config)),
+        decoupled=config.model_transaction_policy.decoupled,
+        ensemble=ensemble_spec(config),
     )
 
 

@@ -1,0 +1,218 @@
+"""Ensembles with their models: what must agree along each edge, and what an ensemble takes over from its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from _native.plan import Analysis, PlanError
+from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
+from server.engine.config.ensemble import step_path
+from server.engine.config.findings import Finding, error_of
+from server.engine.config.prepared import Prepared
+from server.engine.config.source import FieldPath
+from server.errors import ConfigError
+
+
+def compose(prepared: Mapping[str, Prepared]) -> dict[str, Prepared | ConfigError]:
+    """Complete each ensemble by what the models of its steps say; other models are as they were.
+
+    Args:
+        prepared: all models whose own configuration is good, by name.
+
+    Returns:
+        The same models, with the error of each ensemble that does not fit its models.
+    """
+    found: dict[str, Prepared | ConfigError] = {}
+    for name in prepared:
+        _compose(name, prepared, found, ())
+    return found
+
+
+def models_of(spec: ModelSpec) -> frozenset[str]:
+    """The models of an ensemble's steps; none for any other model."""
+    return frozenset(step.model for step in spec.ensemble.steps) if spec.ensemble else frozenset()
+
+
+def _compose(
+    name: str, prepared: Mapping[str, Prepared], found: dict[str, Prepared | ConfigError], above: tuple[str, ...]
+) -> None:
+    """Put the ensemble into `found`, behind those that it is made of."""
+    one = prepared.get(name)
+    if one is None or name in found:
+        return
+    if one.spec.ensemble is None:
+        found[name] = one
+        return
+    if name in above:
+        circle = " -> ".join((*above[above.index(name) :], name))
+        found[name] = _error(one, [Finding(("ensemble_scheduling",), f"circular dependency between ensembles: {circle}")])
+        return
+    for step in one.spec.ensemble.steps:
+        _compose(step.model, prepared, found, (*above, name))
+    if name not in found:
+        found[name] = _composed(one, found)
+
+
+def _error(one: Prepared, findings: Iterable[Finding]) -> ConfigError:
+    return error_of(findings, one.spec.name, one.source)
+
+
+def _composed(one: Prepared, models: Mapping[str, Prepared | ConfigError]) -> Prepared | ConfigError:
+    assert one.spec.ensemble is not None
+    steps = one.spec.ensemble.steps
+    if missing := list(_missing(one.spec.name, steps, models)):
+        return _error(one, missing)
+    specs = [model.spec for step in steps if isinstance(model := models[step.model], Prepared)]
+    findings = [*_batch_sizes(one.spec, specs), *_Edges(one.spec, specs).findings()]
+    if findings:
+        return _error(one, findings)
+    spec = replace(
+        one.spec,
+        ensemble=replace(one.spec.ensemble, steps=tuple(map(_completed, steps, specs))),
+        outputs=tuple(_with_labels(output, steps, specs) for output in one.spec.outputs),
+    )
+    try:
+        decoupled = len(Analysis(spec).scopes) > 1
+    except PlanError as error:
+        return _error(one, [Finding(step_path(error.step), f"in ensemble '{spec.name}', {error}", names_model=True)])
+    one.config.model_transaction_policy.decoupled = decoupled
+    return replace(one, spec=replace(spec, decoupled=decoupled))
+
+
+def _missing(
+    name: str, steps: tuple[StepSpec, ...], models: Mapping[str, Prepared | ConfigError]
+) -> Iterator[Finding]:
+    """Steps whose model, or the version of it, is not there."""
+    for index, step in enumerate(steps):
+        model = models.get(step.model)
+        if model is None:
+            text = f"ensemble '{name}' contains models that are not available or ambiguous: {step.model}"
+            yield Finding(step_path(index, "model_name"), text, names_model=True)
+        elif isinstance(model, ConfigError):
+            text = f"ensemble '{name}' depends on '{step.model}' which has no loaded version"
+            yield Finding(step_path(index, "model_name"), text, "see its own error", names_model=True)
+        elif step.version >= 0 and step.version not in model.versions:
+            text = f"ensemble '{name}' depends on '{step.model}' whose required version {step.version} is not loaded"
+            instead = f"versions served: {', '.join(map(str, model.versions))}"
+            yield Finding(step_path(index, "model_version"), text, instead, names_model=True)
+
+
+def _batch_sizes(spec: ModelSpec, models: list[ModelSpec]) -> Iterator[Finding]:
+    for index, model in enumerate(models):
+        if 0 < model.max_batch_size < spec.max_batch_size:
+            text = (
+                f"ensemble {spec.name} allows maximum batch size {spec.max_batch_size}, but it contains model "
+                f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+            )
+            yield Finding(step_path(index, "model_name"), text, names_model=True)
+
+
+def _completed(step: StepSpec, model: ModelSpec) -> StepSpec:
+    """The step with what its model says."""
+    optional = frozenset(tensor.name for tensor in model.inputs if tensor.optional)
+    return replace(step, optional=optional, decoupled=model.decoupled)
+
+
+def _with_labels(output: TensorSpec, steps: tuple[StepSpec, ...], models: list[ModelSpec]) -> TensorSpec:
+    """The output with the labels of the step that writes it, unless it has its own."""
+    if output.labels:
+        return output
+    for step, model in zip(steps, models, strict=True):
+        for written in model.outputs:
+            if step.outputs.get(written.name) == output.name and written.labels:
+                return replace(output, labels=written.labels)
+    return output
+
+
+# ---- edges ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A tensor of the ensemble as one of its ends describes it."""
+
+    model: str
+    tensor: TensorSpec
+    batches: bool
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """Its dims with the batch dimension."""
+        return (-1, *self.tensor.dims) if self.batches else self.tensor.dims
+
+
+def _compatible(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return len(a) == len(b) and all(x == y or -1 in (x, y) for x, y in zip(a, b, strict=True))
+
+
+def _shown(dims: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
+class _Edges:
+    """Follows the maps of all steps; each tensor is first described by the ensemble or by the first step that has it."""
+
+    def __init__(self, spec: ModelSpec, models: list[ModelSpec]) -> None:
+        assert spec.ensemble is not None
+        self.name = spec.name
+        self.ensemble: EnsembleSpec = spec.ensemble
+        self.models = models
+        self.nodes = {
+            tensor.name: _Node(spec.name, tensor, spec.max_batch_size > 0) for tensor in (*spec.inputs, *spec.outputs)
+        }
+
+    def findings(self) -> Iterator[Finding]:
+        for index, (step, model) in enumerate(zip(self.ensemble.steps, self.models, strict=True)):
+            yield from self._inputs(index, step, model)
+            yield from self._outputs(index, step, model)
+        for index, step in enumerate(self.ensemble.steps):
+            node = self.nodes.get(step.gate)
+            if node is not None and node.tensor.datatype != "BOOL":
+                text = f"the gate '{step.gate}' of step {index} must be TYPE_BOOL"
+                yield Finding(step_path(index), text, f"model {node.model} has it as TYPE_{node.tensor.datatype}")
+
+    def _inputs(self, index: int, step: StepSpec, model: ModelSpec) -> Iterator[Finding]:
+        known = {tensor.name: tensor for tensor in model.inputs}
+        for name, tensor in step.inputs.items():
+            path = step_path(index, "input_map", name)
+            if name in known:
+                yield from self._agree(path, tensor, _Node(model.name, known[name], model.max_batch_size > 0))
+            else:
+                text = f"ensemble tensor {tensor} is mapping to non-existing input {name} in model {model.name}"
+                yield self._finding(path, text, f"its inputs: {', '.join(known)}")
+        for name, input_ in known.items():
+            if name not in step.inputs and not input_.optional:
+                text = f"input {name} in model {model.name} is not mapped to any ensemble tensors"
+                yield self._finding(step_path(index, "input_map"), text)
+
+    def _outputs(self, index: int, step: StepSpec, model: ModelSpec) -> Iterator[Finding]:
+        known = {tensor.name: tensor for tensor in model.outputs}
+        for name, tensor in step.outputs.items():
+            path = step_path(index, "output_map", name)
+            if name in known:
+                yield from self._agree(path, tensor, _Node(model.name, known[name], model.max_batch_size > 0))
+            else:
+                text = f"ensemble tensor {tensor} is mapped from non-existing output {name} in model {model.name}"
+                yield self._finding(path, text, f"its outputs: {', '.join(known)}")
+
+    def _agree(self, path: FieldPath, name: str, node: _Node) -> Iterator[Finding]:
+        """Datatype and shape at this end of the edge are those of the tensor."""
+        first = self.nodes.setdefault(name, node)
+        what = f"ensemble tensor {name}: inconsistent"
+        if first.tensor.datatype != node.tensor.datatype:
+            yield self._finding(
+                path,
+                f"{what} data type: TYPE_{first.tensor.datatype} is inferred from model {first.model} while "
+                f"TYPE_{node.tensor.datatype} is inferred from model {node.model}",
+            )
+        # A model without a batch dimension may have it as its first one.
+        if not _compatible(first.tensor.dims, node.tensor.dims) and not _compatible(first.full, node.full):
+            yield self._finding(
+                path,
+                f"{what} shape: {_shown(first.full)} is inferred from model {first.model} while "
+                f"{_shown(node.full)} is inferred from model {node.model}",
+            )
+
+    def _finding(self, path: FieldPath, text: str, instead: str = "") -> Finding:
+        return Finding(path, f"in ensemble {self.name}, {text}", instead, names_model=True)
