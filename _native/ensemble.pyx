@@ -17,11 +17,10 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from _native.atomic cimport load32, store32
-from _native.bridge cimport bridge_abandon, bridge_return
+from _native.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from _native.clock cimport now_ns
 from _native.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
 from _native.frame cimport (
-    CALL_OPEN,
     CALL_OVER,
     CALL_RUNNING,
     CALL_WAITING,
@@ -54,7 +53,7 @@ from _native.lane cimport (
     lane_init,
 )
 from _native.memory cimport block_share, block_take
-from _native.plan cimport Plan, PlanStep, PlanTensor, plan_build, plan_clear, plan_encloses, plan_needs
+from _native.plan cimport Plan, PlanStep, plan_build, plan_clear, plan_encloses, plan_needs
 from _native.request cimport (
     REQUEST_TAKEN,
     STATUS_CANCELLED,
@@ -278,6 +277,7 @@ cdef void pass_turns(Ensemble *ensemble) noexcept nogil:
         leave_turn(call)
         launch(call)
         if run.status != STATUS_OK:
+            run.delivering = False  # not of this run
             proceed(run)
             i = 0
     ensemble.passing = False
@@ -304,6 +304,7 @@ cdef void deliver_step(void *sink, Response *response, int status, const char *d
             accept(call, response)
         if final:
             end_call(call)
+    run.delivering = True
     proceed(run)
     pass_turns(ensemble)
 
@@ -514,7 +515,8 @@ cdef void finish_failed(Run *run) noexcept nogil:
 cdef void fail_deadlocked(Run *run) noexcept nogil:
     cdef Str id = run.request.id if run.request.id.size else Str("<id_unknown>", 12)
     cdef char *text = format_text(
-        "[request id: %.*s] unexpected deadlock, at least one output is not set while no more ensemble steps can be made",
+        "[request id: %.*s] unexpected deadlock, at least one output is not set while no more ensemble steps can be "
+        "made",
         clip(id.size), id.data)
     fail(run, STATUS_INVALID_ARGUMENT, NULL, text)
     free(text)
@@ -565,11 +567,16 @@ cdef void finish(Run *run) noexcept nogil:
     # its final response is filled
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef Request *request = run.request
+    # Earlier responses of the same request may still be on their way: then this one goes behind them.
+    cdef bint at_once = run.delivering and run.needs.sends[0]
     request.run = NULL
     free_run(run)
     account(ensemble, request)
     ensemble.requests -= 1
-    bridge_return(ensemble.submission.bridge, &request.response, &request.response)
+    if at_once:
+        bridge_deliver(ensemble.submission.bridge, &request.response)
+    else:
+        bridge_return(ensemble.submission.bridge, &request.response, &request.response)
     pass_turns(ensemble)
 
 
@@ -607,6 +614,7 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     # its steps are abandoned, and it goes the way of all answers
     cdef Run *run = <Run *>request.run
     if run != NULL:
+        run.delivering = False
         fail(run, STATUS_CANCELLED, NULL, "the request was cancelled")
         finish_failed(run)
     return False
@@ -632,7 +640,7 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     free(ensemble)
 
 
-cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free)
+cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, NULL)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:

@@ -91,6 +91,7 @@ cdef struct Run:
     Frame *last
     Call *ready              # calls whose inputs are all known
     uint32_t active          # calls that run or wait for their turn
+    bint delivering          # this is happening inside of a delivery to one of its calls
     int status               # of its failure
     char *details
     const char *reason

@@ -1,7 +1,7 @@
 """Frames: the tensors and steps of a running ensemble.
 
-A frame is one occurrence of a scope (see `_native.plan`). Its values refer to the memory in which a step, or the client,
-left them; nothing is copied. That memory is given back after its last use, at the latest when the frame ends.
+A frame is one occurrence of a scope (see `_native.plan`). Its values refer to the memory in which a step, or the
+client, left them; nothing is copied. That memory is given back after its last use, at the latest when the frame ends.
 """
 
 from libc.stddef cimport size_t
@@ -10,7 +10,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from _native.memory cimport block_give, block_share
-from _native.plan cimport Plan, PlanScope, PlanStep, PlanTensor, plan_encloses
+from _native.plan cimport PlanScope, PlanStep, PlanTensor
 from _native.signature cimport TensorSignature
 
 

@@ -1,8 +1,8 @@
 # The graph of an ensemble, compiled when it is loaded; nothing of it changes afterwards.
 #
 # A tensor of the ensemble is written by a step or comes with the request. What depends on a decoupled step happens once
-# for each of its responses: such a step opens a scope inside of its own, in which its outputs and all that is made of them
-# live. Scope 0 is the request as a whole. A step reads tensors of its own scope and of those around it.
+# for each of its responses: such a step opens a scope inside of its own, in which its outputs and all that is made of
+# them live. Scope 0 is the request as a whole. A step reads tensors of its own scope and of those around it.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 

@@ -1,4 +1,4 @@
-# Between a step of an ensemble and its model: the request that is made of tensors, and the tensors that a response brings.
+# Between a step of an ensemble and its model: the request made of tensors, and the tensors that a response brings.
 
 from _native.frame cimport Call, Frame, Sequence
 from _native.plan cimport PlanStep
@@ -13,9 +13,9 @@ cdef bint step_judge(Call *call, int *status, char **details) noexcept nogil
 cdef Request *step_request(Table *table, Call *call, int *status, char **details) noexcept nogil
 # Give back a request that was not submitted.
 cdef void step_discard(Request *request) noexcept nogil
-# Move the outputs of a response into the values of `frame`; what it lacks is missing. `sequence` is what it carries on.
+# Have the values of `frame` refer to the outputs of a response; what it lacks is missing. They carry `sequence`.
 cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Sequence *sequence) noexcept nogil
-# Read what the response says of the sequence for the steps behind it. False: `details` (from malloc) says what is wrong.
+# Read what the response says of the sequence to the steps behind it. False: `details` (from malloc) says what is wrong.
 cdef bint step_sequence(const Response *response, Sequence *sequence, char **details) noexcept nogil
 # The step did not or will not write its outputs.
 cdef void step_leave(Frame *frame, const PlanStep *step, bint skipped) noexcept nogil

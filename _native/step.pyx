@@ -20,7 +20,6 @@ from _native.frame cimport (
     Value,
     frame_resolve,
     frame_value,
-    sequence_copy,
     value_shape,
 )
 from _native.lane cimport Lane
@@ -214,12 +213,11 @@ cdef void step_discard(Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # The response
 
-cdef void take_value(Value *value, OutputData *output, const Sequence *sequence) noexcept nogil:
+cdef void take_value(Value *value, const OutputData *output, const Sequence *sequence) noexcept nogil:
     value.datatype = output.datatype
     value.data = output.data
     value.size = output.size
-    value.block = output.block
-    output.block = NULL
+    value.block = block_share(output.block)
     value.rank = output.rank
     memcpy(value.shape, output.shape, output.rank * sizeof(output.shape[0]))
     value.sequence = sequence

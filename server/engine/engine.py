@@ -216,7 +216,9 @@ class Engine:
             return f"failed to load '{name}': {model.problem}"
         for step in sorted(configuration.models_of(prepared.spec)):
             if problem := await asyncio.shield(loading[step]):
-                text = f"ensemble '{name}' depends on '{step}' which has no loaded version. Model '{step}' loading failed"
+                text = (
+                    f"ensemble '{name}' depends on '{step}' which has no loaded version. Model '{step}' loading failed"
+                )
                 self._refuse(name, f"{text} with error: {problem}")
                 return f"failed to load '{name}': {model.problem}"
         if prepared.spec.caches and not self._has_cache:

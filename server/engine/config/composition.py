@@ -46,7 +46,9 @@ def _compose(
         return
     if name in above:
         circle = " -> ".join((*above[above.index(name) :], name))
-        found[name] = _error(one, [Finding(("ensemble_scheduling",), f"circular dependency between ensembles: {circle}")])
+        found[name] = _error(
+            one, [Finding(("ensemble_scheduling",), f"circular dependency between ensembles: {circle}")]
+        )
         return
     for step in one.spec.ensemble.steps:
         _compose(step.model, prepared, found, (*above, name))
@@ -80,9 +82,7 @@ def _composed(one: Prepared, models: Mapping[str, Prepared | ConfigError]) -> Pr
     return replace(one, spec=replace(spec, decoupled=decoupled))
 
 
-def _missing(
-    name: str, steps: tuple[StepSpec, ...], models: Mapping[str, Prepared | ConfigError]
-) -> Iterator[Finding]:
+def _missing(name: str, steps: tuple[StepSpec, ...], models: Mapping[str, Prepared | ConfigError]) -> Iterator[Finding]:
     """Steps whose model, or the version of it, is not there."""
     for index, step in enumerate(steps):
         model = models.get(step.model)
@@ -151,7 +151,7 @@ def _shown(dims: tuple[int, ...]) -> str:
 
 
 class _Edges:
-    """Follows the maps of all steps; each tensor is first described by the ensemble or by the first step that has it."""
+    """Follows the maps of all steps; a tensor is first described by the ensemble or by the first step that has it."""
 
     def __init__(self, spec: ModelSpec, models: list[ModelSpec]) -> None:
         assert spec.ensemble is not None

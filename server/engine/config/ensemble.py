@@ -4,8 +4,8 @@ What can be said only with the models of the steps at hand is in `server.engine.
 
 Parameters of an ensemble, which the format has no fields for:
 
-    gate[STEP]       the step runs where this BOOL tensor of the ensemble is true; "!name": where it is false. STEP is the
-                     step's number, from 0, or its model's name where no other step has it.
+    gate[STEP]       the step runs where this BOOL tensor of the ensemble is true; "!name": where it is false. STEP is
+                     the step's number, from 0, or its model's name where no other step has it.
     max_queue_size   requests that may be in the ensemble at a time.
 """
 
@@ -21,6 +21,7 @@ from types import MappingProxyType
 from backends.api import EnsembleSpec, StepSpec
 from server.engine.config.defaults import ENSEMBLE
 from server.engine.config.findings import Finding
+from server.engine.config.parameters import of_backend
 from server.engine.config.source import FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
@@ -59,9 +60,7 @@ def ensemble_spec(config: pb.ModelConfig) -> EnsembleSpec | None:
     gates = _gates(config)
     steps = tuple(_step_spec(step, gates.get(index)) for index, step in enumerate(config.ensemble_scheduling.step))
     size = config.parameters[MAX_QUEUE_SIZE].string_value if MAX_QUEUE_SIZE in config.parameters else ""
-    return EnsembleSpec(
-        steps, config.ensemble_scheduling.max_inflight_requests, int(size) if size.isdecimal() else 0
-    )
+    return EnsembleSpec(steps, config.ensemble_scheduling.max_inflight_requests, int(size) if size.isdecimal() else 0)
 
 
 def _step_spec(step: pb.ModelEnsembling.Step, gate: Gate | None) -> StepSpec:
@@ -140,7 +139,7 @@ def _parameters(config: pb.ModelConfig) -> Iterator[Finding]:
 
 def warn_parameters(config: pb.ModelConfig, source: Source) -> None:
     """Log a line for each parameter of an ensemble that nothing reads."""
-    for key in sorted(config.parameters):
+    for key in sorted(of_backend(config)):
         if key != MAX_QUEUE_SIZE and not GATE.fullmatch(key):
             where = source.at("parameters", key)
             log.warning("%s: parameter '%s' of ensemble '%s' has no effect", where, key, config.name)
