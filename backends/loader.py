@@ -29,8 +29,8 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
     {
         "identity": Entry("backends.identity:IdentityBackend"),
         "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch"),
-        "python": Entry("backends.python:PythonBackend", "model.py"),
         "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime", "onnx"),
+        "python": Entry("backends.python:PythonBackend", "model.py"),
     }
 )
 

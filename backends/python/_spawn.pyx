@@ -43,7 +43,7 @@ cdef extern from *:
         return 0;
     }
 
-    /* The pid; 0 or the negative pid of a child to be waited for, with *error set, when the program could not be started.
+    /* The pid; 0 or the negative pid of a child to be waited for, with *error set, when the program does not start.
        The new process is the leader of a process group and gets SIGKILL when the calling *thread* ends. */
     static pid_t inferd_spawn(const char *program, char *const argv[], char *const envp[], const char *folder,
                               const int *fds, int count, int *error) {
