@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -240,7 +241,11 @@ class Instance(abc.ABC):
         """Whether it can execute now. One that changes its mind tells so by `watch`'s callback."""
         return True
 
-    def watch(self, changed: Callable[[], None]) -> None:  # noqa: B027 (for those whose readiness changes)
+    def check(self) -> Future[bool] | None:
+        """Ask the model itself whether it is ready; None for a model that does not say. Must not block."""
+        return None
+
+    def watch(self, changed: Callable[[], object]) -> None:  # noqa: B027 (for those whose readiness changes)
         """Have `changed` called, on any thread, whenever `ready` may have changed."""
 
 

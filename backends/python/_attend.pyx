@@ -103,12 +103,6 @@ cdef class TeamHandle:
     def __dealloc__(self):
         team_give(self.team)
 
-    @property
-    def up(self) -> int:
-        """Workers that are up."""
-        return load32(&self.team.up)
-
-
 cdef class Link:
     """The server's end of the connection to the workers of one instance, one after the other.
 

@@ -18,7 +18,7 @@ cdef enum ChannelState:
 cdef struct Team:
     # the workers of one model version
     int32_t references       # atomic
-    int32_t up               # atomic: so many are up
+    int32_t hopeful          # atomic: so many are up, or are being started for the first time after they ended
 
 cdef struct Slot:
     # a request that the worker has

@@ -89,6 +89,7 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.work = -1
     channel.side = -1
     channel.pid_fd = -1
+    fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
     condition_init(&channel.changed)
     return channel
@@ -126,26 +127,28 @@ cdef void channel_connect(Channel *channel, int work, int side, int pid_fd) noex
     unlock(&channel.guard)
 
 
+cdef void enter(Channel *channel, ChannelState state) noexcept nogil:
+    # under the guard
+    fetch_add32(&channel.team.hopeful, <int>(state <= CHANNEL_UP) - <int>(channel.state <= CHANNEL_UP))
+    channel.state = state
+    notify_all(&channel.changed)
+
+
 cdef void channel_up(Channel *channel) noexcept nogil:
     lock(&channel.guard)
-    channel.state = CHANNEL_UP
-    fetch_add32(&channel.team.up, 1)
+    enter(channel, CHANNEL_UP)
     unlock(&channel.guard)
-    notify_all(&channel.changed)
 
 
 cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil:
     cdef uint32_t i
     cdef Slot slot
     lock(&channel.guard)
-    if channel.state == CHANNEL_UP:
-        fetch_add32(&channel.team.up, -1)
-    channel.state = state
     free(channel.why)
     channel.why = why
     if channel.work >= 0:
         shutdown(channel.work, SHUT_RDWR)
-    notify_all(&channel.changed)
+    enter(channel, state)
     while channel.executing:
         wait(&channel.changed, &channel.guard)
     channel.work = -1
@@ -179,8 +182,8 @@ cdef bint channel_await(Channel *channel) noexcept nogil:
             break
         if channel.state == CHANNEL_DOWN:
             wait(&channel.changed, &channel.guard)
-        elif load32(&channel.team.up):
-            # another instance answers; this one must not take requests from it only to refuse them
+        elif load32(&channel.team.hopeful):
+            # another instance answers, or soon will; this one must not take requests from it only to refuse them
             wait_until(&channel.changed, &channel.guard, now_ns() + SIBLINGS_NS)
         else:
             break

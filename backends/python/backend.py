@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
@@ -114,7 +116,10 @@ class PythonInstance(NativeInstance):
 
     def __init__(self, post: Post) -> None:
         self._name = post.launch.name
-        self._changed: list[Callable[[], None]] = []
+        self._changed: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self._asked: Future[bool] | None = None  # is_ready() of the model
+        self._questions = 0
         self._attendant = Attendant(post, self._on_packet, self._on_change)
         self._attendant.start()
         self.executor = self._attendant.link.executor
@@ -125,9 +130,29 @@ class PythonInstance(NativeInstance):
         """Its worker is there and has loaded the model."""
         return self._attendant.up
 
-    def watch(self, changed: Callable[[], None]) -> None:
+    def watch(self, changed: Callable[[], object]) -> None:
         """See Instance."""
         self._changed.append(changed)
+
+    def check(self) -> Future[bool] | None:
+        """What the model's is_ready() says; those who ask while it is thinking share its answer."""
+        if not self._attendant.said.get("is_ready"):
+            return None
+        with self._lock:
+            if self._asked is None or self._asked.done():
+                self._asked = Future()
+                self._questions += 1
+                self._attendant.link.send_side(protocol.IS_READY, self._questions)
+            return self._shared(self._asked)
+
+    @staticmethod
+    def _shared(asked: Future[bool]) -> Future[bool]:
+        """A future of the same answer that its holder may cancel."""
+        own: Future[bool] = Future()
+        asked.add_done_callback(
+            lambda done: own.set_result(done.result()) if own.set_running_or_notify_cancel() else None
+        )
+        return own
 
     def drain(self) -> None:
         """See Instance."""
@@ -138,9 +163,21 @@ class PythonInstance(NativeInstance):
         self._attendant.stop()
 
     def _on_change(self) -> None:
+        if not self._attendant.up:
+            self._answered(self._questions, False)
         for changed in self._changed:
             changed()
 
-    def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:  # noqa: ARG002
-        if kind == protocol.LOG:
+    def _answered(self, number: int, ready: bool) -> None:
+        with self._lock:
+            asked = self._asked if number == self._questions else None
+        if asked is not None and not asked.done():
+            asked.set_result(ready)
+
+    def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:
+        if kind == protocol.HEALTH:
+            if record:
+                log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
+            self._answered(number, bool(flags & protocol.TRUE))
+        elif kind == protocol.LOG:
             log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))

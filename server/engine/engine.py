@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from _native.bridge import BridgeHandle
@@ -248,6 +249,7 @@ class Engine:
             log.error("failed to load '%s' version %d: %s", folder.name, version, entry.reason)
             return f"failed to load '{folder.name}' version {version}: {entry.reason}"
         entry.state = READY
+        entry.loaded.watch(partial(loop.call_soon_threadsafe, self._on_instances, folder.name, version))
         self._publish(folder.name)
         log.info("successfully loaded '%s' version %d in %.2f s", folder.name, version, time.monotonic() - begin)
         self._announce(folder.name, version, True)
@@ -296,6 +298,13 @@ class Engine:
         versions = self._models[name].versions
         self._table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
 
+    def _on_instances(self, name: str, version: int) -> None:
+        """An instance has become ready or stopped to be so."""
+        entry = self._models[name].versions.get(version)
+        if entry is not None and entry.loaded is not None and entry.state == READY:
+            self._announce(name, version, entry.loaded.ready)
+            self._announce("", None, self.ready)
+
     def _announce(self, name: str, version: int | None, ready: bool) -> None:
         for watcher in self._watchers:
             watcher(name, version, ready)
@@ -330,7 +339,17 @@ class Engine:
 
     @staticmethod
     def _is_ready(model: _Model) -> bool:
-        return not model.problem and all(entry.state == READY for entry in model.versions.values())
+        return not model.problem and all(
+            entry.state == READY and entry.loaded is not None and entry.loaded.ready
+            for entry in model.versions.values()
+        )
+
+    async def check(self) -> bool:
+        """`ready`, and every model that can tell says so of itself, where readiness is strict."""
+        if not self.ready or not self._strict:
+            return self.ready
+        loaded = [version for name in self._models for version in self.versions(name)]
+        return all(await asyncio.gather(*(version.check() for version in loaded)))
 
     def subscribe(self, watcher: Watcher) -> None:
         """Have `watcher(name, version, ready)` called on the loop at each change; the name is "" for the server."""

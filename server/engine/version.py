@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -12,11 +14,14 @@ from _native.infer import InferService
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from _native.queue import QueueLane
-from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
+from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
+
+CHECK_SECONDS: Final = 5.0
+"""How long a model may take to say whether it is ready."""
 
 _DURATIONS: Final = (
     "success",
@@ -60,6 +65,7 @@ class LoadedVersion:
         self._model: Model | None = backend.load(source) if backend else None
         self.lane = _make_lane(source, service, max_queue)
         self._threads: list[threading.Thread] = []
+        self._instances: list[Instance] = []
         try:
             self._start()
         except BaseException:
@@ -90,6 +96,7 @@ class LoadedVersion:
         except BaseException as error:
             ready.set_exception(error)
             return
+        self._instances.append(instance)
         ready.set_result(None)
         loop.run()
         try:
@@ -100,6 +107,8 @@ class LoadedVersion:
     def close(self) -> None:
         """Refuse further requests, finish those that are queued, and free the model."""
         self.lane.close()
+        for instance in self._instances:
+            instance.drain()
         for thread in self._threads:
             thread.join()
         if self._model is None:
@@ -108,6 +117,29 @@ class LoadedVersion:
             self._model.close()
         except Exception:
             log.exception("model %s version %d did not close", self.name, self.version)
+
+    @property
+    def ready(self) -> bool:
+        """Whether some instance can execute."""
+        return not self._instances or any(instance.ready for instance in self._instances)
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Have `changed` called, on any thread, whenever `ready` may have changed."""
+        for instance in self._instances:
+            instance.watch(changed)
+
+    async def check(self) -> bool:
+        """`ready`, and what the model itself says where it has an opinion: some instance must agree."""
+        if not self.ready:
+            return False
+        asked = [answer for instance in self._instances if instance.ready and (answer := instance.check()) is not None]
+        if not asked:
+            return True
+        waits = [asyncio.wrap_future(answer) for answer in asked]
+        done, late = await asyncio.wait(waits, timeout=CHECK_SECONDS)
+        for wait in late:
+            wait.cancel()
+        return any(wait.exception() is None and wait.result() for wait in done)
 
     def statistics(self) -> pb.ModelStatistics:
         """What this version has done since it was loaded."""

@@ -113,6 +113,6 @@ def follow(engine: Engine, service: str, access: Access | None = None) -> Health
 
 def _any_ready(engine: Engine, model: str) -> bool:
     try:
-        return bool(engine.versions(model))
+        return any(version.ready for version in engine.versions(model))
     except ServerError:
         return False

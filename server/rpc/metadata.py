@@ -41,11 +41,11 @@ class Information:
         return pb.ServerLiveResponse(live=self._engine.live)
 
     async def server_ready(self, request: pb.ServerReadyRequest, call: Call) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._engine.ready)
+        return pb.ServerReadyResponse(ready=await self._engine.check())
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
-        self._engine.model(request.name, request.version)  # raises for whatever is not ready
-        return pb.ModelReadyResponse(ready=True)
+        loaded = self._engine.model(request.name, request.version)  # raises for whatever is not loaded
+        return pb.ModelReadyResponse(ready=await loaded.check())
 
     async def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
         identity = self._identity

@@ -49,8 +49,8 @@ def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
     with pytest.raises(BackendError) as caught:
         BackendLoader(directory=tmp_path).backend(name)
     assert str(caught.value) == (
-        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, python, nor is it in the backend "
-        f"directory '{tmp_path}'"
+        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, python, nor is it in the "
+        f"backend directory '{tmp_path}'"
     )
 
 

@@ -65,6 +65,9 @@ class Loaded:
         self.ready = True
         self._successes = self._failures = self._rows = self._last_ms = 0
 
+    async def check(self) -> bool:
+        return self.ready
+
     def statistics(self) -> pb.ModelStatistics:
         statistics = pb.ModelStatistics(name=self.name, version=str(self.version), last_inference=self._last_ms)
         statistics.inference_count = self._rows
@@ -158,6 +161,9 @@ class FakeEngine:
         if not known[number].ready:
             raise Unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return known[number]
+
+    async def check(self):
+        return self.ready
 
     def index(self) -> list[Entry]:
         entries = [

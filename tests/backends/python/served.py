@@ -1,0 +1,117 @@
+"""A real engine with models whose `model.py` is in the test."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.loader import BackendLoader
+from server.engine.config import Options
+from server.engine.engine import Engine
+from tests.engine.serving import Answer, infer, request, row
+
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+# Answers with its input; a first element below 0 stands for something that goes wrong.
+MISCHIEF = """
+import os, signal, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        first = int(x.flat[0])
+        if first == -1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if first == -2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if first == -3:
+            os._exit(3)
+        if first == -4:
+            time.sleep(3600)
+        if first == -5:
+            raise ValueError("a mistake of the model")
+        if first == -6:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if first == -7:
+            os.close(3)  # the socket to the server
+        if first == -8:
+            sys.stdout.buffer.write(bytes(range(256)) * 1000)
+        if first == -9:
+            bytearray(1 << 60)
+        if first == -10:
+            x = np.zeros(40_000_000, np.int64)
+        if first == -11:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("not this", pb_utils.TritonError.NOT_FOUND))
+        if first == -12:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("y", os.getpid() + np.zeros((1, 1), np.int64))])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+"""
+
+
+def add_model(root: Path, name: str, code: str, config: str = CONFIG) -> Path:
+    """Write a model; its version folder."""
+    version = root / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (root / name / "config.pbtxt").write_text(config)
+    (version / "model.py").write_text(textwrap.dedent(code))
+    return version
+
+
+class Readiness:
+    """Waits for what the engine tells about its models."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changed = asyncio.Event()
+        self.history: list[tuple[str, bool]] = []
+        engine.subscribe(self._on_change)
+
+    def _on_change(self, name: str, version: int | None, ready: bool) -> None:
+        if version is not None:
+            self.history.append((name, ready))
+            self._changed.set()
+
+    async def until(self, *expected: tuple[str, bool]) -> None:
+        """Wait until these were told, in this order."""
+        while self.history != list(expected):
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 30)
+
+
+@asynccontextmanager
+async def serving(
+    root: Path, options: Mapping[str, str] | None = None, problems: int = 0, **models: str
+) -> AsyncIterator[Engine]:
+    """An engine with these models: name=code of model.py, with `CONFIG`. Models that are in `root` are served, too.
+
+    Args:
+        options: of the backend.
+        problems: models that do not load.
+    """
+    for name, code in models.items():
+        add_model(root, name, code)
+    engine = Engine([root], BackendLoader({"python": dict(options or {})}), Options())
+    try:
+        assert len(await engine.start()) == problems
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def ask(engine: Engine, *values: int, model: str = "m", timeout_ns: int = -1) -> Answer:
+    """Send one row of numbers."""
+    return await infer(engine, request(model, x=row(*values)), timeout_ns)

@@ -1,0 +1,250 @@
+"""Workers die, hang, and print what they like; the server and the other models do not notice."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving
+from tests.engine.serving import infer_all, request, row
+
+UNAVAILABLE = 14
+ENDS = {-1: "SIGKILL", -2: "SIGSEGV", -3: "exited with status 3"}
+
+
+def workers() -> list[psutil.Process]:
+    """The worker processes of this process that live."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "worker/__main__.py" in " ".join(child.cmdline())
+    ]
+
+
+async def test_a_model_answers_and_nothing_is_left_behind(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        answer = await ask(engine, 1, 2, 3)
+        assert (answer.status, answer.array().tolist()) == (0, [[1, 2, 3]])
+        assert len(workers()) == 1
+    assert workers() == []
+
+
+@pytest.mark.parametrize("value", ENDS)
+async def test_a_dead_worker_is_told_and_replaced(tmp_path, value):
+    async with serving(tmp_path, m=MISCHIEF, other=MISCHIEF) as engine:
+        readiness = Readiness(engine)
+        answer = await ask(engine, value)
+        assert answer.status == UNAVAILABLE
+        assert "Failed to process the request(s) for model 'm_0_0', message: its worker process" in answer.text
+        assert ENDS[value] in answer.text
+        assert (await ask(engine, 5, model="other")).array().tolist() == [[5]]
+        assert (await ask(engine, 6)).array().tolist() == [[6]]  # waits for the next worker
+        await readiness.until(("m", False), ("m", True))
+
+
+async def test_requests_that_wait_survive_the_death_of_the_worker(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        answers = await infer_all(engine, *(request(x=row(value)) for value in (1, -1, 2, 3)))
+        assert [answer.status for answer in answers] == [0, UNAVAILABLE, 0, 0]
+
+
+async def test_a_crash_loop_backs_off_and_refuses_at_once(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        readiness = Readiness(engine)
+        assert (await ask(engine, -1)).status == UNAVAILABLE
+        assert (await ask(engine, -1)).status == UNAVAILABLE
+        answer = await ask(engine, 1)  # the third worker is not started yet
+        assert answer.status == UNAVAILABLE
+        await readiness.until(*[("m", False), ("m", True)] * 2)
+        assert (await ask(engine, 1)).status == 0
+
+
+async def test_a_broken_instance_takes_nothing_from_one_that_works(tmp_path):
+    code = f"""
+    import os, pathlib
+    import triton_python_backend_utils as pb_utils
+    flag = pathlib.Path({str(tmp_path / "flag")!r})
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.fails = args["model_instance_name"] == "m_0_1"
+            assert not (self.fails and flag.exists())
+        def execute(self, requests):
+            if self.fails:
+                flag.touch()
+                os._exit(1)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    add_model(tmp_path, "m", code, CONFIG.replace("count: 1", "count: 2"))
+    async with serving(tmp_path) as engine:
+        first = []
+        while UNAVAILABLE not in first:
+            first += [answer.status for answer in await infer_all(engine, *[request(x=row(1))] * 20)]
+        assert first.count(UNAVAILABLE) == 1
+        assert engine.model("m").ready
+        answers = await infer_all(engine, *[request(x=row(1))] * 20)
+        assert {answer.status for answer in answers} == {0}
+
+
+@pytest.mark.parametrize("value", [-4, -6])
+async def test_an_execution_that_hangs_is_ended(tmp_path, value):
+    add_model(
+        tmp_path, "m", MISCHIEF,
+        CONFIG + 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "0.2" } }',
+    )  # fmt: skip
+    async with serving(tmp_path) as engine:
+        answer = await ask(engine, value)
+        assert answer.status == UNAVAILABLE
+        assert "took longer than 0.2 s" in answer.text
+        assert (await ask(engine, 1)).status == 0
+
+
+async def test_an_exception_fails_its_batch_only(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        process = workers()
+        answer = await ask(engine, -5)
+        assert answer.status == 13
+        assert "Failed to process the request(s) for model 'm_0_0', message: ValueError: a mistake of the model" in (
+            answer.text
+        )
+        assert (await ask(engine, -9)).status == 13
+        assert "MemoryError" in (await ask(engine, -9)).text
+        assert (await ask(engine, 1)).status == 0
+        assert workers() == process
+
+
+async def test_an_error_response_has_its_code_and_text(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        answer = await ask(engine, -11)
+        assert (answer.status, answer.text) == (5, "not this")
+
+
+async def test_a_worker_that_closes_its_socket_is_replaced(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        assert (await ask(engine, -7)).status == UNAVAILABLE
+        assert (await ask(engine, 1)).status == 0
+
+
+async def test_garbage_on_standard_output_is_logged_and_limited(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "inferd.python")
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        assert (await ask(engine, -8)).status == 0
+    said = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("m_0_0: ") and "\\xff" in text for text in said)
+    assert any("left out" in text for text in said)
+
+
+async def test_large_outputs_come_back_whole(tmp_path):
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        for _ in range(2):
+            assert (await ask(engine, -10)).array().shape == (40_000_000,)
+        x = np.arange(300_000).reshape(1, -1)
+        answer = await infer_all(engine, request(x=x))
+        assert (answer[0].array() == x).all()
+
+
+async def test_a_model_that_does_not_load_says_why(tmp_path, caplog):
+    code = """
+    class TritonPythonModel:
+        def initialize(self, args):
+            raise RuntimeError("no weights here")
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, problems=1, m=code) as engine:
+        [entry] = engine.index()
+        assert entry.state == "UNAVAILABLE"
+        assert "no weights here" in entry.reason
+        assert "m_0_0" in entry.reason
+    assert workers() == []
+
+
+async def test_a_worker_that_dies_while_it_loads_is_told(tmp_path):
+    async with serving(tmp_path, problems=1, m="import os\nos._exit(7)\n") as engine:
+        [entry] = engine.index()
+        assert "exited with status 7" in entry.reason
+
+
+async def test_is_ready_of_the_model_is_asked(tmp_path):
+    code = """
+    import pathlib, os
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.flag = pathlib.Path(args["model_repository"]) / "ready"
+        def is_ready(self):
+            return self.flag.exists()
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, m=code) as engine:
+        assert not await engine.model("m").check()
+        assert not await engine.check()
+        (tmp_path / "m" / "ready").touch()
+        assert await asyncio.gather(*(engine.model("m").check() for _ in range(10))) == [True] * 10
+        assert await engine.check()
+
+
+async def test_the_model_is_finalized(tmp_path):
+    code = f"""
+    import pathlib
+    class TritonPythonModel:
+        def execute(self, requests):
+            return []
+        def finalize(self):
+            pathlib.Path({str(tmp_path / "finalized")!r}).write_text("yes")
+    """
+    async with serving(tmp_path, m=code):
+        pass
+    assert (tmp_path / "finalized").read_text() == "yes"
+
+
+async def test_children_of_a_worker_end_with_it(tmp_path):
+    code = f"""
+    import pathlib, subprocess
+    class TritonPythonModel:
+        def initialize(self, args):
+            child = subprocess.Popen(["sleep", "3600"])
+            pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, m=code):
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_nothing_lies_in_dev_shm(tmp_path):
+    before = set(Path("/dev/shm").iterdir())
+    async with serving(tmp_path, m=MISCHIEF) as engine:
+        await ask(engine, *range(100_000))
+        assert set(Path("/dev/shm").iterdir()) == before
+
+
+async def test_arguments_of_initialize(tmp_path):
+    code = f"""
+    import json, pathlib
+    class TritonPythonModel:
+        def initialize(self, args):
+            pathlib.Path({str(tmp_path / "args")!r}).write_text(json.dumps(args))
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, m=code):
+        pass
+    args = json.loads((tmp_path / "args").read_text())
+    config = json.loads(args.pop("model_config"))
+    assert args == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "m_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(tmp_path / "m"),
+        "model_version": "1",
+        "model_name": "m",
+    }
+    assert config["max_batch_size"] == 8
+    assert config["input"][0]["dims"] == [-1]
+    assert config["input"][0]["data_type"] == "TYPE_INT64"
