@@ -20,6 +20,8 @@ cdef extern from *:
         uint8_t *data        # where the wanted bytes begin
         int broken           # atomic
 
+# To be called before mappings are used: see that touching them cannot end the process. False: errno.
+cdef bint mapping_guard() noexcept nogil
 # Map `size` bytes of a file from `offset` on, which need not be aligned to a page; size must not be 0. NULL: see errno.
 cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
 cdef void mapping_free(Mapping *mapping) noexcept nogil

@@ -5,9 +5,9 @@ of that signal puts zeros in the place of the mapping and marks it as broken, so
 sees afterwards that what it read was worth nothing. The Wayland library treats the memory of its clients like that
 (https://gitlab.freedesktop.org/wayland/wayland, "src/wayland-shm.c").
 
-The handler is a net for clients that are trusted and make mistakes. It belongs to the process, and another library may
-replace it: memory of clients that are not trusted is read and written through its descriptor instead, where the kernel
-answers with a short count.
+The handler belongs to the process, and another library may replace it: `mapping_guard` looks before each use and puts it
+back, in front of the other. It helps in threads that do not block SIGBUS, and not in system calls: they return EFAULT,
+so bytes of a mapping are copied before they are given to one.
 """
 
 from libc.stdint cimport uint8_t, uint64_t
@@ -45,18 +45,36 @@ cdef extern from *:
         return 0;
     }
 
+    /* Whether nobody is left to pass this on to: no other handler, or it has had this fault and came back, by raising
+       the signal again as crash reporters do, or by letting the thread run into the same fault. */
+    static int inferd_is_last(const siginfo_t *info) {
+        static __thread const void *passed_on;
+        const struct sigaction *before = &inferd_sigbus_before;
+        const void *fault = info->si_code > 0 ? info->si_addr : NULL;
+        int again = passed_on && (!fault || fault == passed_on);
+        passed_on = fault ? fault : (const void *)before;
+        return again || (!(before->sa_flags & SA_SIGINFO) &&
+                         (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN));
+    }
+
     static void inferd_on_sigbus(int number, siginfo_t *info, void *context) {
         int kept = errno;
         if (info->si_code == BUS_ADRERR && inferd_patch((uintptr_t)info->si_addr)) {
             errno = kept;
-        } else if (inferd_sigbus_before.sa_flags & SA_SIGINFO) {
-            inferd_sigbus_before.sa_sigaction(number, info, context);
-        } else if (inferd_sigbus_before.sa_handler != SIG_DFL && inferd_sigbus_before.sa_handler != SIG_IGN) {
-            inferd_sigbus_before.sa_handler(number);
-        } else {                                 /* end the process, as it would without this handler */
+        } else if (inferd_is_last(info)) {       /* end the process, as it would without this handler */
             signal(number, SIG_DFL);
             raise(number);
+        } else if (inferd_sigbus_before.sa_flags & SA_SIGINFO) {
+            inferd_sigbus_before.sa_sigaction(number, info, context);
+        } else {
+            inferd_sigbus_before.sa_handler(number);
         }
+    }
+
+    static int inferd_is_guarded(void) {
+        struct sigaction now;
+        return sigaction(SIGBUS, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) &&
+               now.sa_sigaction == inferd_on_sigbus;
     }
 
     static int inferd_catch_sigbus(void) {
@@ -95,6 +113,7 @@ cdef extern from *:
     static inline int inferd_is_set(const int *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
     static inline size_t inferd_page(void) { return (size_t)sysconf(_SC_PAGESIZE); }
     """
+    bint is_guarded "inferd_is_guarded"() noexcept nogil
     int catch_sigbus "inferd_catch_sigbus"() noexcept nogil
     void *map_shared "inferd_map_shared"(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
     Mapping *free_place "inferd_free_place"() noexcept nogil
@@ -103,24 +122,30 @@ cdef extern from *:
     size_t page_size "inferd_page"() noexcept nogil
     int munmap(void *start, size_t size) noexcept nogil
 
-cdef Mutex guard             # of taking and leaving places
-cdef bint caught = False
+cdef Mutex guard             # of taking and leaving places, and of the handler
 mutex_init(&guard, NULL)
 
 
+cdef bint mapping_guard() noexcept nogil:
+    cdef bint good = is_guarded()
+    if not good:
+        lock(&guard)
+        good = is_guarded() or catch_sigbus() == 0
+        unlock(&guard)
+    return good
+
+
 cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil:
-    global caught
-    cdef Mapping *mapping = NULL
+    cdef Mapping *mapping
     cdef size_t inside = offset % page_size()
     cdef uint8_t *start
+    if not mapping_guard():
+        return NULL
     start = <uint8_t *>map_shared(fd, offset - inside, inside + size, writable)
     if start == NULL:
         return NULL
     lock(&guard)
-    if not caught:
-        caught = catch_sigbus() == 0
-    if caught:
-        mapping = free_place()
+    mapping = free_place()
     if mapping != NULL:
         mapping.size = inside + size
         mapping.data = start + inside

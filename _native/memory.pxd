@@ -4,11 +4,18 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 ctypedef void (*release_fn)(void *owner) noexcept nogil
 
+cdef enum Sharing:
+    # who else writes to the memory of a block
+    SHARED_WITH_NOBODY
+    SHARED_WITH_FRIEND       # a client that is trusted to leave it alone while a request of its own uses it
+    SHARED_WITH_STRANGER     # a client that may change it at any time: copy it before anything depends on it
+
 cdef struct Block:
     uint8_t *data            # 64-byte aligned when it comes from the pool
     size_t size              # usable bytes
     int32_t references       # atomic
     int32_t size_class       # >= 0: the pool's class; CLASS_LARGE; CLASS_FOREIGN
+    Sharing sharing          # of a foreign block; what is shared must not outlive its request
     release_fn release       # foreign blocks: called with `owner` when the last reference goes
     void *owner
     Block *next              # the pool's free list

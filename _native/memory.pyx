@@ -96,6 +96,7 @@ cdef Block *block_new(size_t size, int size_class) noexcept nogil:
     block.data = <uint8_t *>block + ALIGNMENT
     block.size = total - ALIGNMENT
     block.size_class = size_class
+    block.sharing = SHARED_WITH_NOBODY
     return block
 
 
@@ -135,6 +136,7 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
     block.size = size
     block.references = 1
     block.size_class = CLASS_FOREIGN
+    block.sharing = SHARED_WITH_NOBODY
     block.release = release
     block.owner = owner
     live_add(LIVE_BLOCKS, 1)

@@ -25,7 +25,7 @@ cdef struct Region:
     Str name
     uint64_t serial          # of the registration
     # Holds this structure: one reference for the registry, one for each user; who gives the last one back closes the
-    # region. `block.data` is where the region begins in the memory of this process; NULL: use region_read, region_write.
+    # region. Its `data` is where the region begins in the memory of this process, NULL where it has no such place.
     Block *block
     size_t size
     bint writable
@@ -34,7 +34,6 @@ cdef struct Region:
     # system
     Str key
     uint64_t offset          # of the region in the object
-    int fd                   # of the object, unless it is mapped: -1
     Mapping *mapping
 
     # CUDA
@@ -59,11 +58,8 @@ cdef struct Registry:
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
 # Why this part of a region cannot be used, from malloc; NULL when it can.
 cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
-# Copy out of and into a part of a system region that region_refusal has let pass. False: the object has been shortened
-# (then the rest of `out` is zeros), or the system has no memory for it.
-cdef bint region_read(const Region *region, size_t offset, void *out, size_t size) noexcept nogil
-cdef bint region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil
-# Whether nobody has seen the object to be shorter than the region.
+# Whether all that was read from the region and written to it so far is worth something: its object has not been
+# shortened. To be asked after each use.
 cdef bint region_intact(const Region *region) noexcept nogil
 
 

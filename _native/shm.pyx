@@ -4,31 +4,26 @@ A region is found by its name and the scope of the caller. Its memory is held by
 reference, every request that uses the region has another. To unregister a region takes its name and the registry's
 reference away; the memory goes with the last request.
 
-A region is mapped, or it is read and written through its descriptor. The second costs one copy more and is safe from
-clients that shorten the object, or change a tensor while it is used, whatever they do.
+System regions are mapped. What is in the mapping of a trusted client is used where it lies; what is in any other is
+copied before it is checked or computed with, because its client may change it at any time. A client that shortens its
+object does no harm either way, see `_native.mapping`.
 """
 
-from libc.errno cimport EINTR, errno
-from libc.stdint cimport SIZE_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.errno cimport errno
+from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memset
-from posix.types cimport off_t
-from posix.unistd cimport close
+from libc.string cimport memcmp, memcpy
 
 from _native.atomic cimport fetch_add32, fetch_add64, load64
 from _native.codec cimport Str
-from _native.mapping cimport mapping_broken, mapping_free, mapping_new
-from _native.memory cimport block_give, block_share, block_wrap
+from _native.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
+from _native.memory cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_share, block_wrap
 from _native.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport clip, format_text
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 import os
 from typing import NamedTuple
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t pread(int fd, void *out, size_t size, off_t offset)
-    ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
@@ -86,6 +81,7 @@ cdef Region **link_to(Registry *registry, int64_t scope, Str name) noexcept nogi
 
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil:
     cdef Region *region
+    mapping_guard()
     lock(&registry.guard)
     region = link_to(registry, scope, name)[0]
     if region != NULL:
@@ -142,7 +138,6 @@ cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, v
     region.kind = kind
     region.scope = scope
     region.size = size
-    region.fd = -1
     return region
 
 
@@ -204,50 +199,9 @@ cdef bint region_intact(const Region *region) noexcept nogil:
     return region.mapping == NULL or not mapping_broken(region.mapping)
 
 
-cdef bint region_read(const Region *region, size_t offset, void *out, size_t size) noexcept nogil:
-    cdef uint8_t *at = <uint8_t *>out
-    cdef off_t place = <off_t>(region.offset + offset)
-    cdef ssize_t count
-    if region.mapping != NULL:
-        memcpy(out, region.mapping.data + offset, size)
-        return not mapping_broken(region.mapping)
-    while size:
-        count = pread(region.fd, at, size, place)
-        if count < 0 and errno == EINTR:
-            continue
-        if count <= 0:
-            memset(at, 0, size)
-            return False
-        at += count
-        place += count
-        size -= <size_t>count
-    return True
-
-
-cdef bint region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil:
-    cdef const uint8_t *at = <const uint8_t *>data
-    cdef off_t place = <off_t>(region.offset + offset)
-    cdef ssize_t count
-    if region.mapping != NULL:
-        memcpy(region.mapping.data + offset, data, size)
-        return not mapping_broken(region.mapping)
-    while size:
-        count = pwrite(region.fd, at, size, place)
-        if count < 0 and errno == EINTR:
-            continue
-        if count <= 0:
-            return False
-        at += count
-        place += count
-        size -= <size_t>count
-    return True
-
-
 cdef void close_system(Region *region) noexcept nogil:
     if region.mapping != NULL:
         mapping_free(region.mapping)
-    if region.fd >= 0:
-        close(region.fd)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -277,7 +231,7 @@ cdef class Regions:
             give_chain(take_chain(self.registry, 0, REGION_SYSTEM, True))
             registry_leave(self.registry)
 
-    def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, mapped: bool,
+    def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, trusted: bool,
                    writable: bool) -> int:
         """Register a part of a shared memory object.
 
@@ -285,9 +239,9 @@ cdef class Regions:
             scope: the user whose region it is, or SHARED.
             name: of the region, in this scope.
             key: of the object, as the client gave it.
-            fd: the object, opened for what `writable` says; taken over, also on failure.
+            fd: the object, opened for what `writable` says; it is not needed afterwards.
             offset, byte_size: the part; the object has it now.
-            mapped: map the object; otherwise read and write it through `fd`.
+            trusted: use its contents in place; otherwise copy them before use.
             writable: results may be written to it.
 
         Returns:
@@ -298,15 +252,12 @@ cdef class Regions:
         """
         cdef Region *region = region_new(REGION_SYSTEM, scope, name.encode(), key.encode(), NULL, byte_size)
         if region == NULL:
-            os.close(fd)
             raise MemoryError
         region.close = close_system
-        region.fd = fd
         region.offset = offset
         region.writable = writable
         try:
-            if mapped:
-                map_region(region)
+            map_region(region, fd, trusted)
             self.enter(region)
         except BaseException:
             block_give(region.block)
@@ -445,17 +396,15 @@ cdef class Regions:
         return load64(&self.registry.byte_size)
 
 
-cdef int map_region(Region *region) except -1:
-    # the descriptor is not needed any more
-    region.mapping = mapping_new(region.fd, region.offset, region.size, region.writable)
+cdef int map_region(Region *region, int fd, bint trusted) except -1:
+    region.mapping = mapping_new(fd, region.offset, region.size, region.writable)
     if region.mapping == NULL:
         raise RegionError(
             STATUS_INTERNAL,
             f"failed to register shared memory region '{region.name.data[:region.name.size].decode()}': unable to "
             f"process address space: {os.strerror(errno)}")
     region.block.data = region.mapping.data
-    close(region.fd)
-    region.fd = -1
+    region.block.sharing = SHARED_WITH_FRIEND if trusted else SHARED_WITH_STRANGER
     return 0
 
 
@@ -498,23 +447,13 @@ cdef class Use:
         out = bytearray(size)
         cdef char *data = out
         cdef size_t start = offset, count = size
-        cdef bint good
         with nogil:
-            good = region_read(self.region, start, data, count)
-        return bytes(out) if good else None
+            memcpy(data, self.region.block.data + start, count)
+        return bytes(out) if region_intact(self.region) else None
 
     def write(self, offset: int, data: bytes) -> bool:
         cdef const char *source = data
         cdef size_t start = offset, count = len(data)
-        cdef bint good
         with nogil:
-            good = region_write(self.region, start, source, count)
-        return good
-
-    @property
-    def intact(self) -> bool:
+            memcpy(self.region.block.data + start, source, count)
         return region_intact(self.region)
-
-    @property
-    def mapped(self) -> bool:
-        return self.region.block.data != NULL

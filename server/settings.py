@@ -25,6 +25,8 @@ DECOMPRESSED_SIZE = 64 << 20
 
 UNSENT_SIZE = 50_331_648
 
+MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
+
 _DURATIONS = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
 _COUNTS = (
     "grpc_http2_max_pings_without_data",
@@ -181,13 +183,13 @@ class Settings:
     only clients on unix sockets of the native door, each objects of its own user."""
 
     client_shm_access: Literal["auto", "copy", "map", "none"] = "auto"
-    """How regions of clients are reached: auto maps those of the server's own user on a unix socket and copies from and
-    to the others, map maps all (for clients that are trusted with the server), none refuses all."""
+    """map: models use regions of clients in place; copy: what is in them is copied before it is used; auto: in place those
+    of the server's own user on a unix socket; none: nobody may register any."""
 
     client_shm_prefix: tuple[str, ...] = ()
     """How the keys of clients' objects must begin, without slash; may be given several times."""
 
-    client_shm_max_regions: int = 256
+    client_shm_max_regions: int = 1024
     """Regions of shared memory that clients may have registered."""
 
     client_shm_max_byte_size: int = 64 << 30
@@ -302,6 +304,10 @@ class Settings:
             raise SettingsError(
                 "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
                 "with --transport=grpcio set --grpc-max-message-size"
+            )
+        if self.client_shm_max_regions > MOST_REGIONS:
+            raise SettingsError(
+                f"client-shm-max-regions: expected at most {MOST_REGIONS}, got {self.client_shm_max_regions}"
             )
         for prefix in self.client_shm_prefix:
             if not prefix or "/" in prefix:

@@ -4,9 +4,8 @@ Without `shared`, a client may use shared memory when the kernel has told who it
 then only objects that its own user owns; regions of one user do not exist for another. With `shared` every caller may
 register every object that the server can open, and use every region, as in Triton.
 
-A region is mapped when its client is trusted: models then read inputs where they are and results are written once. All
-other regions are read and written through their descriptors, because a client that may not harm the server could
-shorten a mapped object (SIGBUS), or change a tensor after it was checked.
+The regions of trusted clients are used where they lie: models read inputs in them and write results to them. What is in
+any other region is copied first, because its client could change a tensor after it was checked.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class SharedMemoryPolicy:
 
     Attributes:
         shared: every caller may register objects, and use all regions.
-        access: "map" every region, "copy" from and to every one, or "auto": map those of the server's own user; with
-            "none" nobody may register any.
+        access: use every region in place ("map"), copy what is in every one first ("copy"), or use those of the
+            server's own user in place ("auto"); with "none" nobody may register any.
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
@@ -63,7 +62,7 @@ class SharedMemoryPolicy:
     shared: bool = False
     access: Literal["auto", "copy", "map", "none"] = "auto"
     prefixes: tuple[str, ...] = ()
-    max_regions: int = 256
+    max_regions: int = 1024
     max_byte_size: int = 64 << 30
 
 
@@ -111,15 +110,20 @@ class SharedMemory:
         try:
             found = os.fstat(fd)
             self._check_object(found, user, name, offset, byte_size)
-        except BaseException:
-            os.close(fd)
-            raise
-        try:
             return self.regions.add_system(
-                scope, name, key, fd, offset, byte_size, mapped=self._trusts(user, found), writable=writable
+                scope,
+                name,
+                key,
+                fd,
+                offset,
+                byte_size,
+                trusted=writable and self._trusts(user, found),
+                writable=writable,
             )
         except RegionError as error:
             raise _FAMILIES[error.status](str(error)) from error
+        finally:
+            os.close(fd)
 
     def unregister(self, user: User | None, kind: int, name: str) -> None:
         """Unregister one region, or with an empty name all of a kind; what is not there is no error."""
@@ -199,7 +203,7 @@ class SharedMemory:
             )
 
     def _trusts(self, user: User | None, found: os.stat_result) -> bool:
-        """Whether the region may be mapped.
+        """Whether the region is used in place.
 
         A process of the server's own user that the server can see could end it anyway (kill(2)), and owns the files
         that it reads: nothing is lost by trusting it.
