@@ -11,7 +11,7 @@ from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
 from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.lane cimport Lane
-from _native.memory cimport Block, block_give, block_share, block_take
+from _native.memory cimport SHARED_WITH_STRANGER, Block, block_give, block_own, block_share, block_take
 from _native.request cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
@@ -137,11 +137,11 @@ cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint3
 
 
 cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
-    # the data of all requests is one aligned run already
+    # the data of all requests is one aligned run already, which stays as it is
     cdef const InputData *data = data_of(batch, 0, input)
     cdef const InputData *following
     cdef uint32_t i
-    if <uintptr_t>data.data % ALIGNMENT:
+    if <uintptr_t>data.data % ALIGNMENT or data.block.sharing == SHARED_WITH_STRANGER:
         return False
     for i in range(1, batch.count):
         following = data_of(batch, i, input)
@@ -330,6 +330,10 @@ cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Bl
         block_give(block)
         return True
     goes_to = &request.states[batch.signature.state_count + state]
+    if not block_own(&block, &data, size):
+        block_give(block)
+        batch_fail(batch, NULL)
+        return False
     block_give(goes_to.block)
     goes_to.present = True
     goes_to.block = block

@@ -31,12 +31,12 @@ from _native.codec cimport (
 )
 from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.memory cimport Block, block_share, block_take
+from _native.placement cimport RegionAccess, is_placed, place_input, place_output
 from _native.request cimport (
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNIMPLEMENTED,
     InputData,
     Request,
     request_fail,
@@ -97,10 +97,10 @@ cdef void refuse(Request *request, char *text) noexcept nogil:
     request_fail(request, STATUS_INVALID_ARGUMENT, whole)
 
 
-cdef bint request_bind(Request *request, const Signature *signature) noexcept nogil:
+cdef bint request_bind(Request *request, const Signature *signature, const RegionAccess *regions) noexcept nogil:
     if not request_reserve(request, signature):
         return False
-    return take_parameters(request) and bind_inputs(request) and bind_outputs(request)
+    return take_parameters(request) and bind_inputs(request, regions) and bind_outputs(request, regions)
 
 
 cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil:
@@ -169,9 +169,10 @@ cdef bint take_parameter(Request *request, const Parameter *p) noexcept nogil:
 
 # --- inputs
 
-cdef bint bind_inputs(Request *request) noexcept nogil:
+cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept nogil:
     cdef const Signature *signature = request.signature
     cdef const InputHead *head
+    cdef uint32_t raw = 0    # inputs in shared memory have no entry in raw_input_contents
     cdef uint32_t i
     cdef int index
     if request.message.raw_count > 0 and request.message.raw_count > request.message.input_count:
@@ -193,9 +194,14 @@ cdef bint bind_inputs(Request *request) noexcept nogil:
                                         clip(head.name.size), head.name.data))
             return False
         request.inputs[index].present = True
-        if not (check_tensor_parameters(request, head.name, head.first_parameter, head.parameter_count)
-                and find_data(request, head, i, index)
-                and check_datatype(request, head, index)
+        if is_placed(request, head.first_parameter, head.parameter_count):
+            if not place_input(request, regions, head, index):
+                return False
+        else:
+            if not find_data(request, head, raw, index):
+                return False
+            raw += 1
+        if not (check_datatype(request, head, index)
                 and take_shape(request, head, index)
                 and check_tensor(request, index)):
             return False
@@ -274,19 +280,6 @@ cdef char *missing_inputs_text(Request *request, uint32_t present) noexcept nogi
     free(given)
     free(missing)
     return text
-
-
-cdef bint check_tensor_parameters(Request *request, Str name, uint32_t first, uint32_t count) noexcept nogil:
-    cdef uint32_t i
-    cdef const Parameter *p
-    for i in range(first, first + count):
-        p = &request.message.tensor_parameters[i]
-        if starts_with(p.key, "shared_memory_"):
-            request_fail(request, STATUS_UNIMPLEMENTED, format_text(
-                "Client shared memory is disabled: tensor '%.*s' refers to it by parameter '%.*s', send its data in "
-                "the request instead", clip(name.size), name.data, clip(p.key.size), p.key.data))
-            return False
-    return True
 
 
 cdef bint find_data(Request *request, const InputHead *head, uint32_t position, int index) noexcept nogil:
@@ -510,7 +503,7 @@ cdef bint check_strings(Request *request, const TensorSignature *tensor, const I
 
 # --- outputs
 
-cdef bint bind_outputs(Request *request) noexcept nogil:
+cdef bint bind_outputs(Request *request, const RegionAccess *regions) noexcept nogil:
     cdef const Signature *signature = request.signature
     cdef const OutputHead *head
     cdef uint32_t i
@@ -532,8 +525,10 @@ cdef bint bind_outputs(Request *request) noexcept nogil:
                                         clip(head.name.size), head.name.data))
             return False
         request.response.outputs[index].wanted = True
-        if not (check_tensor_parameters(request, head.name, head.first_parameter, head.parameter_count)
-                and check_classification(request, head, index)):
+        if is_placed(request, head.first_parameter, head.parameter_count):
+            if not place_output(request, regions, head, index):
+                return False
+        elif not check_classification(request, head, index):
             return False
     return True
 

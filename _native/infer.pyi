@@ -4,6 +4,7 @@ from _native.access import Judge
 from _native.bridge import BridgeHandle
 from _native.connection import Endpoint
 from _native.lane import LaneHandle
+from _native.shm import Regions
 from _native.table import ModelTable
 
 class Ticket:
@@ -23,6 +24,7 @@ class InferService:
     @property
     def entrance(self) -> object: ...
     def guard(self, judge: Judge) -> None: ...
+    def use_regions(self, regions: Regions, *, shared: bool, max_copied: int = 0) -> None: ...
     def set_load_report(self, encoded: bytes) -> None: ...
     def install(self, endpoint: Endpoint) -> None: ...
     def submit(
@@ -33,4 +35,5 @@ class InferService:
         timeout_ns: int = -1,
         stream: bool = False,
         caller: int = 0,
+        user: int = -1,
     ) -> Ticket: ...

@@ -21,6 +21,7 @@ from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing
 from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Response, request_free, request_new
 from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
+from _native.shm cimport Regions
 from _native.submission cimport Submission, submission_wake, submit_message
 from _native.table cimport ModelTable
 
@@ -42,6 +43,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
         return
     request.deliver = deliver_stream
     request.sink = stream
+    request.user = stream.conn.user
     stream.call = request
     submit_message((<Door *>context).submission, request, block, data, size, timeout_ns, stream.caller)
 
@@ -137,6 +139,7 @@ cdef class InferService:
     cdef ModelTable table
     cdef BridgeHandle bridge
     cdef Judge judge
+    cdef Regions regions
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -191,6 +194,19 @@ cdef class InferService:
         self.judge = judge
         self.submission.gate = &judge.gate
 
+    def use_regions(self, Regions regions not None, *, shared: bool, max_copied: int = 0) -> None:
+        """Let requests refer to regions of shared memory.
+
+        Args:
+            regions: those that there are.
+            shared: every caller may use those of the scope SHARED; otherwise a known user those of its own.
+            max_copied: bytes of one input that are copied out of a region; 0 for any number.
+        """
+        self.regions = regions
+        self.submission.regions.registry = regions.registry
+        self.submission.regions.shared = shared
+        self.submission.regions.max_copied = max_copied
+
     def set_load_report(self, encoded: bytes) -> None:
         """Send this OrcaLoadReport with every native answer from now on; none when empty."""
         if not report_set(&self.door.report, encoded):
@@ -203,7 +219,7 @@ cdef class InferService:
         endpoint.host.after_context = &self.submission
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
-               uint64_t caller=0) -> Ticket:
+               uint64_t caller=0, int64_t user=-1) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -214,6 +230,7 @@ cdef class InferService:
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
             caller: who asks, as `_native.access.Judge.judge` found.
+            user: whose process asks, if the kernel has told; -1 otherwise.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)
         cdef Request *request = request_new()
@@ -231,6 +248,7 @@ cdef class InferService:
         Py_INCREF(ticket)
         request.deliver = deliver_python
         request.sink = <void *>ticket
+        request.user = user
         submit_message(&self.submission, request, block, data, len(message), timeout_ns, caller)
         submission_wake(&self.submission)
         return ticket

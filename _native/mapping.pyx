@@ -5,9 +5,9 @@ of that signal puts zeros in the place of the mapping and marks it as broken, so
 sees afterwards that what it read was worth nothing. The Wayland library treats the memory of its clients like that
 (https://gitlab.freedesktop.org/wayland/wayland, "src/wayland-shm.c").
 
-The handler belongs to the process, and another library may replace it: `mapping_guard` looks before each use and puts it
-back, in front of the other. It helps in threads that do not block SIGBUS, and not in system calls: they return EFAULT,
-so bytes of a mapping are copied before they are given to one.
+The handler belongs to the process, and another library may replace it: `mapping_guard` looks before each use and puts
+it back, in front of the other. It helps in threads that do not block SIGBUS, and not in system calls: they return
+EFAULT, so bytes of a mapping are copied before they are given to one.
 """
 
 from libc.stdint cimport uint8_t, uint64_t

@@ -12,7 +12,7 @@ has a memory mapping of its own, so that freeing it returns it to the system and
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from _native.atomic cimport fetch_add32, fetch_add64, load64
 from _native.threads cimport Mutex, lock, mutex_init, unlock
@@ -167,6 +167,20 @@ cdef void block_give(Block *block) noexcept nogil:
         block.next = pool[index].free
         pool[index].free = block
         unlock(&pool[index].guard)
+
+
+cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil:
+    cdef Block *own
+    if block[0].sharing == SHARED_WITH_NOBODY:
+        return True
+    own = block_take(size)
+    if own == NULL:
+        return False
+    memcpy(own.data, data[0], size)
+    block_give(block[0])
+    block[0] = own
+    data[0] = own.data
+    return True
 
 
 cdef void release_object(void *owner) noexcept nogil:

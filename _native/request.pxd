@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from _native.codec cimport InferMessage, Parameter, Str
 from _native.datatype cimport Datatype
 from _native.memory cimport Block
+from _native.shm cimport Placement
 from _native.signature cimport MAX_RANK, Signature
 from _native.timers cimport Timer
 
@@ -99,6 +100,9 @@ cdef struct Request:
     bint sequence_end
     bint empty_final         # the client of a decoupled model wants the empty final response, too
     bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
+
+    int64_t user             # whose process asks, on a unix socket; -1: not known
+    Placement *placements    # of its tensors in shared memory; NULL: there are none
 
     # in a sequence; see _native.sequence
     void *sequence           # that its lane has put it into; NULL: none

@@ -6,6 +6,7 @@ from libc.string cimport memcmp, memset
 
 from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
 from _native.memory cimport LIVE_REQUESTS, block_give, live_add
+from _native.shm cimport placements_free
 from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
@@ -76,6 +77,7 @@ cdef Request *request_new() noexcept nogil:
     request.next = NULL
     request.response.request = request
     request.response.final = True
+    request.user = -1
     live_add(LIVE_REQUESTS, 1)
     return request
 
@@ -90,6 +92,7 @@ cdef void request_free(Request *request) noexcept nogil:
             block_give(request.inputs[i].block)
     clear_response(&request.response)
     block_give(request.block)
+    placements_free(request.placements)
     infer_message_clear(&request.message)
     # only the arrays stay, for the next user
     memset(&kept, 0, sizeof(Request))

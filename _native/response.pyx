@@ -12,7 +12,8 @@ from _native.classify cimport (
     classify,
 )
 from _native.datatype cimport DT_BYTES, datatype_name
-from _native.memory cimport Block, block_give
+from _native.memory cimport SHARED_WITH_NOBODY, Block, block_give
+from _native.placement cimport response_place
 from _native.request cimport (
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
@@ -70,6 +71,7 @@ cdef bint classify_output(Response *response, uint32_t output) noexcept nogil:
 
 cdef bint response_complete(Response *response) noexcept nogil:
     cdef const Request *request = response.request
+    cdef bint shared = request.placements != NULL
     cdef uint32_t i
     for i in range(request.signature.output_count):
         if not response.outputs[i].wanted:
@@ -84,4 +86,6 @@ cdef bint response_complete(Response *response) noexcept nogil:
             return False
         if response.outputs[i].classes and not classify_output(response, i):
             return False
-    return True
+        if response.outputs[i].block.sharing != SHARED_WITH_NOBODY:
+            shared = True
+    return not shared or response_place(response)

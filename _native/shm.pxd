@@ -1,6 +1,6 @@
 # Shared memory of clients: the regions that they have registered, and access to the bytes in them.
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.codec cimport Str
 from _native.mapping cimport Mapping
@@ -41,6 +41,15 @@ cdef struct Region:
     uint64_t address         # on the device
     void *handle             # whatever `close` needs
 
+cdef struct Placement:
+    # one tensor of a request in a region
+    Placement *next
+    Region *region           # one reference of its block
+    bint output
+    uint32_t tensor          # index of the output
+    size_t offset
+    size_t size              # bytes of the input, room for the output
+
 cdef enum:
     BUCKETS = 1024
 
@@ -61,6 +70,10 @@ cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_siz
 # Whether all that was read from the region and written to it so far is worth something: its object has not been
 # shortened. To be asked after each use.
 cdef bint region_intact(const Region *region) noexcept nogil
+cdef void placements_free(Placement *first) noexcept nogil
+
+# What callers are told who may not use shared memory.
+cdef const char *SHM_DISABLED
 
 
 cdef class Regions:

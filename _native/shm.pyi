@@ -1,5 +1,6 @@
 from typing import NamedTuple
 
+DISABLED: str
 SYSTEM: int
 CUDA: int
 SHARED: int

@@ -28,6 +28,11 @@ from typing import NamedTuple
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
 
+cdef const char *SHM_DISABLED = (
+    b"Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
+    b"on a unix socket of the native front door may use objects that their user owns.")
+
+DISABLED = SHM_DISABLED.decode()
 SYSTEM = REGION_SYSTEM
 CUDA = REGION_CUDA
 SHARED = SCOPE_SHARED
@@ -197,6 +202,15 @@ cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_siz
 
 cdef bint region_intact(const Region *region) noexcept nogil:
     return region.mapping == NULL or not mapping_broken(region.mapping)
+
+
+cdef void placements_free(Placement *placement) noexcept nogil:
+    cdef Placement *following
+    while placement != NULL:
+        following = placement.next
+        block_give(placement.region.block)
+        free(placement)
+        placement = following
 
 
 cdef void close_system(Region *region) noexcept nogil:

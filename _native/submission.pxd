@@ -7,6 +7,7 @@ from _native.bridge cimport Bridge
 from _native.coalescer cimport Coalescer
 from _native.lane cimport Lane
 from _native.memory cimport Block
+from _native.placement cimport RegionAccess
 from _native.request cimport Request
 from _native.table cimport Table
 
@@ -19,6 +20,7 @@ cdef struct Submission:
     Bridge *bridge
     uint32_t max_inflight    # requests in the house; 0: any number
     Coalescer coalescer
+    RegionAccess regions     # shared memory of clients
     Gate *gate               # who may use which model; NULL: everybody every
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count

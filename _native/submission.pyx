@@ -8,7 +8,7 @@ from _native.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.clock cimport now_ns
 from _native.coalescer cimport coalescer_enter
 from _native.lane cimport LANE_FULL, LANE_REFUSED, PUSHED, Lane, Pushed
-from _native.memory cimport Block
+from _native.memory cimport SHARED_WITH_NOBODY, Block
 from _native.request cimport (
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
@@ -57,7 +57,7 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
         request_fail(request, status, details)
         return False
     request.lane = lane
-    return request_bind(request, &lane.signature)
+    return request_bind(request, &lane.signature, &self.regions)
 
 
 cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
@@ -95,6 +95,17 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
     submit_request(self, request)
 
 
+cdef bint is_own(const Request *request) noexcept nogil:
+    # no client can change it any more, or waits for a result in its memory: it may be compared with others
+    cdef uint32_t i
+    cdef const Block *block
+    for i in range(request.signature.input_count):
+        block = request.inputs[i].block if request.inputs[i].present else NULL
+        if block != NULL and block.sharing != SHARED_WITH_NOBODY:
+            return False
+    return request.placements == NULL
+
+
 cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     cdef Request *work
@@ -107,7 +118,7 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
-    if lane.coalesces or lane.caches:
+    if (lane.coalesces or lane.caches) and is_own(request):
         work = coalescer_enter(&self.coalescer, request)
         if work != request and request.deadline_ns:
             bridge_watch(self.bridge, request)

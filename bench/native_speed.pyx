@@ -8,6 +8,7 @@ from _native.clock cimport now_ns
 from _native.lane cimport Lane, Seat
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.queue cimport QueueLane
+from _native.placement cimport RegionAccess
 from _native.request cimport Request, request_free, request_new
 
 cdef enum:
@@ -46,13 +47,18 @@ def share_ns(long loops):
     return start / <double> loops
 
 
+cdef RegionAccess no_regions
+no_regions.registry = NULL
+
+
 cdef Request *bound_request(bytes message, Lane *lane) except NULL:
     cdef Request *request = request_new()
     cdef Block *block = block_take(len(message))
     if request == NULL or block == NULL:
         raise MemoryError
     memcpy(block.data, <const char *> message, len(message))
-    if not (request_decode(request, block, block.data, len(message)) and request_bind(request, &lane.signature)):
+    if not (request_decode(request, block, block.data, len(message))
+            and request_bind(request, &lane.signature, &no_regions)):
         details = request.response.details.decode()
         request_free(request)
         raise ValueError(details)

@@ -166,6 +166,7 @@ def _engine(settings: Settings) -> Engine:
             prefixes=settings.client_shm_prefix,
             max_regions=settings.client_shm_max_regions,
             max_byte_size=settings.client_shm_max_byte_size,
+            max_copied=settings.grpc_max_message_size or 2**31 - 1,
         ),
         cache=settings.cache,
     )

@@ -115,6 +115,7 @@ class Engine:
         self._has_cache = cache is not None
         if isinstance(cache, LocalCache):
             self.infer.keep_answers(cache.size, ttl=cache.ttl)
+        self.shared_memory.serve(self.infer)
 
     # -- life --
 
@@ -391,7 +392,16 @@ class Engine:
     # -- requests --
 
     def submit(
-        self, message: bytes, deliver: Deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0
+        self,
+        message: bytes,
+        deliver: Deliver,
+        *,
+        timeout_ns: int = -1,
+        stream: bool = False,
+        caller: int = 0,
+        user: int = -1,
     ) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
-        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller)
+        return self.infer.submit(
+            message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller, user=user
+        )

@@ -16,7 +16,8 @@ import stat
 from dataclasses import dataclass
 from typing import Literal
 
-from _native.shm import CUDA, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from _native.infer import InferService
+from _native.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
 from server.errors import (
     AlreadyExists,
     Denied,
@@ -29,21 +30,15 @@ from server.errors import (
     Unimplemented,
 )
 
+__all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
+
 DIRECTORY = "/dev/shm"
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 LONGEST_NAME = 255
 
-DISABLED = (
-    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
-    "on a unix socket of the native front door may use objects that their user owns."
-)
-
 _FAMILIES: dict[int, type[ServerError]] = {
     family.status: family for family in (AlreadyExists, Exhausted, Internal, InvalidArgument)
 }
-
-
-__all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +52,7 @@ class SharedMemoryPolicy:
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
+        max_copied: bytes of one input that are copied out of a region.
     """
 
     shared: bool = False
@@ -64,6 +60,7 @@ class SharedMemoryPolicy:
     prefixes: tuple[str, ...] = ()
     max_regions: int = 1024
     max_byte_size: int = 64 << 30
+    max_copied: int = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +77,11 @@ class SharedMemory:
     def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
         self.policy = policy or SharedMemoryPolicy()
         self.regions = Regions(max_count=self.policy.max_regions, max_byte_size=self.policy.max_byte_size)
+
+    def serve(self, infer: InferService) -> None:
+        """Let inference requests refer to the regions."""
+        if self.policy.access != "none":
+            infer.use_regions(self.regions, shared=self.policy.shared, max_copied=self.policy.max_copied)
 
     def scope(self, user: User | None) -> int:
         """Where the names of a caller are looked up; NONE for one that may not use shared memory."""

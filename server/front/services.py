@@ -144,12 +144,14 @@ async def _abort(context: Context, method: Method, error: Exception) -> Any:
 class ContextCall:
     """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
 
-    __slots__ = ("_access", "_context", "caller")
+    __slots__ = ("_access", "_context", "caller", "user")
 
     def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
         self.caller = access.caller(path, self.metadata) if access is not None else 0
+        credentials = self.peer_credentials
+        self.user = -1 if credentials is None else credentials.uid
 
     def may_use(self, model: str) -> bool:
         try:

@@ -43,6 +43,10 @@ class Call(Protocol):
     def peer_credentials(self) -> PeerCredentials | None:
         """The client's process when it came over a unix socket of the native door, else None."""
 
+    @property
+    def user(self) -> int:
+        """The user of that process; -1 when it is not known."""
+
     def on_disconnect(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the client's connection has ended; False when the door cannot tell."""
 

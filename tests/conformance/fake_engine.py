@@ -175,7 +175,9 @@ class FakeEngine:
             entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
         return entries
 
-    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0) -> Ticket:
+    def submit(
+        self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0, user: int = -1
+    ) -> Ticket:
         ticket = Ticket(self, deliver)
         request = pb.ModelInferRequest()
         delay = 0.0

@@ -48,6 +48,12 @@ def simple(**changes):
     return message
 
 
+def in_region(tensor):
+    """Have the tensor refer to a region."""
+    tensor.parameters["shared_memory_region"].string_param = "r"
+    tensor.parameters["shared_memory_byte_size"].int64_param = 8
+
+
 def changed(message, change):
     change(message)
     return message
@@ -141,9 +147,8 @@ DATA = [
     Case("too many bytes", simple(raw=[bytes(12)]), (
         "input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 8, got 12",), prefixed=True),
     Case("no bytes", simple(raw=[b""]), ("Expected 8, got 0",), prefixed=True),
-    Case("shared memory", changed(
-        simple(), lambda m: setattr(m.inputs[0].parameters["shared_memory_region"], "string_param", "r")),
-        ("shared memory", "INPUT0"), UNIMPLEMENTED),
+    Case("shared memory", changed(simple(), lambda m: in_region(m.inputs[0])), ("shared memory", "INPUT0"),
+        UNIMPLEMENTED),
 ]  # fmt: skip
 
 DATATYPE_AND_SHAPE = [
@@ -215,7 +220,8 @@ PARAMETERS = [
         ("'classification'", "0")),
     Case("classification of less", with_output("OUTPUT0", classification=("int64_param", -3)),
         ("'classification'", "-3")),
-    Case("shared memory for an output", with_output("OUTPUT0", shared_memory_region=("string_param", "r")), (
+    Case("shared memory for an output", with_output(
+        "OUTPUT0", shared_memory_region=("string_param", "r"), shared_memory_byte_size=("int64_param", 8)), (
         "shared memory", "OUTPUT0"), UNIMPLEMENTED),
 ]  # fmt: skip
 

@@ -122,13 +122,22 @@ with shared.connected(sys.argv[1]) as stub:
         except grpc.RpcError as error:
             print(name, error.code().name, error.details())
     print("sees", shared.registered(stub))
+    request = shared.pb.ModelInferRequest(model_name="simple")
+    tensor = request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 2])
+    tensor.parameters["shared_memory_byte_size"].int64_param = 8
+    for region in ("own", "hers"):
+        tensor.parameters["shared_memory_region"].string_param = region
+        try:
+            print(region, stub.ModelInfer(request).raw_output_contents[0])
+        except grpc.RpcError as error:
+            print(region, error.code().name, error.details())
     shared.unregister(stub)
 """
 
 
 @needs_root
 def test_users_have_their_own_regions_and_only_their_own_objects(repository):
-    with tempfile.TemporaryDirectory() as folder, Object(bytes(64)) as mine, Object(bytes(64)) as theirs:
+    with tempfile.TemporaryDirectory() as folder, Object(bytes(64)) as mine, Object(b"12345678" * 8) as theirs:
         Path(folder).chmod(0o755)
         mine.path.chmod(0o666)
         os.chown(theirs.path, OTHER_USER, OTHER_USER)
@@ -137,6 +146,7 @@ def test_users_have_their_own_regions_and_only_their_own_objects(repository):
             connected(server.unix) as stub,
         ):
             register(stub, "own", mine, 64)
+            register(stub, "hers", mine, 64)
             code, text = refused(register, stub, "x", theirs, 64)
             assert code is Code.PERMISSION_DENIED
             assert text.endswith(f"its object belongs to user {OTHER_USER}, expected the caller's user 0")
@@ -146,8 +156,10 @@ def test_users_have_their_own_regions_and_only_their_own_objects(repository):
                 "other PERMISSION_DENIED failed to register shared memory region 'other': its object belongs to user "
                 f"0, expected the caller's user {OTHER_USER}",
                 f"sees {{'own': ('{theirs.key}', 0, 64)}}",
+                f"own {b'12345678'}",
+                "hers NOT_FOUND Unable to find shared memory region: 'hers'",
             ], said.stderr
-            assert registered(stub) == {"own": (mine.key, 0, 64)}, "unregistering all took only the other user's"
+            assert set(registered(stub)) == {"own", "hers"}, "unregistering all took only the other user's"
 
 
 def test_it_can_be_off_everywhere(repository, tmp_path, made):
