@@ -29,8 +29,8 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
 cdef Block *block_share(Block *block) noexcept nogil
 # Give one reference back; the last one returns the memory. NULL is allowed.
 cdef void block_give(Block *block) noexcept nogil
-# Replace a reference to shared memory by one to a copy of its `size` bytes at `data`; do nothing with memory that is not
-# shared. False: no memory.
+# Replace a reference to shared memory by one to a copy of its `size` bytes at `data`; do nothing with memory that is
+# not shared. False: no memory.
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil
 # A foreign block that keeps a Python object alive; NULL when there is no memory. Needs the GIL now, but not when it is
 # given back.

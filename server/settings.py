@@ -183,8 +183,8 @@ class Settings:
     only clients on unix sockets of the native door, each objects of its own user."""
 
     client_shm_access: Literal["auto", "copy", "map", "none"] = "auto"
-    """map: models use regions of clients in place; copy: what is in them is copied before it is used; auto: in place those
-    of the server's own user on a unix socket; none: nobody may register any."""
+    """map: models use clients' regions in place; copy: what is in them is copied first; auto: in place those of the
+    server's own user on a unix socket; none: nobody may register any."""
 
     client_shm_prefix: tuple[str, ...] = ()
     """How the keys of clients' objects must begin, without slash; may be given several times."""

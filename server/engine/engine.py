@@ -402,6 +402,4 @@ class Engine:
         user: int = -1,
     ) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
-        return self.infer.submit(
-            message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller, user=user
-        )
+        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller, user=user)
