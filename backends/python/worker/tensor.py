@@ -18,6 +18,17 @@ GPU_DEVICE_TYPES = (2,)  # DLPack's kDLCUDA; memory of the host that CUDA has pi
 CPU_DEVICE_TYPES = (1, 3)
 
 
+_numpy: Any = None
+
+
+def numpy() -> Any:
+    """The module, imported when the first array is made. An import statement there costs as much as the array."""
+    global _numpy
+    if _numpy is None:
+        import numpy as _numpy
+    return _numpy
+
+
 class Tensor:
     """An array with a name, as the input or output of a model.
 
@@ -51,7 +62,7 @@ class Tensor:
         try:
             self._dtype = number_of(numpy_array.dtype)
             if not numpy_array.flags.c_contiguous:
-                numpy_array = _c_contiguous(numpy_array)
+                numpy_array = numpy().ascontiguousarray(numpy_array)
         except AttributeError:
             raise TypeError(f"tensor '{name}' expects a numpy array, got {type(numpy_array).__name__}") from None
         self._name = name
@@ -92,11 +103,11 @@ class Tensor:
             return self._foreign.numpy() if self.is_cpu() else copied_to_host(self._name, self._foreign)
         if self._dtype == BYTES:
             return unpack_array(buffer_of(self), self._shape)
-        import numpy as np
-
         if not self._size:
-            return np.empty(self._shape, dtype_of(self._dtype))
-        return np.ndarray(self._shape, dtype_of(self._dtype), self._buffer, self._offset)
+            return numpy().empty(self._shape, dtype_of(self._dtype))  # type: ignore[no-any-return]
+        return numpy().ndarray(  # type: ignore[no-any-return]
+            self._shape, dtype_of(self._dtype), self._buffer, self._offset
+        )
 
     # -----------------------------------------------------------------------------------------------------------------
     # DLPack
@@ -214,11 +225,9 @@ def copied_to_host(name: str, foreign: Foreign) -> np.ndarray[Any, Any]:
     Raises:
         TritonModelException: the CUDA driver is not there, or refuses.
     """
-    import numpy as np
-
     from .device import copy_to_host
 
-    array = np.empty(foreign.shape, dtype_of(foreign.datatype))
+    array: np.ndarray[Any, Any] = numpy().empty(foreign.shape, dtype_of(foreign.datatype))
     try:
         copy_to_host(foreign.address, foreign.nbytes, foreign.device[1], array.ctypes.data)
     except TritonModelException as error:
@@ -243,9 +252,3 @@ def _capsule_of(tensor: Any, device: int) -> Any:
         return tensor.__dlpack__()
     # 1 is CUDA's legacy default stream: the producer makes it wait for the tensor, and copies in it come after that.
     return tensor.__dlpack__(stream=1)
-
-
-def _c_contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    return np.ascontiguousarray(array)
