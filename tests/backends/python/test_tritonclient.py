@@ -1,0 +1,149 @@
+"""Python models behind a real server, asked by tritonclient."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.conformance import doors
+
+
+def config(name: str, inputs: dict[str, str], outputs: dict[str, str], *, batch: int = 0, more: str = "") -> str:
+    def tensors(kind: str, described: dict[str, str]) -> str:
+        return "".join(
+            f'{kind} {{ name: "{tensor}" data_type: TYPE_{datatype} dims: [ -1 ] }}\n'
+            for tensor, datatype in described.items()
+        )
+
+    return (
+        f'name: "{name}"\nbackend: "python"\nmax_batch_size: {batch}\n{tensors("input", inputs)}'
+        f"{tensors('output', outputs)}instance_group {{ count: 1 kind: KIND_CPU }}\n{more}"
+    )
+
+
+IDENTITY = """
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            def answer(request):
+                out = pb_utils.Tensor("y", request.inputs()[0].as_numpy())
+                return pb_utils.InferenceResponse([out], parameters={"n": len(requests)})
+            return [answer(request) for request in requests]
+"""
+SAID = """
+    import json, numpy as np, triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            out = []
+            for r in requests:
+                said = {"id": r.request_id(), "parameters": json.loads(r.parameters()), "priority": r.priority(),
+                        "timeout": r.timeout(), "outputs": r.requested_output_names(), "name": r.model_name()}
+                text = np.array([json.dumps(said)], object)
+                out.append(pb_utils.InferenceResponse([pb_utils.Tensor(n, text) for n in ("y", "z")]))
+            return out
+"""
+ASYNC = """
+    import asyncio, triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        async def execute(self, requests):
+            async def one(request):
+                x = request.inputs()[0].as_numpy()
+                await asyncio.sleep(0)
+                return pb_utils.InferenceResponse([pb_utils.Tensor("y", x + 1)])
+            return await asyncio.gather(*map(one, requests))
+"""
+TORCH = """
+    import torch, triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", torch.from_dlpack(r.inputs()[0]) * 2)])
+                for r in requests
+            ]
+"""
+DATATYPES = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
+    root = tmp_path_factory.mktemp("models")
+
+    def add(name: str, code: str, *described: dict[str, str], **more: object) -> None:
+        version = root / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(textwrap.dedent(code))
+        (root / name / "config.pbtxt").write_text(config(name, *described, **more))  # type: ignore[arg-type]
+
+    for datatype in (*DATATYPES, "STRING"):
+        add(f"identity_{datatype}", IDENTITY, {"x": datatype}, {"y": datatype}, batch=8)
+    batching = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
+    add("batched", IDENTITY, {"x": "FP32"}, {"y": "FP32"}, batch=8, more=batching)
+    add("said", SAID, {"x": "FP32"}, {"y": "STRING", "z": "STRING"})
+    add("async", ASYNC, {"x": "FP32"}, {"y": "FP32"}, batch=8, more=batching)
+    add("torch", TORCH, {"x": "FP32"}, {"y": "FP32"}, batch=8)
+    with (
+        doors.running_server("native", root) as process,
+        triton.InferenceServerClient(process.address) as connected,
+    ):
+        yield connected
+
+
+def ask(client: triton.InferenceServerClient, model: str, array: np.ndarray, **more: object) -> triton.InferResult:
+    tensor = triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype))
+    return client.infer(model, [tensor.set_data_from_numpy(array)], **more)
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_datatypes(client: triton.InferenceServerClient, datatype: str) -> None:
+    numpy_type = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}.get(datatype)
+    array = np.array([[0, 1, 100]]).astype(numpy_type or datatype.lower())
+    assert np.array_equal(ask(client, f"identity_{datatype}", array).as_numpy("y"), array)
+
+
+def test_strings(client: triton.InferenceServerClient) -> None:
+    array = np.array([["", "ü", "a" * 70_000]], object)
+    answer = ask(client, "identity_STRING", array).as_numpy("y")
+    assert [text.decode() for text in answer[0]] == array[0].tolist()
+
+
+def test_large_tensors(client: triton.InferenceServerClient) -> None:
+    array = np.random.default_rng(0).random((2, 500_000), np.float32)
+    assert np.array_equal(ask(client, "batched", array).as_numpy("y"), array)
+
+
+def test_requests_are_batched(client: triton.InferenceServerClient) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda i: ask(client, "batched", np.full((1, 3), i, np.float32)), range(8)))
+    assert [int(answer.as_numpy("y")[0, 0]) for answer in answers] == list(range(8))
+    assert max(answer.get_response().parameters["n"].int64_param for answer in answers) > 1
+
+
+def test_what_the_model_is_told(client: triton.InferenceServerClient) -> None:
+    wanted = [triton.InferRequestedOutput("z")]
+    parameters = {"text": "a", "flag": True, "number": 3, "share": 0.5}
+    answer = ask(client, "said", np.zeros(1, np.float32), request_id="me", outputs=wanted, parameters=parameters)
+    said = json.loads(answer.as_numpy("z")[0])
+    expected = {"id": "me", "parameters": parameters, "priority": 0, "timeout": 0, "outputs": ["z"], "name": "said"}
+    assert said == expected
+    assert answer.as_numpy("y") is None
+
+
+def test_coroutines(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "async", np.zeros((1, 2), np.float32)).as_numpy("y").tolist() == [[1, 1]]
+
+
+def test_torch(client: triton.InferenceServerClient) -> None:
+    pytest.importorskip("torch")
+    assert ask(client, "torch", np.ones((1, 2), np.float32)).as_numpy("y").tolist() == [[2, 2]]
+
+
+def test_wrong_requests_do_not_reach_the_model(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException, match="data-type is 'INT64'"):
+        ask(client, "said", np.zeros(1, np.int64))
