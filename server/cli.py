@@ -154,9 +154,10 @@ def _problems(repository: Sequence[Path], options: Options, loader: Any) -> Iter
     from server.engine import config
     from server.engine.repository import scan
 
-    prepared: dict[str, config.Prepared] = {}
+    prepared: dict[str, config.Prepared | None] = {}
     found: dict[str, str | None] = {}
     for folder in scan(repository):
+        prepared[folder.name] = None
         if folder.problem:
             found[folder.name] = f"{folder.path}: {folder.problem}"
             continue

@@ -1,13 +1,36 @@
 """The executor of the identity backend."""
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
-from libc.stdint cimport int64_t, intptr_t, uint32_t
-from libc.string cimport memcpy
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
-from _native.batch cimport GatheredInput, NativeBatch, batch_gather, batch_set_output, batch_wants, execute_fn
+from _native.atomic cimport load32
+from _native.batch cimport (
+    GatheredInput,
+    NativeBatch,
+    batch_detach,
+    batch_gather,
+    batch_set_output,
+    batch_wants,
+    execute_fn,
+)
+from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
 from _native.memory cimport block_give, block_share
-from _native.request cimport InputData, OutputData, Request
+from _native.request cimport (
+    STATUS_INTERNAL,
+    InputData,
+    OutputData,
+    Request,
+    Response,
+    request_fail,
+    response_free,
+    response_new,
+)
+from _native.response cimport response_complete
+from _native.statistics cimport Execution, statistics_executed
+from _native.text cimport format_text
 
 cdef extern from *:
     """
@@ -72,9 +95,71 @@ cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
             return
 
 
-def make_executor(delay_ns: int, gather: bool) -> object:
+cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
+    # the part-th entry along the first dimension; False: the output is no such part
+    cdef Request *request = response.request
+    cdef const InputData *given
+    cdef OutputData *out
+    cdef uint32_t output
+    for output in range(request.signature.output_count):
+        out = &response.outputs[output]
+        given = &request.inputs[output]
+        if not out.wanted or not given.present:
+            continue
+        if given.rank == 0 or part >= given.shape[0]:
+            return False
+        out.block = block_share(given.block)
+        out.size = given.size // <size_t>given.shape[0]
+        out.data = given.data + <size_t>part * out.size
+        out.datatype = request.signature.outputs[output].datatype
+        out.rank = given.rank
+        memcpy(out.shape, given.shape, given.rank * sizeof(int64_t))
+        out.shape[0] = 1
+    return response_complete(response)
+
+
+cdef void answer_in_parts(Request *request) noexcept nogil:
+    # one response for each entry of the first input, then the final one without content
+    cdef const InputData *first = &request.inputs[0]
+    cdef int64_t parts = first.shape[0] if first.present and first.rank else 0
+    cdef Response *response
+    cdef int64_t part
+    for part in range(parts):
+        if load32(&request.abandoned):
+            break
+        response = response_new(request)
+        if response == NULL or not answer_part(response, part):
+            request_fail(request, STATUS_INTERNAL, format_text(
+                "the inputs of a decoupled identity model must have the same first dimension"))
+            if response != NULL:
+                response_free(response)
+            break
+        bridge_return(<Bridge *>request.bridge, response, response)
+    request.response.empty = True
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
+    cdef Execution execution
+    cdef Request *request
+    cdef uint32_t i
+    pass_time(batch, <intptr_t>context)
+    memset(&execution, 0, sizeof(Execution))
+    execution.rows = batch.rows
+    for i in range(batch.count):
+        request = batch_detach(batch, i)
+        execution.requests += 1
+        execution.served_rows += request.rows
+        execution.success_ns += <uint64_t>(now_ns() - request.arrived_ns)
+        execution.queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
+        answer_in_parts(request)
+    execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
+    statistics_executed(&batch.lane.statistics, &execution)
+
+
+def make_executor(delay_ns: int, gather: bool, decoupled: bool) -> object:
     """The capsule for NativeInstance.executor; its context is the delay itself, so there is nothing to free."""
-    cdef execute_fn function = execute_gathered if gather else execute
+    cdef execute_fn function = execute_decoupled if decoupled else execute_gathered if gather else execute
     capsule = PyCapsule_New(<void *>function, "inferd.execute_fn", NULL)
     PyCapsule_SetContext(capsule, <void *><intptr_t>delay_ns)
     return capsule

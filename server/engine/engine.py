@@ -178,7 +178,7 @@ class Engine:
     async def _load_all(self, folders: Sequence[ModelFolder]) -> list[str]:
         """Load these models, each ensemble behind the models of its steps; what went wrong, one line for each."""
         await asyncio.gather(*map(self._prepare, folders))
-        prepared = {name: model.prepared for name, model in self._models.items() if model.prepared}
+        prepared = {name: model.prepared for name, model in self._models.items()}
         composed = await asyncio.get_running_loop().run_in_executor(self._pool, configuration.compose, prepared)
         for name, found in composed.items():
             if isinstance(found, configuration.Prepared):

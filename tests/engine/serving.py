@@ -106,14 +106,16 @@ class Loader(BackendLoader):
 
 
 @asynccontextmanager
-async def serving(root: Path, execute: Execute | Mapping[str, Execute] = echo, **configs: str) -> AsyncIterator[Engine]:
+async def serving(
+    root: Path, execute: Execute | Mapping[str, Execute] = echo, *, max_queued: int = 0, **configs: str
+) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
     configs = configs or {"m": CONFIG}
     for name, config in configs.items():
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options())
+    engine = Engine([root], Loader(models), Options(), max_queued=max_queued)
     assert await engine.start() == []
     try:
         yield engine

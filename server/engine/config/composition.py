@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from _native.plan import Analysis, PlanError
@@ -14,14 +14,14 @@ from server.engine.config.source import FieldPath
 from server.errors import ConfigError
 
 
-def compose(prepared: Mapping[str, Prepared]) -> dict[str, Prepared | ConfigError]:
+def compose(prepared: Mapping[str, Prepared | None]) -> dict[str, Prepared | ConfigError]:
     """Complete each ensemble by what the models of its steps say; other models are as they were.
 
     Args:
-        prepared: all models whose own configuration is good, by name.
+        prepared: all models by name; None for one whose own configuration is bad.
 
     Returns:
-        The same models, with the error of each ensemble that does not fit its models.
+        The others, with the error of each ensemble that does not fit its models.
     """
     found: dict[str, Prepared | ConfigError] = {}
     for name in prepared:
@@ -35,9 +35,9 @@ def models_of(spec: ModelSpec) -> frozenset[str]:
 
 
 def _compose(
-    name: str, prepared: Mapping[str, Prepared], found: dict[str, Prepared | ConfigError], above: tuple[str, ...]
+    name: str, prepared: Mapping[str, Prepared | None], found: dict[str, Prepared | ConfigError], above: tuple[str, ...]
 ) -> None:
-    """Put the ensemble into `found`, behind those that it is made of."""
+    """Put the model into `found`; an ensemble behind those that it is made of."""
     one = prepared.get(name)
     if one is None or name in found:
         return
@@ -53,17 +53,19 @@ def _compose(
     for step in one.spec.ensemble.steps:
         _compose(step.model, prepared, found, (*above, name))
     if name not in found:
-        found[name] = _composed(one, found)
+        found[name] = _composed(one, prepared, found)
 
 
 def _error(one: Prepared, findings: Iterable[Finding]) -> ConfigError:
     return error_of(findings, one.spec.name, one.source)
 
 
-def _composed(one: Prepared, models: Mapping[str, Prepared | ConfigError]) -> Prepared | ConfigError:
+def _composed(
+    one: Prepared, known: Mapping[str, Prepared | None], models: Mapping[str, Prepared | ConfigError]
+) -> Prepared | ConfigError:
     assert one.spec.ensemble is not None
     steps = one.spec.ensemble.steps
-    if missing := list(_missing(one.spec.name, steps, models)):
+    if missing := list(_missing(one.spec.name, steps, known, models)):
         return _error(one, missing)
     specs = [model.spec for step in steps if isinstance(model := models[step.model], Prepared)]
     findings = [*_batch_sizes(one.spec, specs), *_Edges(one.spec, specs).findings()]
@@ -78,18 +80,27 @@ def _composed(one: Prepared, models: Mapping[str, Prepared | ConfigError]) -> Pr
         decoupled = len(Analysis(spec).scopes) > 1
     except PlanError as error:
         return _error(one, [Finding(step_path(error.step), f"in ensemble '{spec.name}', {error}", names_model=True)])
+    if decoupled and (spec.caches or spec.coalesces):
+        field = ("response_cache",) if spec.caches else ("parameters", "coalesce_requests")
+        text = f"ensemble '{spec.name}' has a decoupled step: its answers are neither cached nor coalesced"
+        return _error(one, [Finding(field, text, "remove it", names_model=True)])
     one.config.model_transaction_policy.decoupled = decoupled
     return replace(one, spec=replace(spec, decoupled=decoupled))
 
 
-def _missing(name: str, steps: tuple[StepSpec, ...], models: Mapping[str, Prepared | ConfigError]) -> Iterator[Finding]:
+def _missing(
+    name: str,
+    steps: tuple[StepSpec, ...],
+    known: Collection[str],
+    models: Mapping[str, Prepared | ConfigError],
+) -> Iterator[Finding]:
     """Steps whose model, or the version of it, is not there."""
     for index, step in enumerate(steps):
         model = models.get(step.model)
-        if model is None:
+        if step.model not in known:
             text = f"ensemble '{name}' contains models that are not available or ambiguous: {step.model}"
             yield Finding(step_path(index, "model_name"), text, names_model=True)
-        elif isinstance(model, ConfigError):
+        elif not isinstance(model, Prepared):
             text = f"ensemble '{name}' depends on '{step.model}' which has no loaded version"
             yield Finding(step_path(index, "model_name"), text, "see its own error", names_model=True)
         elif step.version >= 0 and step.version not in model.versions:

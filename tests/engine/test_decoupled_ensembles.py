@@ -1,0 +1,213 @@
+"""Guards ensembles with decoupled steps: each response goes through the steps behind it, in order, and the ensemble ends
+when all of them have.
+"""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from server.engine.config import refused
+from server.errors import Status
+from server.pb import grpc_service_pb2 as pb
+from tests.engine.serving import Answer, Gate, request, row, serving
+from tests.engine.test_ensembles import add, ensemble, model, parameter, plus, step, tensors
+
+SPLIT = (
+    'backend: "identity"\nmax_batch_size: 8\n'
+    + tensors("input", "x")
+    + tensors("output", "y")
+    + "instance_group { kind: KIND_CPU count: 1 }\nmodel_transaction_policy { decoupled: true }\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _decoupled(monkeypatch, native_counters):
+    """Decoupled models are served; requests, blocks and lanes are gone when the engine is closed."""
+    fields = tuple(field for field in refused.REFUSED if field.path != "model_transaction_policy.decoupled")
+    monkeypatch.setattr(refused, "REFUSED", fields)
+
+
+class Stream:
+    """A request with all its responses."""
+
+    def __init__(self, engine, message):
+        self.answers = []
+        self._done = asyncio.Event()
+        self._ticket = None
+        self._ticket = engine.submit(message.SerializeToString(), self._deliver, stream=True)
+
+    def _deliver(self, status, text, response):
+        inner = pb.ModelStreamInferResponse.FromString(response).infer_response
+        self.answers.append(Answer(status, text, inner))
+        if self._ticket.done:
+            self._done.set()
+
+    def cancel(self):
+        self._ticket.cancel()
+
+    async def all(self):
+        await asyncio.wait_for(self._done.wait(), 30)
+        finals = [answer.response.parameters["triton_final_response"].bool_param for answer in self.answers]
+        assert finals == [False] * (len(finals) - 1) + [True] or self.answers[-1].status != Status.OK
+        return self.answers
+
+
+async def values(engine, message, name="y"):
+    """The output's values of each response that has one."""
+    answers = await Stream(engine, message).all()
+    assert [answer.status for answer in answers] == [Status.OK] * len(answers)
+    return [answer.array(name).tolist() for answer in answers if len(answer.response.outputs)]
+
+
+def column(*numbers):
+    return np.array([[number] for number in numbers], np.int64)
+
+
+async def test_each_response_goes_through_the_steps_behind(tmp_path):
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
+    async with serving(tmp_path, {"one": plus(1)}, split=SPLIT, one=model(), e=config) as engine:
+        assert engine.model("e").config.model_transaction_policy.decoupled
+        assert await values(engine, request("e", x=column(1, 2, 3))) == [[[2]], [[3]], [[4]]]
+        for _ in range(20):
+            numbers = np.random.default_rng(1).integers(0, 99, 8)
+            found = await values(engine, request("e", x=column(*numbers)))
+            assert found == [[[n + 1]] for n in numbers]
+
+
+async def test_order_is_kept_over_instances(tmp_path):
+    instances = model(max_batch_size=1, extra="").replace("count: 1", "count: 4")
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}), max_batch_size=1)
+    split = SPLIT.replace("max_batch_size: 8", "max_batch_size: 0").replace("dims: [ -1 ]", "dims: [ -1, 1 ]")
+    config = config.replace("max_batch_size: 1", "max_batch_size: 0").replace("dims: [ -1 ]", "dims: [ -1, 1 ]")
+    async with serving(tmp_path, {"one": plus(1)}, split=split, one=instances, e=config) as engine:
+        numbers = list(range(200))
+        found = await values(engine, request("e", x=column(*numbers)))
+        assert found == [[[n + 1]] for n in numbers]
+        assert await values(engine, request("e", x=np.zeros((0, 1), np.int64))) == []
+
+
+async def test_branches_of_one_response_meet_again(tmp_path):
+    config = ensemble(
+        step("split", {"x": "x"}, {"y": "t"}),
+        step("one", {"x": "t"}, {"y": "l"}),
+        step("ten", {"x": "t"}, {"y": "r"}),
+        step("join", {"a": "l", "b": "r"}, {"y": "y"}),
+    )
+    models = {"one": plus(1), "ten": plus(10), "join": add}
+    configs = {"split": SPLIT, "one": model(), "ten": model(), "join": model(inputs=("a", "b")), "e": config}
+    async with serving(tmp_path, models, **configs) as engine:
+        assert await values(engine, request("e", x=column(1, 2, 3))) == [[[13]], [[15]], [[17]]]
+
+
+async def test_a_tensor_from_outside_is_used_for_each_response(tmp_path):
+    config = ensemble(
+        step("one", {"x": "c"}, {"y": "d"}),
+        step("split", {"x": "x"}, {"y": "t"}),
+        step("join", {"a": "t", "b": "d"}, {"y": "y"}),
+        inputs=("x", "c"),
+        outputs=("y", "d"),
+        max_batch_size=0,
+    ).replace("dims: [ -1 ]", "dims: [ -1, 1 ]")
+
+    def flat(text):
+        return text.replace("max_batch_size: 8", "max_batch_size: 0").replace("dims: [ -1 ]", "dims: [ -1, 1 ]")
+
+    slow = Gate(plus(1))
+    models = {"one": slow, "join": add}
+    configs = {"split": flat(SPLIT), "one": flat(model(extra="")), "join": flat(model(inputs=("a", "b"), extra=""))}
+    async with serving(tmp_path, models, **configs, e=config) as engine:
+        stream = Stream(engine, request("e", x=column(1, 2, 3), c=column(100)))
+        await slow.entered()
+        slow.go()
+        answers = await stream.all()
+        found = [(a.array("y").item(), a.array("d").item()) for a in answers if len(a.response.outputs)]
+        assert found == [(102, 101), (103, 101), (104, 101)]
+
+
+async def test_a_decoupled_step_behind_another(tmp_path):
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("again", {"x": "t"}, {"y": "y"}))
+    async with serving(tmp_path, {}, split=SPLIT, again=SPLIT, e=config) as engine:
+        assert sorted(await values(engine, request("e", x=column(1, 2, 3)))) == [[[1]], [[2]], [[3]]]
+
+
+async def test_an_output_of_the_request_as_a_whole_alone_is_one_response(tmp_path):
+    config = ensemble(step("split", {"x": "x"}, {"y": "y"}), step("one", {"x": "x"}, {"y": "z"}), outputs=("y", "z"))
+    async with serving(tmp_path, {"one": plus(1)}, split=SPLIT, one=model(), e=config) as engine:
+        answers = await Stream(engine, request("e", outputs=("z",), x=column(1, 2))).all()
+        assert [answer.array("z").tolist() for answer in answers] == [[[2], [3]]]
+        assert engine.model("split").statistics().execution_count == 0
+
+
+async def test_a_failure_behind_a_decoupled_step_ends_the_request(tmp_path):
+    def sometimes(batch):
+        array = batch.input("x").numpy()
+        if (array == 2).any():
+            raise RuntimeError("two")
+        batch.set_output("y", array)
+
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("some", {"x": "t"}, {"y": "y"}))
+    async with serving(tmp_path, {"some": sometimes}, split=SPLIT, some=model(extra=""), e=config) as engine:
+        answers = await Stream(engine, request("e", x=column(0, 1, 2, 3))).all()
+        assert (answers[-1].status, answers[-1].text) == (Status.INTERNAL, "in ensemble 'e', two")
+        assert [answer.array().item() for answer in answers[:-1]] == [0, 1][: len(answers) - 1]
+
+
+async def test_a_gate_for_each_response(tmp_path):
+    def is_even(batch):
+        batch.set_output("even", batch.input("x").numpy() % 2 == 0)
+
+    even = model(extra="").replace(tensors("output", "y"), tensors("output", "even", datatype="BOOL", dims="[ 1 ]"))
+    config = ensemble(
+        step("split", {"x": "x"}, {"y": "t"}),
+        step("even", {"x": "t"}, {"even": "even"}),
+        step("ten", {"x": "t"}, {"y": "y"}),
+        outputs=("y", "t"),
+        extra=parameter("gate[ten]", "even"),
+    )
+    models = {"even": is_even, "ten": plus(10)}
+    async with serving(tmp_path, models, split=SPLIT, even=even, ten=model(), e=config) as engine:
+        answers = await Stream(engine, request("e", x=column(1, 2, 4))).all()
+        found = [
+            {o.name: answer.array(o.name).item() for o in answer.response.outputs}
+            for answer in answers
+            if len(answer.response.outputs)
+        ]
+        assert found == [{"t": 1}, {"t": 2, "y": 12}, {"t": 4, "y": 14}]
+
+
+async def test_at_most_max_inflight_requests_behind_a_decoupled_step(tmp_path):
+    gate = Gate(plus(1))
+    config = ensemble(
+        step("split", {"x": "x"}, {"y": "t"}),
+        step("one", {"x": "t"}, {"y": "y"}),
+        scheduling="max_inflight_requests: 2",
+    )
+    async with serving(tmp_path, {"one": gate}, split=SPLIT, one=model(), e=config) as engine:
+        stream = Stream(engine, request("e", x=column(*range(8))))
+        gate.go(20)
+        answers = await stream.all()
+        assert [a.array().item() for a in answers if len(a.response.outputs)] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert max(rows for _, rows in gate.batches) <= 2
+
+
+async def test_cancelling_a_stream_in_the_middle(tmp_path):
+    gate = Gate(plus(1))
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
+    async with serving(tmp_path, {"one": gate}, split=SPLIT, one=model(max_batch_size=8), e=config) as engine:
+        stream = Stream(engine, request("e", x=column(*range(8))))
+        await gate.entered()
+        stream.cancel()
+        gate.go(20)
+        assert await values(engine, request("e", x=row(5))) == [[[6]]]
+        assert stream.answers == []
+
+
+async def test_streams_side_by_side(tmp_path):
+    config = ensemble(step("split", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
+    outer = ensemble(step("e", {"x": "x"}, {"y": "t"}), step("one", {"x": "t"}, {"y": "y"}))
+    async with serving(tmp_path, {"one": plus(1)}, split=SPLIT, one=model(), e=config, outer=outer) as engine:
+        streams = [Stream(engine, request("outer", x=column(n, n + 100, n + 200))) for n in range(30)]
+        for n, stream in enumerate(streams):
+            found = [a.array().item() for a in await stream.all() if len(a.response.outputs)]
+            assert found == [n + 2, n + 102, n + 202]
