@@ -1,5 +1,5 @@
-"""Guards ensembles with decoupled steps: each response goes through the steps behind it, in order, and the ensemble ends
-when all of them have.
+"""Guards ensembles with decoupled steps: each response goes through the steps behind it, in order, and the ensemble
+ends when all of them have.
 """
 
 import asyncio
