@@ -1,6 +1,7 @@
-# The requests that an instance took together: their inputs gathered, their outputs scattered.
+# The requests that an instance took together.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free
 
 from _native.lane cimport Lane
 from _native.memory cimport Block
@@ -22,7 +23,8 @@ cdef struct NativeBatch:
     int64_t input_end_ns
     int64_t output_start_ns
 
-# A native executor: runs the batch, sets every wanted output by batch_set_output or request by request, or calls
+# A native executor: gathers inputs (_native.gather) or looks at those of the requests, sets every wanted output
+# (_native.scatter) for the batch or request by request, or calls
 # batch_fail. Called without the GIL on the instance's thread, one batch at a time.
 ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 
@@ -30,29 +32,21 @@ ctypedef void (*execute_fn)(NativeBatch *batch, void *context) noexcept nogil
 # before each batch.
 ctypedef bint (*await_fn)(void *context) noexcept nogil
 
+# Fail the whole batch; `details` is from malloc and taken over.
+cdef inline void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
+    if batch.failed:
+        free(details)
+        return
+    batch.failed = True
+    free(batch.details)
+    batch.details = details
+
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
 cdef void batch_free(NativeBatch *batch) noexcept nogil
 
 # Start with a chain of requests from lane_take. Those whose deadline has passed are answered and left out: the batch
 # may be empty, then there is nothing to execute.
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
-# Make every present input contiguous, and the supplied ones. No byte is copied when a single request, or requests
-# that lie one behind the other, are aligned already. False: the batch has failed.
-cdef bint batch_gather(NativeBatch *batch) noexcept nogil
-# Whether some request of the batch asked for this output, or the server keeps it.
-cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
-# Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
-# failure). The rows are split among the requests without a copy, and among the states of their sequences. False:
-# the batch has failed.
-cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
-                           const int64_t *shape, uint32_t rank) noexcept nogil
-# Hand over the state that the sequence of one request goes to, for an executor that works request by request; `state`
-# is TensorSignature.state - 1 of the output that updates it. Takes the one reference to `block`, also on failure.
-# False: the batch has failed.
-cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
-                          size_t size, const int64_t *shape, uint32_t rank) noexcept nogil
-# Fail the whole batch; `details` is from malloc and taken over.
-cdef void batch_fail(NativeBatch *batch, char *details) noexcept nogil
 # Take a request out of the batch: the executor owns it now, answers it when it likes by bridge_return, and counts it.
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
 # Answer every request that was not detached, and count; the requests are no longer the batch's.

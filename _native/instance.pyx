@@ -11,10 +11,10 @@ from _native.batch cimport (
     batch_finish,
     batch_for_python,
     batch_free,
-    batch_gather,
     batch_init,
     execute_fn,
 )
+from _native.gather cimport batch_gather
 from _native.lane cimport LaneHandle, Seat
 from _native.request cimport Request
 from _native.threads cimport exact_timers, thread_name

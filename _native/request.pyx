@@ -6,7 +6,9 @@ from libc.string cimport memcmp, memset
 
 from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
 from _native.memory cimport LIVE_REQUESTS, block_give, live_add
+from _native.shape cimport bucket_of
 from _native.shm cimport placements_free
+from _native.signature cimport TensorSignature
 from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
@@ -156,18 +158,30 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
     return True
 
 
+cdef bint same_shape(const Signature *signature, const TensorSignature *tensor, const InputData *a,
+                     const InputData *b) noexcept nogil:
+    # but for the batch dimension, and as far as the model sees it
+    cdef uint32_t batches = signature.max_batch_size > 0
+    cdef uint32_t i
+    if not tensor.padded:
+        return memcmp(a.shape + batches, b.shape + batches, tensor.rank * sizeof(int64_t)) == 0
+    i = tensor.pad_axis + batches  # its only variable dimension
+    return (bucket_of(signature.buckets, signature.bucket_count, a.shape[i])
+            == bucket_of(signature.buckets, signature.bucket_count, b.shape[i]))
+
+
 cdef bint request_alike(const Request *a, const Request *b) noexcept nogil:
     cdef const Signature *signature = a.signature
-    cdef bint batches = signature.max_batch_size > 0
+    cdef const TensorSignature *tensor
     cdef const InputData *x
     cdef const InputData *y
     cdef uint32_t i
     for i in range(signature.input_count):
+        tensor = &signature.inputs[i]
         x = &a.inputs[i]
         y = &b.inputs[i]
         if x.present != y.present:
             return False
-        if x.present and signature.inputs[i].variable and memcmp(
-                x.shape + batches, y.shape + batches, signature.inputs[i].rank * sizeof(int64_t)) != 0:
+        if x.present and tensor.variable and not tensor.ragged and not same_shape(signature, tensor, x, y):
             return False
     return True

@@ -16,11 +16,18 @@ cdef enum SupplyKind:
     SUPPLY_CORRELATION
     SUPPLY_END_REASON
     SUPPLY_STATE
+    # what it tells about a ragged input (BatchInput.Kind of Triton's model configuration)
+    SUPPLY_ELEMENT_COUNT
+    SUPPLY_ACCUMULATED_ELEMENT_COUNT
+    SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
+    SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE
+    SUPPLY_ITEM_SHAPE
+    SUPPLY_ITEM_SHAPE_FLATTEN
 
 cdef struct Supplied:
     SupplyKind kind
     uint8_t values[2][8]     # START, END, READY: the encoded elements for no and for yes
-    uint32_t source          # STATE: which of the states
+    uint32_t source          # STATE: which of the states; the kinds about ragged inputs: which input
 
 cdef struct TensorSignature:
     Str name
@@ -32,6 +39,15 @@ cdef struct TensorSignature:
     Str *labels
     uint32_t label_count
     uint32_t state       # of an output: 1 + which of the states it updates; 0: none
+    bint ragged          # of an input: requests of any shape share a batch, the model gets their elements in a row
+    bint reshaped        # the model sees another shape of as many elements:
+    uint32_t model_rank
+    int64_t model_dims[MAX_RANK]
+    bint padded          # of an input: its only variable dimension is filled up, so that requests share a batch
+    uint32_t pad_axis    # that dimension, without the batch dimension; of an output with cut_like: where it is there
+    uint8_t pad_value[8]
+    uint32_t cut_like    # of an output: 1 + the padded input whose length it gets back; 0: none
+    uint32_t like_input  # of an output: 1 + the ragged input by whose shapes it is split; 0: none
 
 cdef struct Signature:
     Str name
@@ -47,6 +63,8 @@ cdef struct Signature:
     uint32_t output_count        # of the first kind
     uint32_t kept_count          # of the second
     uint32_t state_count
+    int64_t *buckets             # lengths to which padded inputs are filled up, ascending
+    uint32_t bucket_count
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
 
 # A copy of the text as UTF-8 from malloc, terminated.

@@ -14,6 +14,12 @@ KINDS = {
     "CORRID": SUPPLY_CORRELATION,
     "END_REASON": SUPPLY_END_REASON,
     "STATE": SUPPLY_STATE,
+    "BATCH_ELEMENT_COUNT": SUPPLY_ELEMENT_COUNT,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": SUPPLY_ACCUMULATED_ELEMENT_COUNT,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE,
+    "BATCH_ITEM_SHAPE": SUPPLY_ITEM_SHAPE,
+    "BATCH_ITEM_SHAPE_FLATTEN": SUPPLY_ITEM_SHAPE_FLATTEN,
 }
 """The kinds of backends.api.SuppliedSpec."""
 
@@ -52,6 +58,19 @@ cdef int tensor_build(TensorSignature *tensor, object spec, bint batches) except
         tensor.dims[i] = dim
         if dim < 0:
             tensor.variable = True
+    if spec.model_shape is not None:
+        tensor.reshaped = True
+        tensor.model_rank = <uint32_t>len(spec.model_shape)
+        if tensor.model_rank + batches > MAX_RANK:
+            raise ValueError(f"tensor '{spec.name}' is reshaped to {tensor.model_rank} dimensions, "
+                             f"at most {MAX_RANK - batches} are served")
+        for i, dim in enumerate(spec.model_shape):
+            tensor.model_dims[i] = dim
+    tensor.ragged = spec.ragged
+    if spec.pad_value is not None:
+        tensor.padded = True
+        tensor.pad_axis = only_variable(tensor, spec)
+        encode_padding(tensor, spec.pad_value)
     if spec.labels:
         tensor.labels = <Str *>calloc(len(spec.labels), sizeof(Str))
         if tensor.labels == NULL:
@@ -108,6 +127,11 @@ cdef int supplied_build(Signature *signature, object specs) except -1:
         if supplied.kind in (SUPPLY_START, SUPPLY_END, SUPPLY_READY):
             encode_value(supplied.values[0], tensor.datatype, spec.values[0], spec.tensor.name)
             encode_value(supplied.values[1], tensor.datatype, spec.values[1], spec.tensor.name)
+        elif supplied.kind >= SUPPLY_ELEMENT_COUNT:
+            supplied.source = input_named(signature, spec.source)
+            if tensor.datatype not in (DT_INT32, DT_FP32):
+                raise ValueError("batch input data type must be TYPE_INT32 or TYPE_FP32, "
+                                 f"'{spec.tensor.name}' is {spec.tensor.datatype}")
         elif supplied.kind == SUPPLY_STATE:
             output = find_text(signature.outputs, signature.output_count + signature.kept_count, spec.source)
             if output < 0 or signature.outputs[output].state:
@@ -115,6 +139,70 @@ cdef int supplied_build(Signature *signature, object specs) except -1:
             supplied.source = signature.state_count
             signature.state_count += 1
             signature.outputs[output].state = signature.state_count
+    return 0
+
+
+cdef uint32_t input_named(const Signature *signature, str name) except? 0xffffffff:
+    # the index of an input of requests
+    cdef int index = find_text(signature.inputs, signature.input_count, name)
+    if index < 0:
+        raise ValueError(f"the model has no input '{name}'")
+    return <uint32_t>index
+
+
+cdef uint32_t only_variable(const TensorSignature *tensor, object spec) except? 0xffffffff:
+    # the index of the one dimension that is -1
+    cdef uint32_t axis = 0
+    cdef uint32_t found = 0
+    cdef uint32_t i
+    for i in range(tensor.rank):
+        if tensor.dims[i] == -1:
+            axis = i
+            found += 1
+    if found != 1:
+        raise ValueError(f"padding needs exactly one variable dimension, '{spec.name}' has {found}")
+    return axis
+
+
+cdef int encode_padding(TensorSignature *tensor, object value) except -1:
+    # in the tensor's datatype
+    import numpy
+
+    cdef bytes encoded
+    names = {"BOOL": "?", "FP16": "f2", "FP32": "f4", "FP64": "f8"}
+    name = datatype_name(tensor.datatype).decode()
+    kind = names.get(name) or name.lower()
+    if name in ("BYTES", "BF16"):
+        raise ValueError(f"inputs of {name} cannot be padded")
+    encoded = numpy.array(value).astype(kind).tobytes()
+    memcpy(tensor.pad_value, <const char *>encoded, len(encoded))
+    return 0
+
+
+cdef int outputs_build(Signature *signature, object specs) except -1:
+    # how outputs follow inputs
+    cdef TensorSignature *tensor
+    cdef uint32_t i
+    for i, spec in enumerate(specs):
+        tensor = &signature.outputs[i]
+        if spec.like_input:
+            tensor.like_input = 1 + input_named(signature, spec.like_input)
+        if spec.cut_like:
+            tensor.cut_like = 1 + input_named(signature, spec.cut_like)
+            tensor.pad_axis = only_variable(tensor, spec)
+            if not signature.inputs[tensor.cut_like - 1].padded:
+                raise ValueError(f"output '{spec.name}' is cut like input '{spec.cut_like}', which is not padded")
+    return 0
+
+
+cdef int buckets_build(Signature *signature, object lengths) except -1:
+    cdef uint32_t i
+    signature.buckets = <int64_t *>calloc(max(1, len(lengths)), sizeof(int64_t))
+    if signature.buckets == NULL:
+        raise MemoryError
+    for i, length in enumerate(sorted(lengths)):
+        signature.buckets[i] = length
+    signature.bucket_count = <uint32_t>len(lengths)
     return 0
 
 
@@ -133,17 +221,20 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         str_copy(&signature.version_text, str(version))
         signature.version = version
         signature.max_batch_size = spec.max_batch_size
-        signature.inputs = tensors_build(spec.model_inputs, spec.max_batch_size > 0)
+        supplied = [each.tensor for each in spec.supplied]
+        signature.inputs = tensors_build((*spec.inputs, *supplied), spec.max_batch_size > 0)
         signature.input_count = <uint32_t>len(spec.inputs)
         signature.supplied_count = <uint32_t>len(spec.supplied)
-        signature.outputs = tensors_build(spec.model_outputs, spec.max_batch_size > 0)
+        signature.outputs = tensors_build((*spec.outputs, *spec.kept), spec.max_batch_size > 0)
         signature.output_count = <uint32_t>len(spec.outputs)
         signature.kept_count = <uint32_t>len(spec.kept)
         supplied_build(signature, spec.supplied)
+        outputs_build(signature, spec.outputs)
+        buckets_build(signature, spec.pad_buckets)
         signature.uniform = True
         for i in range(signature.input_count):
             signature.required_inputs += not signature.inputs[i].optional
-            if signature.inputs[i].optional or signature.inputs[i].variable:
+            if signature.inputs[i].optional or (signature.inputs[i].variable and not signature.inputs[i].ragged):
                 signature.uniform = False
     except BaseException:
         signature_clear(signature)
@@ -167,9 +258,11 @@ cdef void signature_clear(Signature *signature) noexcept nogil:
     tensors_clear(signature.inputs, signature.input_count + signature.supplied_count)
     tensors_clear(signature.outputs, signature.output_count + signature.kept_count)
     free(signature.supplied)
+    free(signature.buckets)
     free(<void *>signature.name.data)
     free(<void *>signature.version_text.data)
     signature.inputs = signature.outputs = NULL
     signature.supplied = NULL
+    signature.buckets = NULL
     signature.input_count = signature.output_count = signature.supplied_count = signature.kept_count = 0
     signature.name.data = signature.version_text.data = NULL

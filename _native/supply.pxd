@@ -1,4 +1,4 @@
-# Inputs that the batch provides and no request carries: what a model is told about sequences.
+# Inputs that the batch provides and no request carries: what a model is told about sequences and ragged inputs.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t

@@ -1,4 +1,4 @@
-"""Inputs that the batch provides and no request carries: what a model is told about sequences.
+"""Inputs that the batch provides and no request carries: what a model is told about sequences and ragged inputs.
 
 A signature lists them behind the inputs of requests. Gathering a batch fills them, so that backends see all inputs
 alike. Controls have one element for each row, in the shape (rows, 1), or (1,) for a model without batch dimension, as
@@ -6,16 +6,22 @@ Triton gives them ("Sequence Batcher" in its user guide, "architecture.md").
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
-from _native.datatype cimport DT_BYTES, datatype_size
+from _native.datatype cimport DT_BYTES, DT_FP32, datatype_size
 from _native.memory cimport block_take
-from _native.request cimport Correlation, Request
+from _native.request cimport Correlation, InputData, Request
+from _native.shape cimport elements_of
 from _native.signature cimport (
+    SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
     SUPPLY_CORRELATION,
+    SUPPLY_ELEMENT_COUNT,
     SUPPLY_END,
     SUPPLY_END_REASON,
+    SUPPLY_ITEM_SHAPE,
+    SUPPLY_ITEM_SHAPE_FLATTEN,
+    SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE,
     SUPPLY_START,
     Signature,
     Supplied,
@@ -84,8 +90,101 @@ cdef void put_element(const Signature *signature, uint32_t index, const Request 
         memcpy(at + 4, text, length)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# About ragged inputs: ("Ragged Batching" in Triton's user guide)
+
+cdef inline void put_number(GatheredInput *out, size_t index, bint real, int64_t value) noexcept nogil:
+    # INT32 or FP32
+    if real:
+        (<float *>out.block.data)[index] = <float>value
+    else:
+        (<int32_t *>out.block.data)[index] = <int32_t>value
+
+
+cdef inline int64_t count_of(const InputData *data) noexcept nogil:
+    return elements_of(data.shape, data.rank) if data.present else 0
+
+
+cdef void set_ragged_shape(const Signature *signature, const Supplied *supplied, Request *const *requests,
+                           uint32_t count, uint32_t rows, GatheredInput *out) noexcept nogil:
+    cdef uint32_t rank = signature.inputs[supplied.source].rank
+    cdef uint32_t i
+    out.rank = 1
+    out.shape[0] = count
+    if supplied.kind == SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+        out.shape[0] = count + 1
+    elif supplied.kind == SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE:
+        out.shape[0] = 0
+        for i in range(count):
+            out.shape[0] = max(out.shape[0], count_of(&requests[i].inputs[supplied.source]))
+    elif supplied.kind == SUPPLY_ITEM_SHAPE:
+        out.rank = 2
+        out.shape[0] = rows
+        out.shape[1] = rank
+    elif supplied.kind == SUPPLY_ITEM_SHAPE_FLATTEN:
+        out.shape[0] = <int64_t>rows * rank
+
+
+cdef void put_shapes(const Supplied *supplied, Request *const *requests, uint32_t count, bint real, uint32_t rank,
+                     bint batches, GatheredInput *out) noexcept nogil:
+    cdef const InputData *data
+    cdef size_t at = 0
+    cdef uint32_t i, k, _
+    for i in range(count):
+        data = &requests[i].inputs[supplied.source]
+        for _ in range(requests[i].rows):
+            for k in range(rank):
+                put_number(out, at, real, data.shape[k + batches] if data.present else 0)
+                at += 1
+
+
+cdef void put_counts(const Supplied *supplied, Request *const *requests, uint32_t count, bint real,
+                     GatheredInput *out) noexcept nogil:
+    cdef int64_t sum = 0
+    cdef uint32_t first = 0
+    cdef uint32_t i
+    if supplied.kind == SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+        put_number(out, 0, real, 0)
+        first = 1
+    for i in range(count):
+        if supplied.kind == SUPPLY_ELEMENT_COUNT:
+            sum = 0
+        sum += count_of(&requests[i].inputs[supplied.source])
+        put_number(out, first + i, real, sum)
+
+
+cdef bint supply_ragged(const Signature *signature, uint32_t index, Request *const *requests, uint32_t count,
+                        uint32_t rows, GatheredInput *out) noexcept nogil:
+    cdef const Supplied *supplied = &signature.supplied[index]
+    cdef bint real = signature.inputs[signature.input_count + index].datatype == DT_FP32
+    set_ragged_shape(signature, supplied, requests, count, rows, out)
+    out.size = 4 * <size_t>elements_of(out.shape, out.rank)
+    out.present = True
+    out.block = block_take(out.size)
+    if out.block == NULL:
+        return False
+    out.data = out.block.data
+    if supplied.kind == SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE:
+        memset(out.block.data, 0, out.size)  # only its shape tells
+    elif supplied.kind == SUPPLY_ITEM_SHAPE or supplied.kind == SUPPLY_ITEM_SHAPE_FLATTEN:
+        put_shapes(supplied, requests, count, real, signature.inputs[supplied.source].rank,
+                   signature.max_batch_size > 0, out)
+    else:
+        put_counts(supplied, requests, count, real, out)
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
 cdef bint supply(const Signature *signature, uint32_t index, Request *const *requests, uint32_t count, uint32_t rows,
                  GatheredInput *out) noexcept nogil:
+    if signature.supplied[index].kind >= SUPPLY_ELEMENT_COUNT:
+        return supply_ragged(signature, index, requests, count, rows, out)
+    return supply_control(signature, index, requests, count, rows, out)
+
+
+cdef bint supply_control(const Signature *signature, uint32_t index, Request *const *requests, uint32_t count,
+                         uint32_t rows, GatheredInput *out) noexcept nogil:
     cdef size_t total = 0
     cdef size_t size
     cdef uint8_t *at

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -37,6 +37,18 @@ class TensorSpec:
     dims: tuple[int, ...]  # without the batch dimension; -1 is variable
     optional: bool = False
     labels: tuple[str, ...] = ()  # class names of an output with a label file
+    model_shape: tuple[int, ...] | None = None  # what the model has where clients have `dims`: as many elements
+    ragged: bool = False  # an input whose shapes may differ in a batch; the model gets the elements in one dimension
+    pad_value: float | None = None  # an input whose variable dimension is filled up with it within a batch
+    cut_like: str = ""  # an output that gets back the length of this padded input
+    like_input: str = ""  # an output that is split by the shapes of this ragged input
+
+    @property
+    def of_model(self) -> TensorSpec:
+        """The tensor as the model has it."""
+        if self.ragged or self.like_input:
+            return replace(self, dims=())  # one dimension, where others have the batch
+        return self if self.model_shape is None else replace(self, dims=self.model_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +68,13 @@ class SuppliedSpec:
             START, END, READY: whether the request begins or ends its sequence, and whether there is one in this row;
             CORRID: which sequence it belongs to;
             END_REASON: why the sequence ends;
-            STATE: the state that the sequence is in.
+            STATE: the state that the sequence is in;
+            BATCH_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
+            BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN: what Triton's
+            BatchInput.Kind says about a ragged input.
         tensor: as the model sees it; its dims leave out the batch dimension.
         values: what START, END and READY give for no and for yes.
-        source: the output that updates a STATE.
+        source: the output that updates a STATE, or the input that a BATCH_ kind is about.
     """
 
     kind: str
@@ -137,6 +152,7 @@ class ModelSpec:
     coalesces: bool = False  # identical requests in flight are executed once
     caches: bool = False  # answers are kept in the response cache
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
+    pad_buckets: tuple[int, ...] = ()  # lengths to which padded inputs are filled up
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
     decoupled: bool = False  # a request may have any number of responses
@@ -144,13 +160,13 @@ class ModelSpec:
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:
-        """What a batch has for the model: the inputs of requests, then the supplied ones."""
-        return (*self.inputs, *(supplied.tensor for supplied in self.supplied))
+        """What a batch has for the model, as the model has it: the inputs of requests, then the supplied ones."""
+        return (*(tensor.of_model for tensor in self.inputs), *(supplied.tensor for supplied in self.supplied))
 
     @property
     def model_outputs(self) -> tuple[TensorSpec, ...]:
-        """What the model gives: the outputs that requests can ask for, then those that the server keeps."""
-        return (*self.outputs, *self.kept)
+        """What the model gives, as it has it: the outputs that requests can ask for, then those that are kept."""
+        return (*(tensor.of_model for tensor in self.outputs), *self.kept)
 
 
 @dataclass(frozen=True, slots=True)

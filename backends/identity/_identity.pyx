@@ -6,17 +6,10 @@ from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from _native.atomic cimport load32
-from _native.batch cimport (
-    GatheredInput,
-    NativeBatch,
-    batch_detach,
-    batch_gather,
-    batch_set_output,
-    batch_wants,
-    execute_fn,
-)
+from _native.batch cimport NativeBatch, batch_detach, execute_fn
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
+from _native.gather cimport batch_gather
 from _native.memory cimport block_give, block_share
 from _native.request cimport (
     STATUS_INTERNAL,
@@ -29,7 +22,9 @@ from _native.request cimport (
     response_new,
 )
 from _native.response cimport response_complete
+from _native.scatter cimport batch_set_output, batch_wants
 from _native.statistics cimport Execution, statistics_executed
+from _native.supply cimport GatheredInput
 from _native.text cimport format_text
 
 cdef extern from *:

@@ -26,6 +26,48 @@ def flag(text: str) -> bool:
         raise ValueError("expected true or false") from None
 
 
+def pairs(text: str) -> dict[str, str]:
+    """ "NAME=VALUE, NAME=VALUE".
+
+    Raises:
+        ValueError: it has another form.
+    """
+    found = {}
+    for each in text.split(","):
+        name, equals, value = (part.strip() for part in each.partition("="))
+        if not (name and equals and value) or name in found:
+            raise ValueError("expected NAME=VALUE, ..., each name once")
+        found[name] = value
+    return found
+
+
+def numbers_by_name(text: str) -> dict[str, float]:
+    """`pairs` whose values are numbers.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    try:
+        return {name: float(value) for name, value in pairs(text).items()}
+    except ValueError:
+        raise ValueError("expected NAME=NUMBER, ..., each name once") from None
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Ascending whole numbers, separated by commas.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    try:
+        found = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1 or list(found) != sorted(set(found)):
+        raise ValueError("expected ascending whole numbers such as 32,64,128")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ModelParameter:
     """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
@@ -42,6 +84,22 @@ PARAMETERS = (
         False,
         "execute identical requests that are in flight at the same time once: same version, inputs, outputs asked for "
         "and parameters. Each keeps its own deadline; the work is cancelled when the last of them has left",
+    ),
+    ModelParameter(
+        "pad",
+        MappingProxyType({}),
+        "INPUT=VALUE, ...: requests share a batch although these inputs differ in their one variable dimension, which "
+        "is filled up with the value: to the smallest of `pad_buckets` that holds it, else to the longest in the batch "
+        "(then requests share a batch whose lengths have the same power of two above them)",
+        numbers_by_name,
+    ),
+    ModelParameter("pad_buckets", (), "LENGTH, ...: to which padded dimensions are filled up", lengths),
+    ModelParameter(
+        "unpad",
+        MappingProxyType({}),
+        "OUTPUT=INPUT, ...: the one variable dimension of the output is as long as that of the padded input; it is cut "
+        "back to the length that the request had",
+        pairs,
     ),
 )
 

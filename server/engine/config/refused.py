@@ -31,7 +31,6 @@ class Field:
 _NO_SEQUENCES = "sequences are not served yet"
 _NO_GPU = "GPUs are not served yet"
 _NO_TENSORRT = "only TensorRT has it, which is not served"
-_NO_RAGGED = "ragged batching is not served yet"
 _NO_PRIORITIES = "priorities are not served yet"
 _NO_QUEUE_POLICY = "queue policies are not served yet"
 _NO_RATE_LIMIT = "the rate limiter is not served yet"
@@ -50,15 +49,10 @@ REFUSED = (
     Field("dynamic_batching.default_queue_policy.max_queue_size", _NO_QUEUE_POLICY),
     Field("dynamic_batching.priority_queue_policy", _NO_QUEUE_POLICY),
     # tensors
-    Field("input.reshape", "reshaping is not served yet", "write the shape that the model takes as dims"),
-    Field("output.reshape", "reshaping is not served yet", "write the shape that the model gives as dims"),
     Field("input.is_shape_tensor", _NO_TENSORRT),
     Field("output.is_shape_tensor", _NO_TENSORRT),
     Field("input.is_non_linear_format_io", _NO_TENSORRT),
     Field("output.is_non_linear_format_io", _NO_TENSORRT),
-    Field("input.allow_ragged_batch", _NO_RAGGED),
-    Field("batch_input", _NO_RAGGED),
-    Field("batch_output", _NO_RAGGED),
     # instances
     Field("instance_group.rate_limiter.resources", _NO_RATE_LIMIT),
     Field("instance_group.rate_limiter.priority", _NO_RATE_LIMIT),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
+from server.engine.config.batches import wrong_batches
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
@@ -49,7 +50,10 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
         yield from _format(tensor, ("input", index))
     yield from _dynamic_batching(config)
     yield from _instance_groups(config)
-    yield from wrong(config)
+    unreadable = list(wrong(config))
+    yield from unreadable
+    if not unreadable:
+        yield from wrong_batches(config)
     yield from _response_cache(config)
     yield from ensemble_rules(config)
 

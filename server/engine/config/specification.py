@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,9 +32,11 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         backend=config.backend,
         platform=config.platform,
         max_batch_size=config.max_batch_size,
-        inputs=tuple(_input(tensor) for tensor in config.input),
+        inputs=tuple(_input(tensor, own["pad"]) for tensor in config.input),
         outputs=tuple(
-            _output(tensor, _labels(tensor, model_dir, source.at("output", index, "label_filename")))
+            _output(
+                config, tensor, own["unpad"], _labels(tensor, model_dir, source.at("output", index, "label_filename"))
+            )
             for index, tensor in enumerate(config.output)
         ),
         batching=_batching(config),
@@ -43,6 +46,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         coalesces=own["coalesce_requests"],
         caches=config.response_cache.enable,
         graph_level=graph.level if graph else None,
+        pad_buckets=own["pad_buckets"],
         supplied=tuple(supplied_inputs(config)),
         kept=tuple(kept_outputs(config)),
         decoupled=config.model_transaction_policy.decoupled,
@@ -50,12 +54,35 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
     )
 
 
-def _input(tensor: pb.ModelInput) -> TensorSpec:
-    return TensorSpec(tensor.name, NAME_OF.get(tensor.data_type, ""), tuple(tensor.dims), optional=tensor.optional)
+def _input(tensor: pb.ModelInput, padding: Mapping[str, float]) -> TensorSpec:
+    return TensorSpec(
+        tensor.name,
+        NAME_OF.get(tensor.data_type, ""),
+        tuple(tensor.dims),
+        optional=tensor.optional,
+        model_shape=_reshape(tensor),
+        ragged=tensor.allow_ragged_batch,
+        pad_value=padding.get(tensor.name),
+    )
 
 
-def _output(tensor: pb.ModelOutput, labels: tuple[str, ...]) -> TensorSpec:
-    return TensorSpec(tensor.name, NAME_OF.get(tensor.data_type, ""), tuple(tensor.dims), labels=labels)
+def _output(
+    config: pb.ModelConfig, tensor: pb.ModelOutput, unpad: Mapping[str, str], labels: tuple[str, ...]
+) -> TensorSpec:
+    scattered = (each.source_input[:1] for each in config.batch_output if tensor.name in each.target_name)
+    return TensorSpec(
+        tensor.name,
+        NAME_OF.get(tensor.data_type, ""),
+        tuple(tensor.dims),
+        labels=labels,
+        model_shape=_reshape(tensor),
+        cut_like=unpad.get(tensor.name, ""),
+        like_input="".join(next(scattered, ())),
+    )
+
+
+def _reshape(tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
 
 
 def _labels(tensor: pb.ModelOutput, model_dir: Path, where: str) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ KINDS = {
 
 
 def supplied_inputs(config: pb.ModelConfig) -> Iterator[SuppliedSpec]:
-    """Inputs that the batch provides, in the order in which the configuration has them: controls, then states."""
+    """Inputs that the batch provides, in the configuration's order: about ragged inputs, controls, states."""
+    for batch_input in config.batch_input:
+        yield from _batch_input(config, batch_input)
     if config.HasField("sequence_batching"):
         for control_input in config.sequence_batching.control_input:
             for control in control_input.control[:1]:
@@ -33,6 +35,15 @@ def supplied_inputs(config: pb.ModelConfig) -> Iterator[SuppliedSpec]:
         for state in config.sequence_batching.state:
             tensor = TensorSpec(state.input_name, NAME_OF.get(state.data_type, ""), tuple(state.dims))
             yield SuppliedSpec("STATE", tensor, source=state.output_name)
+
+
+def _batch_input(config: pb.ModelConfig, batch_input: pb.BatchInput) -> Iterator[SuppliedSpec]:
+    kind = pb.BatchInput.Kind.Name(batch_input.kind)
+    for source in batch_input.source_input[:1]:
+        ranks = {tensor.name: len(tensor.dims) for tensor in config.input}
+        dims = (ranks.get(source, 0),) if kind == "BATCH_ITEM_SHAPE" else ()
+        for name in batch_input.target_name:
+            yield SuppliedSpec(kind, TensorSpec(name, NAME_OF.get(batch_input.data_type, ""), dims), source=source)
 
 
 def kept_outputs(config: pb.ModelConfig) -> Iterator[TensorSpec]:

@@ -84,6 +84,8 @@ def test_every_use_is_found() -> None:
 # Top-level fields that code serves, for the proof that no field is forgotten.
 SERVED = {
     "backend",
+    "batch_input",
+    "batch_output",
     "default_model_filename",
     "dynamic_batching",
     "input",

@@ -1,0 +1,20 @@
+# The outputs of a batch, split among its requests.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from _native.batch cimport NativeBatch
+from _native.memory cimport Block
+
+# Whether some request of the batch asked for this output, or the server keeps it.
+cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
+# Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
+# failure). The rows are split among the requests without a copy, and among the states of their sequences. False:
+# the batch has failed.
+cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
+                           const int64_t *shape, uint32_t rank) noexcept nogil
+# Hand over the state that the sequence of one request goes to, for an executor that works request by request; `state`
+# is TensorSignature.state - 1 of the output that updates it. Takes the one reference to `block`, also on failure.
+# False: the batch has failed.
+cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
+                          size_t size, const int64_t *shape, uint32_t rank) noexcept nogil

@@ -1,0 +1,42 @@
+# Arithmetic of shapes. Shapes that come from outside have been checked: their elements do not overflow.
+
+from libc.stdint cimport int64_t, uint32_t
+
+cdef inline int64_t elements_of(const int64_t *shape, uint32_t rank) noexcept nogil:
+    cdef int64_t elements = 1
+    cdef uint32_t i
+    for i in range(rank):
+        elements *= shape[i]
+    return elements
+
+
+# Write a shape anew: `shape`, which fits the pattern `given`, becomes one that fits `wanted`. Both have as many
+# variable dimensions (-1), which keep their values in order, and the same number of elements.
+cdef inline void reshape(const int64_t *given, uint32_t given_rank, const int64_t *wanted, uint32_t wanted_rank,
+                         int64_t *shape) noexcept nogil:
+    cdef int64_t values[16]
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(given_rank):
+        if given[i] == -1:
+            values[count] = shape[i]
+            count += 1
+    count = 0
+    for i in range(wanted_rank):
+        shape[i] = wanted[i]
+        if wanted[i] == -1:
+            shape[i] = values[count]
+            count += 1
+
+
+# The length to which a padded one is filled up: the smallest bucket that holds it; without one, the power of two, which
+# only tells who may share a batch.
+cdef inline int64_t bucket_of(const int64_t *buckets, uint32_t count, int64_t length) noexcept nogil:
+    cdef int64_t size = 1
+    cdef uint32_t i
+    for i in range(count):
+        if length <= buckets[i]:
+            return buckets[i]
+    while size < length:
+        size *= 2
+    return size
