@@ -13,7 +13,7 @@ from server.errors import ConfigError
 SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds" / "configs"
 
 REASONS = {
-    "chat_bls_python": ["unable to find backend 'python'"],
+    "chat_bls_python": [],  # served
     "chat_torchscript": ["has kind KIND_GPU but server does not support GPUs"],
     "densenet_onnx_tensorrt": ["optimization.execution_accelerators.gpu_execution_accelerator is not supported"],
     "onnx_openvino": ["optimization.execution_accelerators.cpu_execution_accelerator is not supported"],
@@ -41,6 +41,9 @@ def prepare_text(tmp_path: Path, text: str):
 
 @pytest.mark.parametrize("name", REASONS)
 def test_a_seed_is_refused_only_for_what_is_not_served(tmp_path: Path, name: str) -> None:
+    if not REASONS[name]:
+        prepare_text(tmp_path, seed(name))
+        return
     with pytest.raises(ConfigError) as raised:
         prepare_text(tmp_path, seed(name))
     lines = str(raised.value).splitlines()
