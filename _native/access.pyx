@@ -16,10 +16,10 @@ from libc.string cimport memcmp, memcpy, memset
 
 from _native.codec cimport Str
 from _native.connection cimport Endpoint
-from _native.errorinfo cimport LoadReport, final_trailers
-from _native.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.errorinfo cimport stream_refuse
+from _native.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
 from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE
-from _native.stream cimport Stream, stream_end
+from _native.stream cimport Stream
 from _native.text cimport clip, format_text, text_or_no_memory
 
 import hashlib
@@ -260,18 +260,9 @@ cdef bint admits(void *context, Stream *stream) noexcept nogil:
 
 cdef void deny(const Gate *gate, Stream *stream, Verdict verdict) noexcept nogil:
     cdef Str none
-    cdef LoadReport no_report
-    cdef nghttp2_nv *trailers
-    cdef size_t count
-    cdef int status = gate_status(gate, verdict)
-    cdef char *text
     none.data = NULL
     none.size = 0
-    no_report.size = 0
-    text = gate_text(gate, verdict, INFERENCE, none)
-    trailers = final_trailers(status, text_or_no_memory(text), NULL, &no_report, &count)
-    stream_end(stream, status, text_or_no_memory(text), trailers, count)
-    free(text)
+    stream_refuse(stream, gate_status(gate, verdict), NULL, gate_text(gate, verdict, INFERENCE, none))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from _native.stream cimport Conn, Host, Stream, cancel_fn, unary_fn
+from _native.client cimport ClientUse
+from _native.stream cimport Conn, Gatekeeper, Host, Stream, cancel_fn, unary_fn
 from _native.workers cimport Workers
 
 
@@ -18,9 +19,16 @@ cdef class Endpoint:
     cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1
 
 
+cdef class Entrance:
+    # what the native calls of some connections must pass, for example of those of one listener
+    cdef Gatekeeper gatekeeper
+
+
 cdef class Connection:
     cdef Conn conn
     cdef Endpoint endpoint
+    cdef ClientUse use           # what limits count; None: nothing does
+    cdef Entrance entrance
     cdef public object flush     # called without arguments when there is output to take
     cdef public object on_ping   # called without arguments for each PING of the peer
     cdef readonly object peer

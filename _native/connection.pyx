@@ -12,6 +12,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from _native.client cimport ClientUse
 from _native.clock cimport now_ns
 from _native.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from _native.headers cimport metadata_headers, metadata_pairs
@@ -26,6 +27,7 @@ from _native.http2 cimport (
     conn_open,
     conn_ping,
     conn_receive,
+    host_expire,
 )
 from _native.incoming cimport end_round, stream_drop_message
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
@@ -84,17 +86,23 @@ cdef class Endpoint:
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for answers of native methods; 0 for not compressing them.
         workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
+        max_held: bytes of request messages that may be incomplete or not taken, over all connections; 0 for no limit.
+        receive_timeout: seconds that a request may take to arrive, and one more for each 16 KiB; 0 for any time. Needs
+            `expire` to be called.
 
     Set `clock`, a function that returns seconds, for another clock than time.monotonic().
     """
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
-                 spare_frames: int = 10_000, max_inflated: int = 0, native_level: int = 0, Workers workers=None):
+                 spare_frames: int = 10_000, max_inflated: int = 0, native_level: int = 0, Workers workers=None,
+                 max_held: int = 0, receive_timeout: float = 0.0):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
         self.host.unsent_limit = max_unsent
         self.host.spare_frames = spare_frames
+        self.host.held_limit = max_held
+        self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
         self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
         self.host.native_level = native_level
         self.workers = workers
@@ -151,6 +159,17 @@ cdef class Endpoint:
         """Calls wait because too many bytes of answers do."""
         return self.host.waiting.first != NULL
 
+    @property
+    def held(self) -> int:
+        """Bytes of request messages that are incomplete or that nobody has taken yet."""
+        return self.host.held
+
+    def expire(self) -> None:
+        """End requests that have not arrived in time, and calls that wait at their deadline; about once a second."""
+        self.look_at_clock()
+        host_expire(&self.host)
+        self.flush_dirty()
+
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
@@ -166,9 +185,14 @@ cdef class Endpoint:
 
     def collect_jobs(self) -> None:
         """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
+        self.look_at_clock()
         crew_drain(&self.workers.crew)
         end_round(&self.host)
         self.flush_dirty()
+
+
+cdef class Entrance:
+    """What native calls must pass; nothing, until somebody puts a guard there (`_native.access.Judge.guard`)."""
 
 
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
@@ -179,12 +203,15 @@ cdef class Connection:
         endpoint: what it belongs to.
         peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
         user: whose process that is, on a unix socket; -1 when it is not known.
+        use: what the limits of its client count; None for no such limits.
+        entrance: what its native calls must pass instead of what the endpoint's must.
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the
     peer is gone.
     """
 
-    def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1):
+    def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
+                 Entrance entrance=None):
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
@@ -192,6 +219,12 @@ cdef class Connection:
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
         self.conn.user = user
+        if use is not None:
+            self.use = use
+            self.conn.client = &use.client
+        if entrance is not None:
+            self.entrance = entrance
+            self.conn.gatekeeper = &entrance.gatekeeper
 
     def __dealloc__(self):
         conn_close(&self.conn)
@@ -439,6 +472,11 @@ cdef class Call:
     def writable(self) -> bool:
         """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
         return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
+
+    def expect_one(self) -> None:
+        """The call has one request message: the client has as long for it as for a native call's."""
+        if self.stream != NULL:
+            self.stream.single = True
 
     def set_compression(self, encoding: str, level: int = 6) -> None:
         """Compress messages from now on, if the client takes the encoding; before the headers are sent.

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t
 
 from _native.nghttp2 cimport nghttp2_nv
+from _native.stream cimport Stream
 
 cdef enum:
     MAX_REPORT = 2048        # bytes of an encoded load report in base64
@@ -16,5 +17,7 @@ cdef struct LoadReport:
 # and the report when there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
 cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
                                 size_t *count) noexcept nogil
+# End a call with an error and its details; `text` is from malloc (format_text) and is taken over.
+cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil
 # Take over an encoded report; False: it is too long.
 cdef bint report_set(LoadReport *report, bytes encoded)

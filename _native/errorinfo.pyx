@@ -9,7 +9,7 @@ fields are written by hand: both front doors need them, one of them without Pyth
 """
 
 from libc.stdint cimport uint8_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, strlen
 
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
@@ -22,6 +22,8 @@ from _native.request cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
+from _native.stream cimport Stream, stream_end
+from _native.text cimport text_or_no_memory
 from _native.wire cimport utf8_valid, write_varint
 
 import binascii
@@ -164,6 +166,16 @@ cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason
         set_pair(&nv[count[0]], REPORT_KEY, at, report.size)
         count[0] += 1
     return nv
+
+
+cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil:
+    cdef LoadReport no_report
+    cdef size_t count
+    cdef nghttp2_nv *trailers
+    no_report.size = 0
+    trailers = final_trailers(status, text_or_no_memory(text), reason, &no_report, &count)
+    stream_end(stream, status, text_or_no_memory(text), trailers, count)
+    free(text)
 
 
 cdef bint report_set(LoadReport *report, bytes encoded):

@@ -19,14 +19,22 @@ from libc.string cimport memcmp, strlen
 
 from _native.backpressure cimport unpark, wait_no_more
 from _native.budget cimport COST_FRAME, COST_PYTHON_RESET, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from _native.client cimport Client
 from _native.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
+from _native.errorinfo cimport stream_refuse
 from _native.headers cimport timeout_parse
-from _native.incoming cimport calls_resume, calls_resume_all, end_round, stream_half_closed, stream_receive
+from _native.incoming cimport calls_resume, calls_resume_all, end_round, stream_drop_request, stream_half_closed, stream_receive
 from _native.memory cimport LIVE_CONNECTIONS, live_add
 from _native.nghttp2 cimport *
 from _native.outgoing cimport output_clear, output_copy
-from _native.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from _native.request cimport (
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_INTERNAL,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNIMPLEMENTED,
+)
 from _native.stream cimport (
+    HEADER_ALL,
     HEADER_BAD_ENCODING,
     HEADER_BAD_TIMEOUT,
     HEADER_GRPC,
@@ -47,6 +55,7 @@ from _native.stream cimport (
     stream_frame,
     stream_new,
     stream_reject,
+    stream_time_left,
 )
 from _native.text cimport format_text, text_or_no_memory
 
@@ -60,6 +69,7 @@ cdef enum:
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
     # Here resets come out of the budget, so the library's is set out of reach.
     UNLIMITED_RESETS = 1 << 30
+    SLOWEST = 16 << 10               # bytes a second of a large request
     CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
@@ -148,7 +158,7 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
 
 
 cdef inline bint is_kept(Stream *stream, nghttp2_vec name) noexcept nogil:
-    cdef Gatekeeper *gatekeeper = &stream.conn.host.gatekeeper
+    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
     return stream.method.unary == NULL or (
         gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len))
 
@@ -165,6 +175,7 @@ cdef int find_method(Stream *stream, nghttp2_vec path) noexcept nogil:
     for i in range(host.native_count):
         if host.natives[i].path_size == path.len and memcmp(host.natives[i].path, path.base, path.len) == 0:
             stream.method = &host.natives[i]
+            stream.single = True
             return 0
     stream.method = &host.other
     stream.path = format_text("%.*s", <int>path.len, path.base)
@@ -190,7 +201,9 @@ cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) n
 
 
 cdef void headers_complete(Stream *stream) noexcept nogil:
+    cdef const Client *client = stream.conn.client
     cdef char *text
+    stream.seen |= HEADER_ALL
     if stream.seen & HEADER_TOO_LARGE:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
@@ -207,10 +220,14 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
     elif stream.seen & HEADER_BAD_ENCODING:
         stream_fail(stream, STATUS_UNIMPLEMENTED,
                     "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
+    elif client != NULL and client.max_calls and client.calls > client.max_calls:
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+            "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
+            client.max_calls))
     elif stream.method.unary != NULL:
         stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
-        if stream.conn.host.gatekeeper.admits != NULL:
-            stream.conn.host.gatekeeper.admits(stream.conn.host.gatekeeper.context, stream)
+        if stream.conn.gatekeeper.admits != NULL:
+            stream.conn.gatekeeper.admits(stream.conn.gatekeeper.context, stream)
             stream_drop_fields(stream)
     else:
         stream.conn.host.hooks.begin(stream)
@@ -250,7 +267,7 @@ cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_i
     cdef Stream *stream = stream_of(session, stream_id)
     nghttp2_session_consume_connection(session, size)
     if stream != NULL:
-        stream_receive(stream, data, size)
+        stream_receive(stream, data, size, flags & NGHTTP2_FLAG_END_STREAM)
     return 0
 
 
@@ -337,6 +354,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     conn.host = host
     conn.owner = owner
     conn.user = -1
+    conn.gatekeeper = &host.gatekeeper
     conn.received_ns = host.now_ns
     conn.budget.filled_ns = host.now_ns
     conn.budget.left = host.spare_frames
@@ -344,6 +362,10 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
         conn.session = NULL
         return False
     live_add(LIVE_CONNECTIONS, 1)
+    conn.next = host.first_conn
+    if conn.next != NULL:
+        conn.next.previous = conn
+    host.first_conn = conn
     settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
     settings[0].value = host.max_streams
     settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
@@ -370,6 +392,12 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     while conn.first_stream != NULL:
         stream_closed(conn.first_stream, NGHTTP2_CANCEL)
     wait_no_more(conn)
+    if conn.previous == NULL:
+        conn.host.first_conn = conn.next
+    else:
+        conn.previous.next = conn.next
+    if conn.next != NULL:
+        conn.next.previous = conn.previous
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
@@ -458,3 +486,48 @@ cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept 
                 stream.call = NULL
             stream_fail(stream, status, details)
         stream = stream.next
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Time
+
+cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
+    # the peer owes us more of a request that it has begun
+    return stream.prefix_size != 0 or (stream.single and not stream.remote_closed)
+
+
+cdef void host_expire(Host *host) noexcept nogil:
+    cdef Conn *conn = host.first_conn
+    while conn != NULL:
+        if conn.first_stream != NULL and not conn.leaving:
+            expire_calls(conn)
+        conn = conn.next
+
+
+cdef void expire_calls(Conn *conn) noexcept nogil:
+    cdef Host *host = conn.host
+    cdef Stream *stream = conn.first_stream
+    cdef int64_t allowed
+    cdef bint late
+    while stream != NULL:
+        allowed = host.receive_ns + <int64_t>stream.received * 1000000000 // SLOWEST
+        late = host.receive_ns != 0 and host.now_ns - stream.begun_ns > allowed
+        if not stream.seen & HEADER_ALL:
+            if late:
+                conn_calm(conn, "slow_headers")  # nothing else can come on this connection before they are complete
+                return
+        elif stream.ended:
+            pass
+        elif stream.method.unary != NULL and stream.call == NULL and stream_time_left(stream) == 0:
+            stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+            stream_drop_request(stream)
+        elif late and is_awaited(stream):
+            fail_late(stream)
+            stream_drop_request(stream)
+        stream = stream.next
+
+
+cdef void fail_late(Stream *stream) noexcept nogil:
+    stream_refuse(stream, STATUS_DEADLINE_EXCEEDED, "SLOW_REQUEST", format_text(
+        "the request has not arrived within %d s: %zu bytes of its message have come",
+        <int>((stream.conn.host.now_ns - stream.begun_ns) // 1000000000), stream.received))

@@ -5,16 +5,23 @@ A message of a native method waits for the client's half-close, and then, if the
 flow-control credit.
 """
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.backpressure cimport (
     UNSENT_LIMIT,
+    hand_over,
+    hold,
+    holds_too_much,
     host_has_room,
+    let_go,
     may_run,
     park,
+    partial_join,
+    partial_leave,
     reserve,
+    unpark,
     wait_for_host,
     wait_no_more,
 )
@@ -28,43 +35,77 @@ from _native.compression cimport (
     Result,
     encoding_name,
 )
-from _native.memory cimport Block, block_take
+from _native.client cimport Client
+from _native.errorinfo cimport stream_refuse
+from _native.memory cimport Block, block_give, block_take
 from _native.nghttp2 cimport nghttp2_session_consume_stream
 from _native.packing cimport pack_inflate
-from _native.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
-from _native.stream cimport Conn, Host, Incoming, Stream, incoming_free, mark_dirty, stream_fail, stream_inflates
+from _native.request cimport (
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_INTERNAL,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+)
+from _native.stream cimport (
+    Conn,
+    Host,
+    Incoming,
+    Stream,
+    incoming_free,
+    mark_dirty,
+    stream_fail,
+    stream_inflates,
+    stream_time_left,
+)
 from _native.text cimport format_text, text_or_no_memory
 
 cdef enum:
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
+    PREFIX = 5                       # bytes in front of each message
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Messages
 
-cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
-    if stream.queued_bytes < QUEUED_LIMIT:
+cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint last) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    # credit is kept back only where a message is taken later, which gives it
+    if stream.queued_bytes == 0 or (stream.queued_bytes < QUEUED_LIMIT and not holds_too_much(host)):
         nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
     else:
         stream.withheld += size
     deframe(stream, data, size)
+    if stream.ended:
+        return
+    if stream.held and (stream.prefix_size == PREFIX or (stream.single and not last)):
+        partial_join(stream)
+    else:
+        partial_leave(stream)
+    if stream.conn.client != NULL and charge_exceeded(stream.conn.client):
+        refuse_client(stream)
+    elif holds_too_much(host):
+        make_room(host)
 
 
 cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
     cdef size_t part
     while size and not stream.ended:
-        if stream.prefix_size < 5:
+        if stream.prefix_size < PREFIX:
+            if stream.prefix_size == 0 and not stream.single:
+                stream.begun_ns = stream.conn.host.now_ns
             stream.prefix[stream.prefix_size] = data[0]
             stream.prefix_size += 1
             data += 1
             size -= 1
-            if stream.prefix_size == 5:
+            if stream.prefix_size == PREFIX:
                 begin_message(stream)
             continue
         part = min(size, stream.size - stream.received)
         memcpy(stream.data + stream.received, data, part)
         stream.received += part
+        hold(stream, part)
         data += part
         size -= part
         if stream.received == stream.size:
@@ -146,6 +187,7 @@ cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
 cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef Incoming *message = <Incoming *>chain_pop(&stream.incoming)
     stream.queued_bytes -= message.counted
+    let_go(stream, message.counted)
     incoming_free(message)
     inflate_next(stream)
     if stream.withheld and stream.queued_bytes < QUEUED_LIMIT:
@@ -156,6 +198,7 @@ cdef void stream_drop_message(Stream *stream) noexcept nogil:
 
 cdef void stream_half_closed(Stream *stream) noexcept nogil:
     stream.remote_closed = True
+    partial_leave(stream)
     if stream.ended:
         return
     if stream.prefix_size != 0:
@@ -166,10 +209,54 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil:
         stream.conn.host.hooks.half_closed(stream)
     elif stream.messages == 0:
         stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
-    elif not may_run(stream.conn):
-        park(stream)
-    else:
+    elif may_run(stream.conn):
         run_native(stream)
+    elif holds_too_much(stream.conn.host):
+        refuse_message(stream)
+        stream_drop_request(stream)
+    else:
+        park(stream)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is too much
+
+cdef inline bint charge_exceeded(const Client *client) noexcept nogil:
+    return client.max_bytes != 0 and client.bytes > client.max_bytes
+
+
+cdef void refuse_client(Stream *stream) noexcept nogil:
+    cdef const Client *client = stream.conn.client
+    stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+        "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, <size_t>client.bytes,
+        <size_t>client.max_bytes))
+    stream_drop_request(stream)
+
+
+cdef void make_room(Host *host) noexcept nogil:
+    # the oldest incomplete request goes; one that is alone may be as large as it likes
+    cdef Stream *oldest
+    while holds_too_much(host) and host.first_partial != NULL and host.first_partial.held < host.held:
+        oldest = host.first_partial
+        refuse_message(oldest)
+        stream_drop_request(oldest)
+        host.others_ran = True
+
+
+cdef void refuse_message(Stream *stream) noexcept nogil:
+    cdef const Host *host = stream.conn.host
+    stream_refuse(stream, STATUS_UNAVAILABLE, "SERVER_FULL", format_text(
+        "the server holds %zu bytes of requests that are not complete or not taken, which is more than its limit of %zu",
+        host.held, host.held_limit))
+
+
+cdef void stream_drop_request(Stream *stream) noexcept nogil:
+    # of a call that has ended: what has come of the message is of no use any more
+    partial_leave(stream)
+    unpark(stream)
+    block_give(stream.block)
+    stream.block = NULL
+    let_go(stream, stream.held)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,12 +289,14 @@ cdef void inflated_later(Stream *stream, Incoming *message, Result result) noexc
 
 cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept nogil:
     stream.queued_bytes -= message.counted
+    let_go(stream, message.counted)
     if result != RESULT_OK:
         incoming_free(message)
         inflating_failed(stream, result)
         return
     message.counted = message.size
     stream.queued_bytes += message.counted
+    hold(stream, message.counted)
     message_ready(stream, message)
 
 
@@ -233,9 +322,15 @@ cdef void inflating_failed(Stream *stream, Result result) noexcept nogil:
 
 cdef void run_native(Stream *stream) noexcept nogil:
     cdef Block *block = stream.block
+    cdef int64_t left = stream_time_left(stream)
+    if left == 0:
+        stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        stream_drop_request(stream)
+        return
     stream.block = NULL
+    hand_over(stream)
     reserve(stream)
-    stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, stream.timeout_ns)
+    stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, left)
 
 
 cdef void run_first_parked(Conn *conn) noexcept nogil:

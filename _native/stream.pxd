@@ -5,6 +5,7 @@ from libc.stdlib cimport free
 
 from _native.budget cimport Budget
 from _native.chain cimport Chain, Link
+from _native.client cimport Client
 from _native.compression cimport Encoding, Result
 from _native.memory cimport Block, block_give
 from _native.nghttp2 cimport nghttp2_data_source, nghttp2_frame, nghttp2_nv, nghttp2_rcbuf, nghttp2_session
@@ -34,6 +35,7 @@ cdef enum:
     HEADER_BAD_TIMEOUT = 8
     HEADER_BAD_ENCODING = 16
     HEADER_TOO_LARGE = 32
+    HEADER_ALL = 64              # they are complete
 
 cdef struct HeaderField:
     nghttp2_rcbuf *name
@@ -53,6 +55,7 @@ cdef struct Stream:
     Conn *conn
     int32_t id
     const Method *method     # NULL until the path is known
+    int64_t arrived_ns       # when its headers began
     uint64_t caller          # who makes a native call, as the gatekeeper found; 0: nobody known
     void *call               # set by the native method or by CallHooks.begin; NULL again once they have answered
 
@@ -73,6 +76,13 @@ cdef struct Stream:
     size_t size
     size_t received
     uint32_t messages        # received completely
+    bint single              # the call has one request message
+    int64_t begun_ns         # when what is being received began: the request when it is single, else the message
+    size_t held              # bytes of messages that nobody has taken, of Host.held
+    size_t charged           # bytes of messages, of Client.bytes
+    bint partial             # in the list of Host.first_partial
+    Stream *next_partial
+    Stream *previous_partial
     Chain incoming           # Incoming, complete
     size_t queued_bytes      # in complete messages that nobody has taken
     size_t withheld          # flow-control credit kept back because of them
@@ -106,6 +116,10 @@ cdef struct Conn:
     Link waiting_link        # in Host.waiting
     nghttp2_session *session
     Host *host
+    Client *client           # whose connection it is; NULL: clients have no limits
+    const Gatekeeper *gatekeeper  # what its native calls must pass
+    Conn *next               # of the host's connections
+    Conn *previous
     Output output
     size_t output_limit      # of the `take_output` that is running
     size_t unsent            # bytes of all streams' answers that are not framed yet
@@ -171,7 +185,13 @@ cdef struct Host:
     size_t reserved          # so many are expected of the native calls that run
     size_t expected          # of one call: the largest answer, slowly forgotten
     Chain waiting            # Conn, whose calls wait for this budget
-    bint others_ran          # calls of connections that are not being looked at have run: flush the dirty ones
+    size_t held_limit        # bytes of request messages that are incomplete or not taken yet, over all connections
+    size_t held              # so many are
+    Stream *first_partial    # streams whose request is incomplete, the oldest first
+    Stream *last_partial
+    int64_t receive_ns       # what a request may take to arrive, see host_expire; 0: any time
+    Conn *first_conn         # all connections
+    bint others_ran          # connections that are not being looked at have something to say: flush the dirty ones
     int64_t spare_frames     # per second and connection, frames that bring no call forward
     int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive
     Conn *first_dirty        # connections with output that nobody has asked for yet
@@ -218,6 +238,14 @@ cdef inline size_t stream_unsent(const Stream *stream) noexcept nogil:
 cdef inline bint stream_inflates(const Stream *stream) noexcept nogil:
     # a message is complete that nobody can take yet, because it or one before it is being inflated
     return stream.inflating != NULL or stream.packed.first != NULL
+
+
+cdef inline int64_t stream_time_left(const Stream *stream) noexcept nogil:
+    # nanoseconds until the client's deadline, which counts from the arrival of the headers; -1 when it set none
+    cdef int64_t passed = stream.conn.host.now_ns - stream.arrived_ns
+    if stream.timeout_ns < 0:
+        return -1
+    return stream.timeout_ns - passed if passed < stream.timeout_ns else 0
 
 
 cdef inline void incoming_free(Incoming *message) noexcept nogil:

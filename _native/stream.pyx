@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strlen
 
-from _native.backpressure cimport learn, release, unpark
+from _native.backpressure cimport learn, partial_leave, release, unpark
 from _native.chain cimport Chain, chain_pop, chain_push
 from _native.compression cimport ENCODING_DEFLATE, ENCODING_GZIP, ENCODING_IDENTITY, ENCODING_UNKNOWN, encoding_name
 from _native.headers cimport message_encode
@@ -47,6 +47,10 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
     stream.conn = conn
     stream.id = id
     stream.timeout_ns = -1
+    stream.arrived_ns = conn.host.now_ns
+    stream.begun_ns = conn.host.now_ns
+    if conn.client != NULL:
+        conn.client.calls += 1
     stream.next = conn.first_stream
     if stream.next != NULL:
         stream.next.previous = stream
@@ -67,6 +71,11 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         stream.next.previous = stream.previous
     conn.streams -= 1
     conn.unsent -= stream_unsent(stream)
+    partial_leave(stream)
+    conn.host.held -= stream.held
+    if conn.client != NULL:
+        conn.client.calls -= 1
+        conn.client.bytes -= stream.charged + stream_unsent(stream)
     release(stream)
     pack_abandon(stream)
     drop_incoming(&stream.packed)
@@ -153,13 +162,19 @@ cdef void go_on(Stream *stream) noexcept nogil:
     mark_dirty(stream.conn)
 
 
+cdef inline void count_unsent(Conn *conn, const Outgoing *message) noexcept nogil:
+    conn.unsent += message.left
+    conn.host.unsent += message.size
+    if conn.client != NULL:
+        conn.client.bytes += message.left
+
+
 cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     chain_push(&stream.outgoing, message)
     if stream.conn.unsent == 0:
         stream.conn.taken_ns = NOT_NOTED
     stream.unsent += message.left
-    stream.conn.unsent += message.left
-    stream.conn.host.unsent += message.size
+    count_unsent(stream.conn, message)
     release(stream)
 
 
@@ -287,6 +302,8 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
         return NGHTTP2_ERR_CALLBACK_FAILURE
     stream.unsent -= length
     conn.unsent -= length
+    if conn.client != NULL:
+        conn.client.bytes -= length
     conn.taken_ns = conn.host.now_ns
     if stream.unsent == 0 and stream.ended:
         conn.reads = True
@@ -326,8 +343,7 @@ cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept
 cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
     chain_push(&stream.uncompressed, message)
     stream.plain += message.left
-    stream.conn.unsent += message.left
-    stream.conn.host.unsent += message.size
+    count_unsent(stream.conn, message)
     compress_next(stream)
 
 
@@ -354,6 +370,8 @@ cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept
     stream.plain -= plain.left
     stream.conn.unsent -= plain.left
     stream.conn.host.unsent -= plain.size
+    if stream.conn.client != NULL:
+        stream.conn.client.bytes -= plain.left
     if packed == NULL:
         send_plain(stream, plain)
     else:

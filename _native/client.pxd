@@ -1,0 +1,19 @@
+# Who is at the other end of connections, and what all of them together make the server hold.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef struct Client:
+    const char *name         # for people: "10.0.0.7", "user 1000", "certificate CN=robot"
+    uint32_t calls           # open RPCs
+    uint32_t max_calls       # 0: any number
+    uint64_t bytes           # of requests that are not answered, and of answers that are not sent
+    uint64_t max_bytes       # 0: any number
+
+
+cdef class ClientUse:
+    cdef Client client
+    cdef bytes text          # the name
+    cdef readonly str name
+    cdef public int connections  # for its owner
+    cdef public int streams      # open calls that are streams; for its owner
+    cdef object __weakref__

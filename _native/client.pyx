@@ -1,0 +1,28 @@
+"""What one client uses, over all of its connections; limits are per client, not per connection."""
+
+
+cdef class ClientUse:
+    """One client.
+
+    Args:
+        name: who it is, for texts.
+        max_calls: open RPCs; further ones are refused. 0 for any number.
+        max_bytes: bytes of its requests that are not answered yet and of answers that it has not read; 0 for any number.
+    """
+
+    def __init__(self, name: str, *, max_calls: int = 0, max_bytes: int = 0):
+        self.name = name
+        self.text = name.encode("utf-8", "replace").replace(b"\0", b" ")
+        self.client.name = self.text
+        self.client.max_calls = max_calls
+        self.client.max_bytes = max_bytes
+
+    @property
+    def calls(self) -> int:
+        """Open RPCs."""
+        return self.client.calls
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of requests that are not answered yet and of answers that are not sent."""
+        return self.client.bytes
