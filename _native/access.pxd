@@ -6,6 +6,7 @@ from _native.codec cimport Str
 
 cdef enum:
     MAX_SECRET = 256         # bytes of a token or of a header's value
+    TRUSTED = 2              # the caller whom nobody asks who it is; ids of tokens are odd
 
 cdef struct Secret:
     size_t size
@@ -61,6 +62,13 @@ cdef int gate_status(const Gate *gate, Verdict verdict) noexcept nogil
 cdef char *gate_text(const Gate *gate, Verdict verdict, uint32_t group, Str model) noexcept nogil
 # Whether gate_judge looks at this header for calls of the group.
 cdef bint gate_wants(const Gate *gate, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
+
+
+cdef struct Passage:
+    # what the native calls of one listener must pass
+    const Gate *gate
+    uint32_t groups          # bits of the RPC groups that are served there
+    bint trusted             # nobody is asked for a token or for the header of a restricted protocol
 
 
 cdef class Judge:

@@ -1,8 +1,9 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from _native.connection import Endpoint
+from _native.connection import Endpoint, Entrance
 
 GROUPS: tuple[str, ...]
+TRUSTED_CALLER: int
 
 class Judge:
     def __init__(
@@ -12,5 +13,8 @@ class Judge:
     def install(self, endpoint: Endpoint) -> None: ...
     def judge(self, group: str, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[int, str, int]: ...
     def judge_model(self, caller: int, model: str) -> tuple[int, str]: ...
+
+class PassageEntrance(Entrance):
+    def __init__(self, judge: Judge, groups: Iterable[str] = ..., *, trusted: bool = False) -> None: ...
 
 def glob_matches(pattern: str, text: str) -> bool: ...

@@ -15,10 +15,10 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from _native.codec cimport Str
-from _native.connection cimport Endpoint
+from _native.connection cimport Endpoint, Entrance
 from _native.errorinfo cimport stream_refuse
 from _native.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE
+from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, STATUS_UNIMPLEMENTED
 from _native.stream cimport Stream
 from _native.text cimport clip, format_text, text_or_no_memory
 
@@ -30,6 +30,8 @@ GROUPS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging", "reflection",
 )
+
+TRUSTED_CALLER = <int>TRUSTED
 
 cdef enum:
     STATUS_PERMISSION_DENIED = 7
@@ -168,6 +170,8 @@ cdef Verdict gate_model(const Gate *gate, uint64_t caller, Str model) noexcept n
     cdef uint32_t i
     if not gate.tokens_needed:
         return ALLOWED
+    if caller == TRUSTED:
+        return ALLOWED
     if caller:
         for i in range(gate.token_count):
             if gate.tokens[i].id == caller:
@@ -238,7 +242,10 @@ cdef bint wants_field(void *context, const uint8_t *name, size_t size) noexcept 
 
 
 cdef bint admits(void *context, Stream *stream) noexcept nogil:
-    cdef Gate *gate = <Gate *>context
+    return judge_stream(<Gate *>context, stream)
+
+
+cdef bint judge_stream(const Gate *gate, Stream *stream) noexcept nogil:
     cdef Field fields[KEPT_FIELDS]
     cdef nghttp2_vec name, value
     cdef Verdict verdict = UNKNOWN_TOKEN
@@ -263,6 +270,25 @@ cdef void deny(const Gate *gate, Stream *stream, Verdict verdict) noexcept nogil
     none.data = NULL
     none.size = 0
     stream_refuse(stream, gate_status(gate, verdict), NULL, gate_text(gate, verdict, INFERENCE, none))
+
+
+# Those of one listener
+
+cdef bint passage_wants(void *context, const uint8_t *name, size_t size) noexcept nogil:
+    cdef const Passage *passage = <const Passage *>context
+    return not passage.trusted and gate_wants(passage.gate, INFERENCE, name, size)
+
+
+cdef bint passage_admits(void *context, Stream *stream) noexcept nogil:
+    cdef const Passage *passage = <const Passage *>context
+    if not passage.groups & INFERENCE:
+        stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL,
+                      format_text("%s calls are not served at this address", group_text(INFERENCE)))
+        return False
+    if passage.trusted:
+        stream.caller = TRUSTED
+        return True
+    return judge_stream(passage.gate, stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -431,6 +457,28 @@ cdef class Judge:
             return (gate_status(&self.gate, verdict), text_or_no_memory(text).decode("utf-8", "replace"))
         finally:
             free(text)
+
+
+cdef class PassageEntrance(Entrance):
+    """What the native calls of one listener must pass.
+
+    Args:
+        judge: the rules of the server.
+        groups: the RPC groups that are served there.
+        trusted: nobody is asked for a token or for the header of a restricted protocol.
+    """
+
+    cdef Passage passage
+    cdef Judge judge
+
+    def __init__(self, Judge judge not None, groups=GROUPS, *, trusted: bool = False):
+        self.judge = judge
+        self.passage.gate = &judge.gate
+        self.passage.groups = group_bits(groups)
+        self.passage.trusted = trusted
+        self.gatekeeper.wants = passage_wants
+        self.gatekeeper.admits = passage_admits
+        self.gatekeeper.context = &self.passage
 
 
 def glob_matches(pattern: str, text: str) -> bool:

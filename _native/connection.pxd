@@ -32,6 +32,7 @@ cdef class Connection:
     cdef public object flush     # called without arguments when there is output to take
     cdef public object on_ping   # called without arguments for each PING of the peer
     cdef readonly object peer
+    cdef public object guest     # what it has been counted for, for its owner
     cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
     cdef int dispatch(self) except -1

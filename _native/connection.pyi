@@ -50,6 +50,7 @@ class Connection:
     flush: Callable[[], None] | None
     on_ping: Callable[[], None] | None
     client: Any
+    guest: Any
     @property
     def peer(self) -> str: ...
     def __init__(

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -18,6 +19,7 @@ import uvloop
 
 from _native.memory import live_counters
 from backends.loader import BackendLoader
+from server.addresses import Bind
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.shared_memory import SharedMemoryPolicy
@@ -26,6 +28,7 @@ from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
 from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy
+from server.front.lobby import ClientLimits
 from server.front.native import NativeDoor
 from server.front.services import Policy, install
 from server.front.tls import Credentials, CredentialsError
@@ -181,7 +184,7 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     rules = Policy(access, load, reflected=_is_reflected(settings))
     health = install(door, table(engine, identity), engine, rules)
     try:
-        await door.start(*map(str, settings.addresses))
+        await door.start(*map(str, _binds(settings)))
     except OSError as error:
         raise StartError(str(error)) from error
     for address in door.addresses:
@@ -225,10 +228,24 @@ def _access(settings: Settings, engine: Engine) -> Access | None:
     return access
 
 
+def _binds(settings: Settings) -> list[Bind]:
+    """Where to listen; on the native door each says whether server reflection is served there."""
+    binds = settings.binds
+    if settings.transport == "grpcio":
+        return list(binds)
+    return [Bind(bind.address, replace(bind.rules, reflection=_is_reflected_at(settings, bind))) for bind in binds]
+
+
+def _is_reflected_at(settings: Settings, bind: Bind) -> bool:
+    if bind.rules.reflection is not None:
+        return bind.rules.reflection
+    return settings.grpc_reflection == "on" or (settings.grpc_reflection == "auto" and bind.address.is_local)
+
+
 def _is_reflected(settings: Settings) -> bool:
-    return settings.grpc_reflection == "on" or (
-        settings.grpc_reflection == "auto" and all(address.is_local for address in settings.addresses)
-    )
+    """The service is there; with grpcio it cannot be kept from a single address."""
+    every = all if settings.transport == "grpcio" else any
+    return every(_is_reflected_at(settings, bind) for bind in settings.binds)
 
 
 def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access | None) -> Door:
@@ -249,7 +266,16 @@ def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Acce
         max_unsent_bytes=settings.grpc_max_unsent_size,
         compression_level=settings.grpc_infer_response_compression_level,
         policy=policy,
+        max_incoming_bytes=settings.grpc_max_incoming_size,
+        receive_timeout=settings.grpc_receive_timeout / 1000,
         connections=_connections(settings),
+        max_connections=settings.grpc_max_connections,
+        clients=ClientLimits(
+            connections=settings.grpc_max_connections_per_client,
+            calls=settings.grpc_max_calls_per_client,
+            streams=settings.grpc_max_streams_per_client,
+            bytes_in_flight=settings.grpc_max_bytes_per_client,
+        ),
     )
     engine.after_delivery(door.flush)
     return door
@@ -266,7 +292,6 @@ def _connections(settings: Settings) -> ConnectionPolicy:
         max_age=settings.grpc_max_connection_age / 1000 or math.inf,
         age_grace=settings.grpc_max_connection_age_grace / 1000 or math.inf,
         handshake_timeout=settings.grpc_handshake_timeout / 1000,
-        max_connections=settings.grpc_max_connections,
     )
 
 
@@ -276,6 +301,7 @@ def _policy(settings: Settings) -> ListenPolicy:
         unix_mode=settings.unix_mode,
         unix_owner=settings.grpc_unix_owner,
         credentials=_credentials(settings),
+        encrypted=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual,
     )
 
 

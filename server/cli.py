@@ -18,9 +18,10 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
+from server.addresses import SettingsError
 from server.errors import ConfigError, ServerError
 from server.foreign import FOREIGN, Ignored, Refused
-from server.settings import Settings, SettingsError
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from server.engine.config import Options

@@ -6,16 +6,14 @@ variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `serve
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from server.addresses import RESTRICTABLE, Address, Bind, Rules, SettingsError, parse_bind
 from server.caching import CacheConfig, CacheConfigError, parse_cache_config
-
-LONGEST_SOCKET_PATH = 107  # what the kernel takes
 
 REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 
@@ -24,6 +22,8 @@ DECOMPRESSED_SIZE = 64 << 20
 
 
 UNSENT_SIZE = 50_331_648
+INCOMING_SIZE = 1 << 30
+RECEIVE_TIMEOUT = 30_000
 
 MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
 
@@ -35,48 +35,22 @@ _COUNTS = (
     "grpc_max_connection_age",
     "grpc_max_connection_age_grace",
     "grpc_max_connections",
+    "grpc_receive_timeout",
+    "grpc_max_connections_per_client",
+    "grpc_max_calls_per_client",
+    "grpc_max_streams_per_client",
 )
-
-
-class SettingsError(ValueError):
-    """The value of an option is out of its range; the text names the option."""
-
-
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
-    """A host, by name or number, and a port; port 0 is any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_local(self) -> bool:
-        """Only this machine can connect."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    """The path of a unix socket."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return f"unix:{self.path}"
-
-    @property
-    def is_local(self) -> bool:
-        """Only this machine can connect."""
-        return True
-
-
-Address = TcpAddress | UnixAddress
+_NATIVE_ONLY = {
+    "grpc_max_connections": 0,
+    "grpc_max_unsent_size": UNSENT_SIZE,
+    "grpc_max_incoming_size": INCOMING_SIZE,
+    "grpc_receive_timeout": RECEIVE_TIMEOUT,
+    "grpc_max_connections_per_client": 0,
+    "grpc_max_calls_per_client": 0,
+    "grpc_max_streams_per_client": 0,
+    "grpc_max_bytes_per_client": 0,
+}
+"""Options that gRPC's C core has nothing for, and their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +96,8 @@ class Settings:
     """The gRPC implementation: the native one, or grpcio."""
 
     grpc_address: tuple[str, ...] = ("127.0.0.1",)
-    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH; may be given several times."""
+    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, then what holds there only (see
+    operations.md); may be given several times."""
 
     grpc_port: int = 8001
     """Port of the addresses that name none; 0 for any free one."""
@@ -236,6 +211,27 @@ class Settings:
     grpc_max_unsent_size: int = 50_331_648
     """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
 
+    grpc_max_incoming_size: int = 1_073_741_824
+    """Bytes of requests that may be incomplete or wait for their turn; 0 for no limit. Not with --transport grpcio."""
+
+    grpc_receive_timeout: int = 30_000
+    """Milliseconds in which a request must arrive, and one second more for each 16 KiB of it; 0 for any time. Not with
+    --transport grpcio."""
+
+    grpc_max_connections_per_client: int = 0
+    """Connections that one client may have; further ones are closed at once; 0 for any number. Not with
+    --transport grpcio."""
+
+    grpc_max_calls_per_client: int = 0
+    """Calls that one client may have in flight; 0 for any number. Not with --transport grpcio."""
+
+    grpc_max_streams_per_client: int = 0
+    """Of these, calls that are streams; 0 for any number. Not with --transport grpcio."""
+
+    grpc_max_bytes_per_client: int = 0
+    """Bytes of requests and answers that one client may have in flight; 0 for any number. Not with --transport
+    grpcio."""
+
     drain_delay: float = 0.0
     """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
@@ -273,11 +269,22 @@ class Settings:
             raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, self.addresses))}")
         self._check_unix_mode()
         self._check_tls()
+        if self.transport == "grpcio":
+            for bind in self.binds:
+                known = replace(bind.rules, tls=None, mode=None, owner=None)
+                if known != Rules():
+                    raise SettingsError(
+                        f"grpc-address: {bind.address}: gRPC's C core has only tls, mode and owner for one address, "
+                        f"got {str(known)[1:]}; use --transport native"
+                    )
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
         for name in (
             "grpc_max_message_size",
             "grpc_max_decompressed_size",
+            "grpc_max_unsent_size",
+            "grpc_max_incoming_size",
+            "grpc_max_bytes_per_client",
             "max_inflight_requests",
             "max_queued_requests_per_model",
             "client_shm_max_regions",
@@ -294,12 +301,12 @@ class Settings:
         for name in _DURATIONS:
             if not 1 <= getattr(self, name) < 2**31:
                 raise SettingsError(f"{name.replace('_', '-')}: expected 1 to 2147483647, got {getattr(self, name)}")
-        if self.grpc_max_unsent_size < 0:
-            raise SettingsError(f"grpc-max-unsent-size: expected 0 or more, got {self.grpc_max_unsent_size}")
-        if self.grpc_max_unsent_size != UNSENT_SIZE and self.transport == "grpcio":
-            raise SettingsError("grpc-max-unsent-size: gRPC's C core has no such limit; use --transport native")
-        if self.grpc_max_connections and self.transport == "grpcio":
-            raise SettingsError("grpc-max-connections: gRPC's C core has no such limit; use --transport native")
+        if self.transport == "grpcio":
+            for name, default in _NATIVE_ONLY.items():
+                if getattr(self, name) != default:
+                    raise SettingsError(
+                        f"{name.replace('_', '-')}: gRPC's C core has no such limit; use --transport native"
+                    )
         if self.transport == "grpcio" and self.grpc_max_decompressed_size != DECOMPRESSED_SIZE:
             raise SettingsError(
                 "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
@@ -335,8 +342,11 @@ class Settings:
             "grpc-server-key": self.grpc_server_key,
             "grpc-root-cert": self.grpc_root_cert,
         }
-        needed = list(given)[: 3 if self.grpc_use_ssl_mutual else 2 if self.grpc_use_ssl else 0]
+        encrypted = self.grpc_use_ssl or any(bind.rules.tls for bind in self.binds)
+        needed = list(given)[: 3 if self.grpc_use_ssl_mutual else 2 if encrypted else 0]
         switch = "--grpc-use-ssl-mutual" if self.grpc_use_ssl_mutual else "--grpc-use-ssl"
+        if not self.grpc_use_ssl and not self.grpc_use_ssl_mutual:
+            switch = "tls=on of --grpc-address"
         for name, path in given.items():
             if name in needed and path is None:
                 raise SettingsError(f"{name}: {switch} needs it")
@@ -346,8 +356,13 @@ class Settings:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """`grpc_address`, understood."""
-        return tuple(parse_address(text, self.grpc_port) for text in self.grpc_address)
+        """Where the gRPC service listens."""
+        return tuple(bind.address for bind in self.binds)
+
+    @property
+    def binds(self) -> tuple[Bind, ...]:
+        """`grpc_address`, understood, with what holds at each of them only."""
+        return tuple(parse_bind(text, self.grpc_port) for text in self.grpc_address)
 
     @property
     def unix_mode(self) -> int:
@@ -374,40 +389,6 @@ class Settings:
         return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
 
 
-def parse_address(text: str, port: int) -> Address:
-    """`HOST`, `HOST:PORT`, `[IPV6]:PORT`, a bare IPv6 address, `unix:PATH` or `unix://PATH`.
-
-    Args:
-        text: the address.
-        port: the port where it names none.
-
-    Raises:
-        SettingsError: it is none of these, or the port is not one.
-    """
-    if text.startswith("unix:"):
-        path = text.removeprefix("unix:").removeprefix("//")
-        if not path or "\0" in path or len(path.encode()) > LONGEST_SOCKET_PATH:
-            raise SettingsError(f"grpc-address: expected unix:PATH of 1 to {LONGEST_SOCKET_PATH} bytes, got {text!r}")
-        return UnixAddress(path)
-    if _is_ipv6(text):
-        return TcpAddress(text, port)
-    found = re.fullmatch(r"(?:\[(?P<ipv6>[^\[\]/]+)\]|(?P<host>[^:\[\]/]+))(?::(?P<port>\d{1,5}))?", text)
-    if found is None or (found["ipv6"] and not _is_ipv6(found["ipv6"])):
-        raise SettingsError(f"grpc-address: expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got {text!r}")
-    number = int(found["port"]) if found["port"] else port
-    if number > 65535:
-        raise SettingsError(f"grpc-address: expected a port of 0 to 65535, got {text!r}")
-    return TcpAddress(found["ipv6"] or found["host"], number)
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """`("onnxruntime,threads=2", "default-max-batch-size=8")` by backend.
 
@@ -425,20 +406,6 @@ def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
         found.setdefault(backend, {})[key] = value
     return found
 
-
-RESTRICTABLE = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-    "reflection",
-)
-"""The RPC groups: tritonserver's, and reflection, which it does not have."""
 
 _HEADER_KEY = re.compile(r"[0-9a-z_.\-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from server import cli
+from server.addresses import TcpAddress, UnixAddress, parse_address
 from server.foreign import FOREIGN, Ignored, Refused
 from server.settings import (
     Settings,
     SettingsError,
-    TcpAddress,
-    UnixAddress,
-    parse_address,
     parse_backend_config,
 )
 

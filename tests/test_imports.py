@@ -27,7 +27,7 @@ class Rule:
 
 
 TRANSPORT = ("grpc", "socket", "ssl")
-CORE = ("server.errors", "server.settings", "server.caching")
+CORE = ("server.addresses", "server.errors", "server.settings", "server.caching")
 
 # The first rule whose package holds a module is the module's rule.
 RULES = (
@@ -41,7 +41,12 @@ RULES = (
     Rule("backends.*", may=("_native", "backends.api", "backends.parameters"), may_not=TRANSPORT),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("server.settings", may=("server.errors", "server.caching"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("server.addresses", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.settings",
+        may=("server.addresses", "server.errors", "server.caching"),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
     Rule("server.pb", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.engine",

@@ -46,7 +46,9 @@ def options() -> str:
     for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             default = "" if field.value is None else f"`{ast.unparse(field.value)}`"
-            rows.append((f"`--{ast.unparse(field.target).replace('_', '-')}`", default, str(text.value.value)))
+            rows.append(
+                (f"`--{ast.unparse(field.target).replace('_', '-')}`", default, " ".join(str(text.value.value).split()))
+            )
     return table(("option", "default", "meaning"), rows)
 
 

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from _native.access import Judge
+from _native.access import TRUSTED_CALLER, Judge
 from server.errors import Denied, Status
+from server.front.lobby import Place
 from server.front.tokens import Entry, TokenFile, TokenFileError
 from server.rpc.call import Metadata
 from server.rpc.service import GROUP_OF
@@ -63,8 +64,13 @@ class Access:
                 self._take(entries)
                 log.info("read %d tokens", sum(bool(entry.token) for entry in entries))
 
-    def caller(self, path: str, metadata: Metadata) -> int:
+    def caller(self, path: str, metadata: Metadata, place: Place | None = None) -> int:
         """Who makes this call, for `require_model`.
+
+        Args:
+            path: the method.
+            metadata: of the call.
+            place: where it came in; None when that is not known.
 
         Raises:
             Denied: the call may not be made.
@@ -72,6 +78,10 @@ class Access:
         group = GROUP_OF.get(path)
         if group is None:
             raise Denied(self._unclassified, "this method belongs to no group that may be called")
+        if place is not None and place.groups is not None and group not in place.groups:
+            raise Denied(Status.UNIMPLEMENTED, f"{group} calls are not served at this address")
+        if place is not None and place.trusted:
+            return TRUSTED_CALLER
         status, text, caller = self.judge.judge(group, metadata)
         if status:
             raise Denied(Status(status), text)

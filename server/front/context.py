@@ -15,6 +15,7 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
 from _native.connection import EVENT_CLOSED, Call
 from server.front.door import STOPPING
+from server.front.lobby import Place
 from server.front.peer import Peer, identity_key
 from server.rpc.call import PeerCredentials
 
@@ -200,6 +201,12 @@ class NativeContext:
 
     def peer(self) -> str:
         return str(self._call.connection.peer)
+
+    @property
+    def place(self) -> Place:
+        """The listener that the call came in by."""
+        place: Place = self._call.connection.guest.place
+        return place
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:

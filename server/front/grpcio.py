@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from server.addresses import Address, Bind, TcpAddress, UnixAddress, parse_bind
 from server.front.access import Access
 from server.front.interceptor import AccessInterceptor
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
 from server.front.tls import Credentials
-from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 UNLIMITED = -1
 
@@ -111,7 +111,7 @@ class GrpcioDoor:
         # Made here, not in the constructor: grpc.aio binds a server to the loop that runs when it is made.
         server = grpc.aio.server(handlers=self._generic, interceptors=self._interceptors, options=self._options)
         try:
-            bound = [self._bind(server, parse_address(text, 0)) for text in addresses]
+            bound = [self._bind(server, parse_bind(text, 0)) for text in addresses]
             await server.start()
         except BaseException:
             self.remove_files()
@@ -120,22 +120,17 @@ class GrpcioDoor:
         self.addresses = tuple(map(str, bound))
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
-    def _bind(self, server: grpc.aio.Server, address: Address) -> Address:
+    def _bind(self, server: grpc.aio.Server, bind: Bind) -> Address:
+        address, policy = bind.address, self._policy.at(bind)
         if isinstance(address, UnixAddress):
-            self._bind_unix(server, address)
+            self._bind_unix(server, address, policy)
             return address
         try:
-            return TcpAddress(address.host, self._add_tcp(server, address))
+            return TcpAddress(address.host, _add_tcp(server, address, policy.credentials))
         except RuntimeError as error:
             raise why_not(address, reuse_port=self._policy.reuse_port) from error
 
-    def _add_tcp(self, server: grpc.aio.Server, address: TcpAddress) -> int:
-        credentials = self._policy.credentials_for(address)
-        if credentials is None:
-            return server.add_insecure_port(str(address))
-        return server.add_secure_port(str(address), _server_credentials(credentials))
-
-    def _bind_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
+    def _bind_unix(self, server: grpc.aio.Server, address: UnixAddress, policy: ListenPolicy) -> None:
         with claimed(address):
             # C core binds and listens in one step: until the mode is set nobody else may connect
             mask = os.umask(0o177)
@@ -146,7 +141,7 @@ class GrpcioDoor:
             finally:
                 os.umask(mask)
             self._files.append(UnixFile(address.path))
-            set_access(address, self._policy)
+            set_access(address, policy)
 
     async def stop(self, grace: float | None) -> None:
         if self._server is not None:
@@ -156,6 +151,12 @@ class GrpcioDoor:
     def remove_files(self) -> None:
         for file in self._files:
             file.remove()
+
+
+def _add_tcp(server: grpc.aio.Server, address: TcpAddress, credentials: Credentials | None) -> int:
+    if credentials is None:
+        return server.add_insecure_port(str(address))
+    return server.add_secure_port(str(address), _server_credentials(credentials))
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:

@@ -86,7 +86,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         if self._access is None or request.service in self._of_server:
             return
         try:
-            caller = self._access.caller(f"/grpc.health.v1.Health/{method}", tuple(context.invocation_metadata() or ()))
+            path, metadata = f"/grpc.health.v1.Health/{method}", tuple(context.invocation_metadata() or ())
+            caller = self._access.caller(path, metadata, getattr(context, "place", None))
             self._access.require_model(caller, request.service.partition("/")[0])
         except Denied as error:
             await refuse(context, error)

@@ -31,7 +31,6 @@ class ConnectionPolicy:
     max_age: float = math.inf
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface; also until the last are written
-    max_connections: int = 0  # 0: no limit
     stall_timeout: float = 5.0  # of a peer that takes nothing of its answers while others wait for that memory
 
 
@@ -151,10 +150,14 @@ class Age:
 
 
 class Handshake:
-    """Drops a peer that connects and does not speak HTTP/2; bytes alone do not count."""
+    """Drops a peer that connects and does not speak HTTP/2; bytes alone do not count.
 
-    def __init__(self, policy: ConnectionPolicy, now: float) -> None:
-        self.deadline = now + policy.handshake_timeout
+    Args:
+        accepted: when it connected, before the handshake of TLS.
+    """
+
+    def __init__(self, policy: ConnectionPolicy, accepted: float) -> None:
+        self.deadline = accepted + policy.handshake_timeout
 
     def due(self, now: float, *, greeted: bool) -> Action:
         """To be called at the deadline.

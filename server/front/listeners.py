@@ -16,12 +16,12 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server.front.tls import HANDSHAKE_TIMEOUT, Credentials
-from server.settings import Address, TcpAddress, UnixAddress
+from server.addresses import Address, Bind, TcpAddress, UnixAddress
+from server.front.tls import Credentials
 
 BACKLOG = 4096
 TAKE_TIMEOUT = 0.1  # seconds
@@ -37,9 +37,18 @@ class ListenPolicy:
     unix_mode: int = 0o660
     unix_owner: str = ""  # USER, USER:GROUP or :GROUP, names or numbers; "" leaves what the process makes
     credentials: Credentials | None = None
+    encrypted: bool = True  # TCP addresses that do not say otherwise have TLS, when there are credentials
 
-    def credentials_for(self, address: Address) -> Credentials | None:
-        return None if isinstance(address, UnixAddress) else self.credentials
+    def at(self, bind: Bind) -> ListenPolicy:
+        """The same, with what the address itself asks for."""
+        rules = bind.rules
+        encrypted = not isinstance(bind.address, UnixAddress) and (self.encrypted if rules.tls is None else rules.tls)
+        return replace(
+            self,
+            unix_mode=self.unix_mode if rules.mode is None else rules.mode,
+            unix_owner=self.unix_owner if rules.owner is None else rules.owner,
+            credentials=self.credentials if encrypted else None,
+        )
 
 
 class InUseError(OSError):
@@ -259,6 +268,7 @@ class Listener:
         protocol: makes the protocol of a connection.
         credentials: TLS, with the certificate as it is at `serve`.
         file: of a unix socket.
+        handshake_timeout: seconds that a client may take for the handshake of TLS.
     """
 
     def __init__(
@@ -267,7 +277,10 @@ class Listener:
         protocol: Callable[[], asyncio.BaseProtocol],
         credentials: Credentials | None,
         file: UnixFile | None = None,
+        *,
+        handshake_timeout: float = 10.0,
     ) -> None:
+        self._handshake_timeout = handshake_timeout
         self._socket = bound
         self._protocol = protocol
         self._credentials = credentials
@@ -275,10 +288,15 @@ class Listener:
         self._server: asyncio.Server | None = None
 
     @property
+    def encrypted(self) -> bool:
+        """It speaks TLS."""
+        return self._credentials is not None
+
+    @property
     def _tls(self) -> dict[str, Any]:
         if self._credentials is None:
             return {}
-        return {"ssl": self._credentials.material.context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
+        return {"ssl": self._credentials.material.context, "ssl_handshake_timeout": self._handshake_timeout}
 
     async def serve(self) -> None:
         """Take connections from now on; called again, with the certificate as it is then."""

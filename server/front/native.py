@@ -12,26 +12,31 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from _native.access import GROUPS, PassageEntrance
+from _native.client import ClientUse
 from _native.connection import Call, Endpoint
 from _native.infer import InferService
 from _native.workers import Workers
-from server.errors import Denied
+from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
+from server.errors import Denied, Exhausted
 from server.front.access import Access
 from server.front.context import NativeContext
 from server.front.door import STOPPING
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
+from server.front.lobby import ClientLimits, Lobby, Place
 from server.front.protocol import NativeProtocol
 from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
 from server.front.watch import Watchman
 from server.rpc.service import RAW, SERVICE
-from server.settings import Address, TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -43,9 +48,25 @@ INFERENCE = frozenset(f"/{SERVICE}/{name}" for name in RAW)  # the methods whose
 PARTING = 0.5  # seconds for the last words to clients when the grace period is over
 TELLING = 1.0  # seconds that clients have to acknowledge that the server stops
 POLL = 0.01
+NO_LIMITS = ClientLimits()
+
+_CONNECTION_RULES = {
+    "keepalive_time": "keepalive_time",
+    "keepalive_timeout": "keepalive_timeout",
+    "max_connection_age": "max_age",
+    "max_connection_age_grace": "age_grace",
+    "handshake_timeout": "handshake_timeout",
+}
+"""Rules of one address in milliseconds, and the fields of ConnectionPolicy that they set; 0 is no limit."""
 
 
 log = logging.getLogger("inferd.front")
+
+
+class ClientLimitError(Exhausted):
+    """A client has as much in flight as it may."""
+
+    reason = "CLIENT_LIMIT"
 
 
 class _Details:
@@ -66,10 +87,14 @@ class NativeDoor:
         access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
+        max_incoming_bytes: of requests that are incomplete or wait for their turn, the same.
+        receive_timeout: seconds in which a request must arrive, see `_native.connection.Endpoint`; 0 for any time.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
         connections: how long connections may be silent, old, or talkative.
+        max_connections: open at a time; further ones are closed at once. 0 for any number.
+        clients: what each client may have at a time.
     """
 
     def __init__(
@@ -79,10 +104,14 @@ class NativeDoor:
         access: Access | None = None,
         max_message_bytes: int = -1,
         max_unsent_bytes: int = 48 << 20,
+        max_incoming_bytes: int = 1 << 30,
+        receive_timeout: float = 30.0,
         max_decompressed_bytes: int = 0,
         compression_level: str = "none",
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
+        max_connections: int = 0,
+        clients: ClientLimits = NO_LIMITS,
     ) -> None:
         self._access = access
         self._level = COMPRESSION_LEVELS[compression_level]
@@ -91,6 +120,8 @@ class NativeDoor:
             self._on_call,
             max_message=max(0, max_message_bytes),
             max_unsent=max_unsent_bytes,
+            max_held=max_incoming_bytes,
+            receive_timeout=receive_timeout,
             max_inflated=max_decompressed_bytes,
             native_level=self._level,
             workers=self._workers,
@@ -106,7 +137,9 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
-        self._watchman = Watchman(connections)
+        self._watchman = Watchman(self._endpoint)
+        self._connections = connections
+        self._lobby = Lobby(max_connections, clients)
         self._contexts: set[NativeContext] = set()  # of the calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
@@ -136,11 +169,11 @@ class NativeDoor:
 
     async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
-        self._endpoint.on_waiting = lambda: self._watchman.relieve(self._endpoint)
+        self._endpoint.on_waiting = self._watchman.relieve
         asyncio.get_running_loop().add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
         self._workers.start()
         try:
-            bound = [await self._listen(parse_address(text, 0)) for text in addresses]
+            bound = [await self._listen(parse_bind(text, 0)) for text in addresses]
         except BaseException:
             await self._close_listeners()
             raise
@@ -149,20 +182,44 @@ class NativeDoor:
         self.addresses = tuple(map(str, bound))
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
-    async def _listen(self, address: Address) -> Address:
+    async def _listen(self, bind: Bind) -> Address:
+        address, policy, place = bind.address, self._policy.at(bind), self._place(bind.rules)
+        protocol = partial(NativeProtocol, self._endpoint, self._protocols, self._watchman, self._lobby, place)
         if isinstance(address, UnixAddress):
-            opened, file = open_unix(address, self._policy)
-            self._listeners.append(Listener(opened, self._protocol, None, file))
+            opened, file = open_unix(address, policy)
+            self._listeners.append(Listener(opened, protocol, None, file))
             await self._listeners[-1].serve()
             return address
-        sockets = open_tcp(address, reuse_port=self._policy.reuse_port)
-        self._listeners += [Listener(opened, self._protocol, self._policy.credentials) for opened in sockets]
+        sockets = open_tcp(address, reuse_port=policy.reuse_port)
+        patience = place.connections.handshake_timeout
+        self._listeners += [
+            Listener(opened, protocol, policy.credentials, handshake_timeout=patience) for opened in sockets
+        ]
         for listener in self._listeners[-len(sockets) :]:
             try:
                 await listener.serve()
             except OSError as error:
                 raise explained(address, error) from error
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
+
+    def _place(self, rules: Rules) -> Place:
+        """What holds at a listener with these rules."""
+        given: dict[str, Any] = {
+            field: getattr(rules, option) / 1000 or math.inf
+            for option, field in _CONNECTION_RULES.items()
+            if getattr(rules, option) is not None
+        }
+        place = Place(connections=replace(self._connections, **given), max_connections=rules.max_connections or 0)
+        groups = set(GROUPS if rules.groups is None else rules.groups)
+        if rules.reflection is not None:
+            (groups.add if rules.reflection else groups.discard)("reflection")
+        if groups == set(GROUPS) and rules.tokens is not False:
+            return place
+        if self._access is None:
+            self._access = Access()  # nobody is asked for anything, but not every method is served everywhere
+        place.groups, place.trusted = frozenset(groups), rules.tokens is False
+        place.entrance = PassageEntrance(self._access.judge, place.groups, trusted=place.trusted)
+        return place
 
     async def _reload(self, credentials: Credentials) -> None:
         """Serve new connections with the certificate that is in the files; those there are keep theirs."""
@@ -171,7 +228,7 @@ class NativeDoor:
             await asyncio.sleep(RELOAD_INTERVAL)
             if not await loop.run_in_executor(self._threads, credentials.refresh):
                 continue
-            for listener in self._listeners:
+            for listener in filter(lambda each: each.encrypted, self._listeners):
                 try:
                     await listener.serve()
                 except OSError as error:  # no descriptor for a second look at the socket: the old server goes on
@@ -235,9 +292,6 @@ class NativeDoor:
         for protocol in tuple(self._protocols):
             protocol.fail_calls(grpc.StatusCode.UNAVAILABLE.value[0], STOPPING)
 
-    def _protocol(self) -> NativeProtocol:
-        return NativeProtocol(self._endpoint, self._protocols, self._watchman)
-
     # -- output that comes from outside a read --
 
     def flush(self) -> None:
@@ -259,16 +313,39 @@ class NativeDoor:
             return
         try:
             if self._access is not None:
-                self._access.caller(call.path, call.metadata)
-        except Denied as error:
+                self._access.caller(call.path, call.metadata, call.connection.guest.place)
+            use = self._begin_stream(call, handler)
+        except (Denied, Exhausted) as error:
             call.end(error.status, str(error), rich_details(error))
             return
+        if not handler.request_streaming:
+            call.expect_one()
         if self._level and call.path in INFERENCE:
             call.set_compression("", self._level)
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
         self._contexts.add(context)
-        task.add_done_callback(lambda _: self._contexts.discard(context))
+        task.add_done_callback(partial(self._call_done, context, use))
         if self._draining:
             context.drain()
+
+    def _begin_stream(self, call: Call, handler: Handler) -> ClientUse | None:
+        """Count a call that is a stream for its client; who must be told when it ends, if anybody.
+
+        Raises:
+            Exhausted: the client has too many.
+        """
+        use: ClientUse | None = call.connection.guest.use
+        if use is None or not (handler.request_streaming or handler.response_streaming):
+            return None
+        if 0 < self._lobby.limits.streams <= use.streams:
+            limit = self._lobby.limits.streams
+            raise ClientLimitError(f"client {use.name} has {use.streams} streams in flight, its limit is {limit}")
+        use.streams += 1
+        return use
+
+    def _call_done(self, context: NativeContext, use: ClientUse | None, _: asyncio.Task[None]) -> None:
+        self._contexts.discard(context)
+        if use is not None:
+            use.streams -= 1

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from _native.connection import Connection, Endpoint
+from server.front.lobby import Guest, Lobby, Place
 from server.front.peer import peer_of
 from server.front.tls import ALPN
 from server.front.watch import Watch, Watchman
@@ -15,7 +16,13 @@ from server.front.watch import Watch, Watchman
 class NativeProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a transport and a connection."""
 
-    def __init__(self, endpoint: Endpoint, protocols: set[NativeProtocol], watchman: Watchman) -> None:
+    def __init__(
+        self, endpoint: Endpoint, protocols: set[NativeProtocol], watchman: Watchman, lobby: Lobby, place: Place
+    ) -> None:
+        self._lobby = lobby
+        self._place = place
+        self._guest: Guest | None = None
+        self._accepted = asyncio.get_running_loop().time()  # made when the socket is accepted, before TLS
         self._endpoint = endpoint
         self._protocols = protocols
         self._watchman = watchman
@@ -30,9 +37,6 @@ class NativeProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        if self._watchman.full:
-            transport.abort()
-            return
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -44,11 +48,16 @@ class NativeProtocol(asyncio.BufferedProtocol):
             self._encrypted = True
             self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
         client = peer_of(transport)
+        self._guest = self._lobby.enter(self._place, client)
+        if self._guest is None:
+            transport.abort()
+            return
         user = client.credentials.uid if client.credentials is not None else -1
-        self._connection = Connection(self._endpoint, client.address, user)
+        self._connection = Connection(self._endpoint, client.address, user, self._guest.use, self._place.entrance)
         self._connection.client = client
+        self._connection.guest = self._guest
         self._connection.flush = self._flush
-        self._watch = self._watchman.watch(self, self._connection)
+        self._watch = self._watchman.watch(self, self._connection, self._place.connections, self._accepted)
         self._protocols.add(self)
         self._flush()
 
@@ -59,6 +68,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
             connection.close()
             for callback in connection.client.departed:
                 callback()
+        if self._guest is not None:
+            self._lobby.leave(self._guest)
+            self._guest = None
         if self._watch is not None:
             self._watch.stop()
         if not self.closed.done():

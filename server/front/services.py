@@ -149,7 +149,8 @@ class ContextCall:
     def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
-        self.caller = access.caller(path, self.metadata) if access is not None else 0
+        place = getattr(context, "place", None)  # grpc.aio's context does not tell where a call came in
+        self.caller = access.caller(path, self.metadata, place) if access is not None else 0
         credentials = self.peer_credentials
         self.user = -1 if credentials is None else credentials.uid
 

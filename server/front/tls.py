@@ -11,9 +11,6 @@ from pathlib import Path
 log = logging.getLogger("inferd.front")
 
 ALPN = "h2"
-HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a client may take for its handshake."""
-
 Signature = tuple[tuple[int, int, int], ...]
 
 

@@ -20,41 +20,45 @@ class Watched(Protocol):
         """Close the socket at once."""
 
 
+EXPIRY = 1.0  # seconds between looks at the requests that are arriving
+
+
 class Watchman:
-    """The watches of all connections of one event loop.
+    """The watches of all connections of an endpoint."""
 
-    Args:
-        policy: of every connection.
-    """
-
-    def __init__(self, policy: ConnectionPolicy) -> None:
-        self.policy = policy
-        self.count = 0
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._watches: set[Watch] = set()
         self._relief: Entry | None = None
+        self._expiry: Entry | None = None
         self._wheel: TimerWheel | None = None
 
-    @property
-    def full(self) -> bool:
-        """There are as many connections as may be."""
-        return 0 < self.policy.max_connections <= self.count
+    def watch(self, driver: Watched, connection: Connection, policy: ConnectionPolicy, accepted: float) -> Watch:
+        """Watch a new connection; to be called on the loop.
 
-    def watch(self, driver: Watched, connection: Connection) -> Watch:
-        """Watch a new connection; to be called on the loop."""
+        Args:
+            accepted: when it was accepted, on the loop's clock.
+        """
         loop = asyncio.get_running_loop()
         if self._wheel is None:
             self._wheel = TimerWheel(loop)
-        self.count += 1
-        watch = Watch(self, self._wheel, loop, driver, connection)
+            self._expiry = self._wheel.entry(self._expire)
+        if not self._watches and self._expiry is not None:
+            self._expiry.set(loop.time() + EXPIRY)
+        watch = Watch(self, self._wheel, loop, driver, connection, policy, accepted)
         self._watches.add(watch)
         return watch
 
     def forget(self, watch: Watch) -> None:
         """Its connection is gone."""
-        self.count -= 1
         self._watches.discard(watch)
 
-    def relieve(self, endpoint: Endpoint) -> None:
+    def _expire(self) -> None:
+        self._endpoint.expire()
+        if self._watches and self._expiry is not None:
+            self._expiry.set(asyncio.get_running_loop().time() + EXPIRY)
+
+    def relieve(self) -> None:
         """Calls wait for the memory of unread answers: from now on drop, each second, who has stalled on it."""
         if self._relief is not None or self._wheel is None:
             return
@@ -63,9 +67,9 @@ class Watchman:
         def relief() -> None:
             self._relief = None
             for watch in tuple(self._watches):
-                watch.drop_if_stalled(loop.time() - self.policy.stall_timeout)
-            if endpoint.waiting:
-                self.relieve(endpoint)
+                watch.drop_if_stalled(loop.time())
+            if self._endpoint.waiting:
+                self.relieve()
 
         self._relief = self._wheel.entry(relief)
         self._relief.set(loop.time() + 1.0)
@@ -86,13 +90,16 @@ class Watch:
         loop: asyncio.AbstractEventLoop,
         driver: Watched,
         connection: Connection,
+        policy: ConnectionPolicy,
+        accepted: float,
     ) -> None:
-        policy, now = watchman.policy, loop.time()
+        now = loop.time()
+        self._policy = policy
         self._watchman = watchman
         self._loop = loop
         self._driver = driver
         self._connection: Connection | None = connection
-        self._handshake = Handshake(policy, now)
+        self._handshake = Handshake(policy, accepted)
         self._keepalive = Keepalive(policy, now)
         self._strikes = PingStrikes(policy)
         self._age = Age(policy, now)
@@ -112,13 +119,13 @@ class Watch:
     def closing(self) -> None:
         """The socket will be closed when all is written: give that the time of a handshake."""
         self._is_closing = True
-        self._entry.set(self._loop.time() + self._watchman.policy.handshake_timeout)
+        self._entry.set(self._loop.time() + self._policy.handshake_timeout)
 
-    def drop_if_stalled(self, since: float) -> None:
-        """Drop the connection if answers wait on it and none of their bytes has been taken since then."""
+    def drop_if_stalled(self, now: float) -> None:
+        """Drop the connection if answers wait on it and none of their bytes has been taken for a while."""
         connection = self._connection
         # before the first look at the clock, taken_at is negative
-        if connection is not None and connection.unsent and 0 <= connection.taken_at < since:
+        if connection is not None and connection.unsent and 0 <= connection.taken_at < now - self._policy.stall_timeout:
             self._driver.abort()
 
     def _schedule(self) -> None:

@@ -11,10 +11,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from _native import access as native
+from server.addresses import RESTRICTABLE
 from server.front.access import Access
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.service import GROUP_OF, GROUPS, MODEL_FIELD, SERVICE
-from server.settings import RESTRICTABLE
 from tests import richerrors
 from tests.conformance import doors, models
 from tests.conformance.client import Stub, floats, request

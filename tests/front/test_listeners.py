@@ -12,9 +12,9 @@ import time
 import grpc
 import pytest
 
+from server.addresses import TcpAddress, UnixAddress
 from server.front import listeners
 from server.front.listeners import InUseError, ListenError, ListenPolicy
-from server.settings import TcpAddress, UnixAddress
 from tests.conformance import doors
 from tests.front import host
 

@@ -1,0 +1,120 @@
+"""Who may connect to the native door: connections are counted for the server, for each listener, for each client.
+
+A client is, whatever connections it makes: the subject of its certificate under mutual TLS; else the user of its
+process on a unix socket; else its IP address. Behind a proxy all clients are one, the proxy.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from _native.client import ClientUse
+from _native.connection import Entrance
+from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
+from server.front.peer import Peer, identity_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What one client may have at a time; 0 for any number."""
+
+    connections: int = 0
+    calls: int = 0
+    streams: int = 0  # of the calls, those that are streams
+    bytes_in_flight: int = 0
+
+    def __bool__(self) -> bool:
+        return any((self.connections, self.calls, self.streams, self.bytes_in_flight))
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Place:
+    """A listener, as its connections see it."""
+
+    connections: ConnectionPolicy = DEFAULT_POLICY
+    max_connections: int = 0  # 0: any number
+    groups: frozenset[str] | None = None  # RPC groups that are served; None: all
+    trusted: bool = False  # nobody is asked for a token or for the header of a restricted protocol
+    entrance: Entrance | None = None  # of native calls
+    count: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Guest:
+    """What a connection has been counted for."""
+
+    place: Place
+    use: ClientUse | None
+
+
+@dataclass(slots=True)
+class Lobby:
+    """Lets connections in as long as there is room.
+
+    Args:
+        max_connections: of the server; 0 for any number.
+        limits: of each client.
+    """
+
+    max_connections: int = 0
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    count: int = 0
+    _clients: WeakValueDictionary[str, ClientUse] = field(default_factory=WeakValueDictionary)
+
+    def enter(self, place: Place, peer: Peer) -> Guest | None:
+        """Count a connection; None when there is no room for it."""
+        use = self._use(peer)
+        counts = (
+            (self.count, self.max_connections),
+            (place.count, place.max_connections),
+            (use.connections if use is not None else 0, self.limits.connections),
+        )
+        if any(0 < most <= count for count, most in counts):
+            return None
+        self.count += 1
+        place.count += 1
+        if use is not None:
+            use.connections += 1
+        return Guest(place, use)
+
+    def leave(self, guest: Guest) -> None:
+        """A connection that was let in is gone."""
+        self.count -= 1
+        guest.place.count -= 1
+        if guest.use is not None:
+            guest.use.connections -= 1
+
+    def _use(self, peer: Peer) -> ClientUse | None:
+        if not self.limits:
+            return None
+        name = client_name(peer)
+        use = self._clients.get(name)
+        if use is None:
+            use = ClientUse(name, max_calls=self.limits.calls, max_bytes=self.limits.bytes_in_flight)
+            self._clients[name] = use
+        return use
+
+
+def client_name(peer: Peer) -> str:
+    """The client that a connection belongs to, in words."""
+    auth: Mapping[str, Any] = peer.auth
+    key = identity_key(auth)
+    if key is not None:
+        return "certificate " + ",".join(name.decode("utf-8", "replace") for name in auth[key])
+    if peer.credentials is not None:
+        return f"user {peer.credentials.uid}"
+    return _without_port(peer.address)
+
+
+def _without_port(address: str) -> str:
+    host = address.rpartition(":")[0].partition(":")[2].strip("[]")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return address
+    mapped = getattr(ip, "ipv4_mapped", None)  # an IPv4 client of a socket that takes both
+    return str(mapped or ip)

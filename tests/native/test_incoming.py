@@ -1,0 +1,334 @@
+"""Requests that are not complete: bounded in bytes over all connections and in time, and charged to their client."""
+
+from __future__ import annotations
+
+import pytest
+
+from _native.client import ClientUse
+from _native.connection import Connection
+from tests.native.h2peer import Echo, Lanes, Peer, framed
+
+KIB = 1 << 10
+LIMIT = 64 * KIB
+DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE = 4, 8, 14
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """No stream, connection, request or block survives its test."""
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def made():
+    """Makes lanes with limits; they are closed at the end."""
+    all_lanes = []
+
+    def make(**limits):
+        lanes = Lanes(**limits)
+        lanes.endpoint.clock = Clock()
+        all_lanes.append(lanes)
+        return lanes
+
+    yield make
+    for lanes in all_lanes:
+        lanes.close()
+
+
+def begun(lanes, peer, size, part):
+    """A call of which only a part of the message has come."""
+    stream = peer.open()
+    peer.send(stream, framed(lanes.request(bytes(size)))[:part])
+    peer.pump()
+    return stream
+
+
+def finished(lanes, peer, stream):
+    lanes.settle()
+    peer.pump()
+    return peer.answers[stream]
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_incomplete_request_goes_when_there_is_no_more_room(made):
+    lanes = made(max_held=LIMIT)
+    slow, late = Peer(lanes.endpoint), Peer(lanes.endpoint)
+    first = begun(lanes, slow, 40 * KIB, 30 * KIB)
+    second = begun(lanes, slow, 40 * KIB, 30 * KIB)
+    assert lanes.endpoint.held == 2 * (30 * KIB - 5)
+    third = begun(lanes, late, 40 * KIB, 30 * KIB)
+    lanes.endpoint.flush_dirty()
+    slow.pump()
+    answer = slow.answers[first]
+    assert answer.status == UNAVAILABLE
+    assert "which is more than its limit of 65536" in answer.headers["grpc-message"]
+    assert "grpc-status-details-bin" in answer.headers
+    assert not slow.answers[second].headers
+    assert not late.answers[third].headers
+    assert lanes.endpoint.held == 2 * (30 * KIB - 5)
+    for peer in (slow, late):
+        peer.close()
+    assert lanes.endpoint.held == 0
+
+
+def test_what_arrives_whole_is_served_while_others_fill_the_room(made):
+    lanes = made(max_held=LIMIT)
+    slow, quick = Peer(lanes.endpoint), Peer(lanes.endpoint)
+    for _ in range(8):
+        begun(lanes, slow, 40 * KIB, 30 * KIB)
+    for _ in range(10):
+        stream = quick.open()
+        quick.send_all(stream, framed(lanes.request(b"x" * 1000)))
+        assert finished(lanes, quick, stream).status == 0
+    assert lanes.endpoint.held <= LIMIT
+    slow.close()
+    quick.close()
+
+
+def test_a_request_that_is_alone_may_be_larger_than_the_room(made):
+    lanes = made(max_held=LIMIT)
+    peer = Peer(lanes.endpoint, window=1 << 24)
+    stream = peer.open()
+    peer.send_all(stream, framed(lanes.request(bytes(4 * LIMIT))))
+    assert finished(lanes, peer, stream).status == 0
+    assert lanes.endpoint.held == 0
+    peer.close()
+
+
+def test_credit_that_was_kept_back_comes_when_messages_are_taken():
+    echo = Echo(max_held=LIMIT)
+    echo.hold = True
+    peer = Peer(echo.endpoint)
+    stream = peer.open("/test/Hold")
+    message = framed(bytes(16 * KIB))
+    for _ in range(190):
+        assert peer.send(stream, message) == len(message)
+        peer.pump()
+    assert peer.h2.local_flow_control_window(stream) < 1100 * KIB, "credit was given for what nobody takes"
+    echo.answer(echo.calls[0])
+    peer.pump()
+    assert echo.endpoint.held == 0
+    assert peer.h2.local_flow_control_window(stream) > 3900 * KIB
+    peer.close()
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["open", "half-closed"])
+def test_a_reset_gives_the_room_back(made, end):
+    lanes = made(max_held=LIMIT)
+    peer = Peer(lanes.endpoint)
+    stream = peer.open()
+    message = framed(lanes.request(bytes(20 * KIB)))
+    peer.send(stream, message if end else message[:1000], end=end)
+    peer.h2.reset_stream(stream)
+    peer.pump()
+    assert lanes.endpoint.held == 0
+    peer.close()
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def advance(lanes, seconds):
+    lanes.endpoint.clock.now += seconds
+    lanes.endpoint.expire()
+
+
+@pytest.mark.parametrize("sent", [0, 3, 100])
+def test_a_request_that_does_not_arrive_ends(made, sent):
+    lanes = made(receive_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    stream = begun(lanes, peer, KIB, sent)
+    advance(lanes, 29.9)
+    peer.pump()
+    assert not peer.answers[stream].headers
+    advance(lanes, 0.2)
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    assert "has not arrived within 30 s" in peer.answers[stream].headers["grpc-message"]
+    assert peer.connection.streams == 0
+    peer.close()
+
+
+def test_a_byte_per_second_does_not_buy_time(made):
+    lanes = made(receive_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    stream = begun(lanes, peer, KIB, 0)
+    message = framed(lanes.request(bytes(KIB)))
+    for second in range(31):
+        peer.send(stream, message[second : second + 1])
+        peer.pump()
+        advance(lanes, 1.0)
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    peer.close()
+
+
+def test_a_large_request_has_a_second_more_for_each_16_kib(made):
+    lanes = made(receive_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    message = framed(lanes.request(bytes(1024 * KIB)))
+    stream = peer.open()
+    for at in range(0, len(message), 20 * KIB):  # 53 s
+        part = message[at : at + 20 * KIB]
+        peer.send(stream, part, end=at + len(part) == len(message))
+        peer.pump()
+        advance(lanes, 1.0)
+    assert finished(lanes, peer, stream).status == 0
+    peer.close()
+
+
+def test_headers_that_do_not_arrive_end_the_connection(made):
+    lanes = made(receive_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    peer.pump()
+    peer.open(end=False)
+    peer.feed(peer.h2.data_to_send()[:-3])
+    advance(lanes, 31.0)
+    peer.pump()
+    assert peer.connection.finished
+    peer.close()
+
+
+def test_a_stream_may_be_silent_between_its_messages():
+    echo = Echo(receive_timeout=30.0)
+    echo.endpoint.clock = Clock()
+    peer = Peer(echo.endpoint)
+    stream = peer.open("/test/Stream")
+    for _ in range(3):
+        peer.pump()
+        echo.endpoint.clock.now += 100
+        echo.endpoint.expire()
+        peer.send(stream, framed(b"x"))
+    peer.send(stream, framed(b"xyz")[:6])
+    peer.pump()
+    echo.endpoint.clock.now += 31
+    echo.endpoint.expire()
+    peer.pump()
+    assert peer.answers[stream].messages == [b"x"] * 3
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    peer.close()
+
+
+def test_a_python_call_with_one_request_must_send_it():
+    echo = Echo(receive_timeout=30.0)
+    echo.endpoint.clock = Clock()
+    peer = Peer(echo.endpoint)
+    stream = peer.open("/test/Unary")
+    peer.pump()
+    echo.calls[0].expect_one()
+    echo.endpoint.clock.now += 31
+    echo.endpoint.expire()
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    peer.close()
+
+
+# ---- deadlines ------------------------------------------------------------------------------------------------------
+
+
+def test_the_deadline_counts_from_the_arrival_of_the_headers(made):
+    lanes = made()
+    peer = Peer(lanes.endpoint)
+    stream = peer.open(metadata=(("grpc-timeout", "5S"),))
+    peer.pump()
+    lanes.endpoint.clock.now += 5.0
+    peer.send_all(stream, framed(lanes.request(b"x")))
+    peer.pump()
+    answer = peer.answers[stream]
+    assert (answer.status, answer.headers["grpc-message"]) == (DEADLINE_EXCEEDED, "Deadline Exceeded")
+    assert not lanes.lane.in_flight
+    peer.close()
+
+
+def test_a_parked_call_ends_at_its_deadline(made):
+    """It is parked behind answers that nobody reads; that does not give it its whole time again."""
+    lanes = made(max_unsent=256 * KIB)
+    hog, peer = Peer(lanes.endpoint, reading=False), Peer(lanes.endpoint)
+    for _ in range(3):
+        stream = hog.open()
+        hog.send_all(stream, framed(lanes.request(bytes(200 * KIB))))
+        lanes.settle()
+        hog.pump()
+    assert lanes.endpoint.waiting
+    stream = peer.open(metadata=(("grpc-timeout", "5S"),))
+    peer.send_all(stream, framed(lanes.request(b"x")))
+    peer.pump()
+    assert not peer.answers[stream].headers
+    advance(lanes, 6.0)
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    hog.close()
+    lanes.settle()
+    peer.pump()
+    assert peer.connection.streams == 0
+    peer.close()
+
+
+# ---- clients --------------------------------------------------------------------------------------------------------
+
+
+def peer_of(lanes, use):
+    peer = Peer(lanes.endpoint)
+    peer.connection.close()
+    peer.connection = Connection(lanes.endpoint, "test", use=use)
+    peer.connection.flush = lambda: None
+    return peer
+
+
+def test_calls_of_a_client_count_over_all_its_connections(made):
+    lanes = made()
+    use = ClientUse("10.0.0.7", max_calls=3)
+    first, second, stranger = peer_of(lanes, use), peer_of(lanes, use), Peer(lanes.endpoint)
+    begun(lanes, first, KIB, 10)
+    begun(lanes, first, KIB, 10)
+    begun(lanes, second, KIB, 10)
+    refused = begun(lanes, second, KIB, 10)
+    answer = second.answers[refused]
+    assert answer.status == RESOURCE_EXHAUSTED
+    assert answer.headers["grpc-message"] == "client 10.0.0.7 has 4 calls in flight, which is more than its limit of 3"
+    stream = stranger.open()
+    stranger.send_all(stream, framed(lanes.request(b"x")))
+    assert finished(lanes, stranger, stream).status == 0
+    first.close()
+    stream = second.open()
+    second.send_all(stream, framed(lanes.request(b"x")))
+    assert finished(lanes, second, stream).status == 0
+    for peer in (second, stranger):
+        peer.close()
+    assert use.calls == 0
+
+
+def test_bytes_of_a_client_count_from_their_arrival_until_the_answer_is_read(made):
+    lanes = made()
+    use = ClientUse("user 1000", max_bytes=LIMIT)
+    peer = peer_of(lanes, use)
+    hog = peer_of(lanes, use)
+    hog.reading = False
+    hog.h2.update_settings({4: 0})  # INITIAL_WINDOW_SIZE: nothing may be sent to it
+    stream = hog.open()
+    hog.send_all(stream, framed(lanes.request(bytes(40 * KIB))))
+    lanes.settle()
+    hog.pump()
+    assert 80 * KIB < use.bytes_held < 82 * KIB
+    refused = peer.open()
+    peer.send_all(refused, framed(lanes.request(b"x")))
+    peer.pump()
+    assert peer.answers[refused].status == RESOURCE_EXHAUSTED
+    assert peer.answers[refused].headers["grpc-message"].startswith("client user 1000 has ")
+    hog.close()
+    assert use.bytes_held == 0
+    stream = peer.open()
+    peer.send_all(stream, framed(lanes.request(b"x")))
+    assert finished(lanes, peer, stream).status == 0
+    assert use.bytes_held == 0
+    peer.close()
