@@ -2,7 +2,7 @@
 
 Switches (environment variables):
     INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
-                   address and undefined-behaviour sanitizers)
+                   address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer)
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
 """
@@ -21,6 +21,7 @@ FLAGS = {
     "release": ["-O2", "-DNDEBUG"],
     "debug": ["-O1", "-g"],
     "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
+    "tsan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
 }
 ZLIB_USERS = {"_native.compression"}
 NGHTTP2_USERS = {
@@ -63,7 +64,7 @@ def extension(path: Path) -> Extension:
         include_dirs=[str(ROOT)],
         extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
         + (pkg_config("--cflags") if http2 else []),
-        extra_link_args=(["-fsanitize=address,undefined"] if BUILD == "asan" else [])
+        extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith("-fsanitize")]
         + (pkg_config("--libs") if http2 else []),
         libraries=["pthread", "m"] + (["z"] if name in ZLIB_USERS else []),
     )

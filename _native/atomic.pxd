@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 cdef extern from *:
     """
+    #include <sched.h>
     #include <stdint.h>
     static inline int32_t inferd_fetch_add32(int32_t *p, int32_t n) {
         return __atomic_fetch_add(p, n, __ATOMIC_ACQ_REL);
@@ -20,6 +21,23 @@ cdef extern from *:
     static inline void inferd_store32(int32_t *p, int32_t v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
+    /* an integer that one thread writes and others may read at any time: no barrier, no locked instruction */
+    static inline void inferd_add_own(int64_t *p, int64_t n) {
+        __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
+    }
+    /* for a few instructions: a waiter spins, and lets others run when it takes long */
+    static inline void inferd_spin_lock(int32_t *p) {
+        int spins = 0;
+        while (__atomic_exchange_n(p, 1, __ATOMIC_ACQUIRE)) {
+            while (__atomic_load_n(p, __ATOMIC_RELAXED)) {
+                if (++spins % 256 == 0) sched_yield();
+    #if defined(__x86_64__)
+                __builtin_ia32_pause();
+    #endif
+            }
+        }
+    }
+    static inline void inferd_spin_unlock(int32_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELEASE); }
     static inline int32_t inferd_exchange32(int32_t *p, int32_t v) {
         return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
     }
@@ -30,3 +48,6 @@ cdef extern from *:
     int64_t load64 "inferd_load64"(const int64_t *p) noexcept nogil
     void store32 "inferd_store32"(int32_t *p, int32_t v) noexcept nogil
     int32_t exchange32 "inferd_exchange32"(int32_t *p, int32_t v) noexcept nogil
+    void add_own "inferd_add_own"(int64_t *p, int64_t n) noexcept nogil
+    void spin_lock "inferd_spin_lock"(int32_t *p) noexcept nogil
+    void spin_unlock "inferd_spin_unlock"(int32_t *p) noexcept nogil

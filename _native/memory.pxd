@@ -11,20 +11,50 @@ cdef enum Sharing:
     SHARED_WITH_STRANGER     # a client that may change it at any time: copy it before anything depends on it
 
 cdef struct Block:
-    uint8_t *data            # 64-byte aligned when it comes from the pool
+    uint8_t *data            # 256-byte aligned when it comes from a resource; no address of the host's for a GPU's
     size_t size              # usable bytes
     int32_t references       # atomic
-    int32_t size_class       # >= 0: the pool's class; CLASS_LARGE; CLASS_FOREIGN
+    int32_t size_class       # >= 0: a class of host memory; CLASS_LARGE, CLASS_FOREIGN, CLASS_LENT
     Sharing sharing          # of a foreign block; what is shared must not outlive its request
-    release_fn release       # foreign blocks: called with `owner` when the last reference goes
+    release_fn release       # of foreign and lent blocks: called with `owner` when the last reference goes
     void *owner
-    Block *next              # the pool's free list
+    Block *next              # free list of host memory
 
-# A block of at least `size` bytes with one reference; NULL when there is no memory.
+cdef enum:
+    CLASS_LARGE = -1         # host memory of a size that is not kept
+    CLASS_FOREIGN = -2       # somebody else's memory; the head is ours
+    CLASS_LENT = -3          # somebody else's memory and head: `release` takes back both
+
+# Where blocks come from. The verbs are resource_take and, for every block whatever its resource, block_give.
+# Another resource is a structure that begins with this one and hands out blocks of CLASS_LENT.
+cdef struct Resource:
+    Block *(*take)(Resource *resource, size_t size) noexcept nogil  # one reference; NULL when there is no memory
+    const char *name         # "host", "page-locked", ...: for messages
+    int64_t limit            # bytes that may be held at most; 0: none
+    int64_t used             # bytes in blocks alive. The counters are atomic.
+    int64_t held             # bytes obtained from below
+    int64_t peak             # the most that was ever used; of host memory, held
+    int64_t refused          # takes that found no memory
+
+cdef inline Block *resource_take(Resource *resource, size_t size) noexcept nogil:
+    return resource.take(resource, size)
+
+# Host memory as a resource. Its `used` is kept by thread: ask resource_used.
+cdef Resource *host_resource() noexcept nogil
+cdef int64_t resource_used(Resource *resource) noexcept nogil
+# "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL when there
+# is none.
+cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil
+# Raise a peak to `value`, if it is higher.
+cdef void raise_peak(int64_t *peak, int64_t value) noexcept nogil
+
+# A block of host memory of at least `size` bytes with one reference; NULL when there is no memory.
 cdef Block *block_take(size_t size) noexcept nogil
 # A block over memory of somebody else; NULL when there is no memory for its head (the owner is then not released).
 # `release(owner)` is called exactly once, by whichever thread gives the last reference back, possibly without the GIL.
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil
+# For resources: a block of CLASS_LENT goes out, with one reference. Returns it.
+cdef Block *block_lent(Block *block) noexcept nogil
 # One more reference; returns the same block.
 cdef Block *block_share(Block *block) noexcept nogil
 # Give one reference back; the last one returns the memory. NULL is allowed.
@@ -58,3 +88,17 @@ cdef enum Live:
     LIVE_KINDS
 
 cdef void live_add(Live kind, int64_t n) noexcept nogil
+
+
+cdef class Memory:
+    # a resource, for Python
+    cdef Resource *resource
+
+
+cdef class Lent:
+    # a block, for Python
+    cdef Block *block
+    cdef Memory memory
+
+# {"used", "held", "peak", "limit", "refused"} of a resource, for Python.
+cdef dict usage_of(Resource *resource)

@@ -7,14 +7,21 @@ class, where the next message of that size finds it already mapped. That matters
 Size classes are four per power of two, from 256 bytes to 64 MiB, so at most a fifth of a block is unused. Larger blocks
 are not pooled. The pool keeps at most POOL_LIMIT free bytes; beyond that, blocks are freed. From MAPPED_FROM on a block
 has a memory mapping of its own, so that freeing it returns it to the system and leaves no hole in the heap.
+
+Blocks of up to 64 KiB wait first in lists of the thread that gave them, where taking one needs neither lock nor atomic
+instruction; a list that runs full or empty is halved or filled from those of all threads. Blocks travel (the event loop
+takes what an instance gives), so the ledger of a thread alone may be negative; only the sum means something.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport fetch_add32, fetch_add64, load64
+from _native.atomic cimport add_own, fetch_add32, fetch_add64, load64, spin_lock, spin_unlock
+from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
 
@@ -26,46 +33,93 @@ cdef extern from *:
     #else
     #define INFERD_DEBUG 1
     #endif
+    #include <pthread.h>
     #include <sys/mman.h>
     static inline void *inferd_map(size_t size) {
         void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         return address == MAP_FAILED ? NULL : address;
     }
     static inline int inferd_log2(size_t n) { return 63 - __builtin_clzll((unsigned long long)n); }
+
+    /* the thread's own lists: a variable for speed, a key for the call when the thread ends */
+    static _Thread_local void *inferd_lists __attribute__((tls_model("initial-exec")));
+    static pthread_key_t inferd_lists_key;
+    static inline void *inferd_own(void) { return inferd_lists; }
+    static inline int inferd_set_own(void *lists) {
+        if (pthread_setspecific(inferd_lists_key, lists)) return 0;
+        inferd_lists = lists;
+        return 1;
+    }
+    static inline int inferd_own_init(void (*ended)(void *)) { return pthread_key_create(&inferd_lists_key, ended); }
+    static inline void inferd_raise(int64_t *peak, int64_t value) {
+        int64_t seen = __atomic_load_n(peak, __ATOMIC_RELAXED);
+        while (seen < value &&
+               !__atomic_compare_exchange_n(peak, &seen, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    }
     """
     const bint DEBUG "INFERD_DEBUG"
     int floor_log2 "inferd_log2"(size_t n) nogil
     void *aligned_alloc(size_t alignment, size_t size) nogil
     void *map_memory "inferd_map"(size_t size) nogil
     int munmap(void *address, size_t size) nogil
+    void *own_lists "inferd_own"() noexcept nogil
+    bint set_own_lists "inferd_set_own"(void *lists) noexcept nogil
+    int own_lists_init "inferd_own_init"(void (*ended)(void *) noexcept nogil) nogil
+    void raise_to "inferd_raise"(int64_t *peak, int64_t value) noexcept nogil
 
 cdef enum:
-    ALIGNMENT = 64            # a cache line; also what vector instructions want
+    ALIGNMENT = 256           # what TensorRT wants, and more than vector instructions do
+    HEAD = 64                 # in front of the data: a cache line
     SMALLEST_LOG2 = 8
     LARGEST = 64 << 20
     CLASSES = 73
-    CLASS_LARGE = -1
-    CLASS_FOREIGN = -2
+    OWN_CLASSES = 33          # up to 64 KiB
+    OWN_BYTES = 128 << 10     # kept of a class by a thread, but at least two blocks
+    OWN_BLOCKS = 32           # and at most so many
     POOL_LIMIT = 128 << 20
     MAPPED_FROM = 1 << 20
 
 cdef struct SizeClass:
-    Mutex guard
+    int32_t guard             # a spin lock
     Block *free
 
+cdef struct OwnLists:
+    # what belongs to one thread: written by it alone
+    Block *free[OWN_CLASSES]
+    int32_t count[OWN_CLASSES]
+    int64_t blocks            # taken, less given
+    int64_t pooled            # bytes in these lists
+    OwnLists *next
+
 cdef SizeClass pool[CLASSES]
-cdef int64_t pooled_bytes = 0
+cdef int64_t pooled_bytes = 0  # in the lists of all threads
 cdef int64_t live[LIVE_KINDS]
+cdef Resource host_memory
+cdef Mutex registry_guard
+cdef OwnLists *registry = NULL
 
 cdef int _index
 for _index in range(CLASSES):
-    mutex_init(&pool[_index].guard, NULL)
+    pool[_index].guard = 0
     pool[_index].free = NULL
+mutex_init(&registry_guard, NULL)
+memset(&host_memory, 0, sizeof(Resource))
+host_memory.take = take_host
+host_memory.name = "host"
+if own_lists_init(thread_ended):
+    raise MemoryError("no key for the lists of threads")
 
 
 cdef void live_add(Live kind, int64_t n) noexcept nogil:
     fetch_add64(&live[<int>kind], n)
 
+
+cdef void raise_peak(int64_t *peak, int64_t value) noexcept nogil:
+    raise_to(peak, value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Size classes
 
 cdef inline int class_of(size_t size) noexcept nogil:
     cdef int log2
@@ -83,49 +137,218 @@ cdef inline size_t class_size(int index) noexcept nogil:
     return <size_t>(4 + (index - 1) % 4 + 1) << (SMALLEST_LOG2 + (index - 1) // 4 - 2)
 
 
+cdef inline int32_t most_of(size_t size) noexcept nogil:
+    # how many blocks of this size a thread keeps
+    return <int32_t>min(max(<size_t>OWN_BYTES // size, <size_t>2), <size_t>OWN_BLOCKS)
+
+
 cdef Block *block_new(size_t size, int size_class) noexcept nogil:
     # head and data in one allocation: the head fills the cache line in front of the data
     cdef size_t total
+    cdef uint8_t *start
     cdef Block *block
     if size > <size_t>-1 - 4 * ALIGNMENT:
         return NULL
     total = (ALIGNMENT + size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
-    block = <Block *>(map_memory(total) if total >= MAPPED_FROM else aligned_alloc(ALIGNMENT, total))
-    if block == NULL:
+    start = <uint8_t *>(map_memory(total) if total >= MAPPED_FROM else aligned_alloc(ALIGNMENT, total))
+    if start == NULL:
+        fetch_add64(&host_memory.refused, 1)
         return NULL
-    block.data = <uint8_t *>block + ALIGNMENT
+    block = <Block *>(start + ALIGNMENT - HEAD)
+    block.data = start + ALIGNMENT
     block.size = total - ALIGNMENT
     block.size_class = size_class
     block.sharing = SHARED_WITH_NOBODY
+    raise_peak(&host_memory.peak, fetch_add64(&host_memory.held, <int64_t>block.size) + <int64_t>block.size)
     return block
 
 
 cdef inline void block_delete(Block *block) noexcept nogil:
+    cdef uint8_t *start = block.data - ALIGNMENT
+    fetch_add64(&host_memory.held, -<int64_t>block.size)
     if block.size + ALIGNMENT >= MAPPED_FROM:
-        munmap(block, block.size + ALIGNMENT)
+        munmap(start, block.size + ALIGNMENT)
     else:
-        free(block)
+        free(start)
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lists of a thread
+
+cdef OwnLists *new_lists() noexcept nogil:
+    cdef OwnLists *lists = <OwnLists *>calloc(1, sizeof(OwnLists))
+    if lists == NULL or not set_own_lists(lists):
+        free(lists)
+        return NULL
+    lock(&registry_guard)
+    global registry
+    lists.next = registry
+    registry = lists
+    unlock(&registry_guard)
+    return lists
+
+
+cdef inline OwnLists *lists_of_thread() noexcept nogil:
+    cdef void *lists = own_lists()
+    return <OwnLists *>lists if lists != NULL else new_lists()
+
+
+cdef void count_block(int64_t n) noexcept nogil:
+    cdef OwnLists *lists = lists_of_thread()
+    if lists != NULL:
+        add_own(&lists.blocks, n)
+    else:
+        live_add(LIVE_BLOCKS, n)
+
+
+cdef void thread_ended(void *argument) noexcept nogil:
+    # its blocks go to all, its ledger to that of the process
+    cdef OwnLists *lists = <OwnLists *>argument
+    cdef OwnLists **at = &registry
+    cdef int index
+    set_own_lists(NULL)
+    for index in range(OWN_CLASSES):
+        share_some(lists, index, lists.count[index])
+    lock(&registry_guard)
+    while at[0] != lists:
+        at = &at[0].next
+    at[0] = lists.next
+    live_add(LIVE_BLOCKS, lists.blocks)
+    unlock(&registry_guard)
+    free(lists)
+
+
+cdef void share_some(OwnLists *lists, int index, int32_t count) noexcept nogil:
+    # let other threads have `count` blocks of a class
+    cdef Block *first = lists.free[index]
+    cdef Block *last = first
+    cdef int64_t size
+    if count == 0:
+        return
+    size = <int64_t>first.size * count
+    for _ in range(count - 1):
+        last = last.next
+    lists.free[index] = last.next
+    lists.count[index] -= count
+    add_own(&lists.pooled, -size)
+    last.next = NULL
+    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
+        fetch_add64(&pooled_bytes, -size)
+        delete_chain(first)
+        return
+    spin_lock(&pool[index].guard)
+    last.next = pool[index].free
+    pool[index].free = first
+    spin_unlock(&pool[index].guard)
+
+
+cdef Block *delete_first(Block *block) noexcept nogil:
+    cdef Block *following = block.next
+    block_delete(block)
+    return following
+
+
+cdef void delete_chain(Block *block) noexcept nogil:
+    while block != NULL:
+        block = delete_first(block)
+
+
+cdef Block *take_shared(int index) noexcept nogil:
+    cdef Block *block
+    spin_lock(&pool[index].guard)
+    block = pool[index].free
+    if block != NULL:
+        pool[index].free = block.next
+    spin_unlock(&pool[index].guard)
+    if block != NULL:
+        fetch_add64(&pooled_bytes, -<int64_t>block.size)
+    return block
+
+
+cdef void give_shared(Block *block) noexcept nogil:
+    cdef SizeClass *size_class = &pool[block.size_class]
+    cdef int64_t size = <int64_t>block.size
+    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
+        fetch_add64(&pooled_bytes, -size)
+        block_delete(block)
+        return
+    spin_lock(&size_class.guard)
+    block.next = size_class.free
+    size_class.free = block
+    spin_unlock(&size_class.guard)
+
+
+cdef Block *refill(OwnLists *lists, int index) noexcept nogil:
+    # one block for the caller, and up to half a list for later
+    cdef int32_t wanted = most_of(class_size(index)) // 2
+    cdef int32_t count = 0
+    cdef Block *first
+    cdef Block *last
+    spin_lock(&pool[index].guard)
+    first = last = pool[index].free
+    if first != NULL:
+        count = 1
+        while count < wanted and last.next != NULL:
+            last = last.next
+            count += 1
+        pool[index].free = last.next
+    spin_unlock(&pool[index].guard)
+    if first == NULL:
+        return block_new(class_size(index), index)
+    last.next = NULL
+    fetch_add64(&pooled_bytes, -<int64_t>first.size * count)
+    lists.free[index] = first.next
+    lists.count[index] = count - 1
+    add_own(&lists.pooled, <int64_t>first.size * (count - 1))
+    return first
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Blocks
 
 cdef Block *block_take(size_t size) noexcept nogil:
     cdef int index = class_of(size)
-    cdef Block *block = NULL
-    if index >= 0:
-        lock(&pool[index].guard)
-        block = pool[index].free
+    cdef OwnLists *lists = lists_of_thread()
+    cdef Block *block
+    if 0 <= index < OWN_CLASSES and lists != NULL:
+        block = lists.free[index]
         if block != NULL:
-            pool[index].free = block.next
-        unlock(&pool[index].guard)
-        if block != NULL:
-            fetch_add64(&pooled_bytes, -<int64_t>block.size)
+            lists.free[index] = block.next
+            lists.count[index] -= 1
+            add_own(&lists.pooled, -<int64_t>block.size)
         else:
+            block = refill(lists, index)
+    elif index >= 0:
+        block = take_shared(index)
+        if block == NULL:
             block = block_new(class_size(index), index)
     else:
         block = block_new(size, CLASS_LARGE)
     if block != NULL:
         block.references = 1
-        live_add(LIVE_BLOCKS, 1)
+        if lists != NULL:
+            add_own(&lists.blocks, 1)
+        else:
+            live_add(LIVE_BLOCKS, 1)
     return block
+
+
+cdef void give_host(Block *block) noexcept nogil:
+    cdef int index = block.size_class
+    cdef OwnLists *lists = <OwnLists *>own_lists()
+    if DEBUG:
+        memset(block.data, 0xA5, block.size)  # nobody may read a block that was given back
+    if index == CLASS_LARGE:
+        block_delete(block)
+    elif index >= OWN_CLASSES or lists == NULL:
+        give_shared(block)
+    else:
+        block.next = lists.free[index]
+        lists.free[index] = block
+        lists.count[index] += 1
+        add_own(&lists.pooled, <int64_t>block.size)
+        if lists.count[index] > most_of(block.size):
+            share_some(lists, index, lists.count[index] // 2)
 
 
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil:
@@ -139,7 +362,13 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
     block.sharing = SHARED_WITH_NOBODY
     block.release = release
     block.owner = owner
-    live_add(LIVE_BLOCKS, 1)
+    count_block(1)
+    return block
+
+
+cdef Block *block_lent(Block *block) noexcept nogil:
+    block.references = 1
+    count_block(1)
     return block
 
 
@@ -149,24 +378,16 @@ cdef Block *block_share(Block *block) noexcept nogil:
 
 
 cdef void block_give(Block *block) noexcept nogil:
-    cdef int index
     if block == NULL or fetch_add32(&block.references, -1) != 1:
         return
-    live_add(LIVE_BLOCKS, -1)
-    index = block.size_class
-    if index == CLASS_FOREIGN:
+    count_block(-1)
+    if block.size_class == CLASS_LENT:
+        block.release(block.owner)
+    elif block.size_class == CLASS_FOREIGN:
         block.release(block.owner)
         free(block)
-    elif index == CLASS_LARGE or load64(&pooled_bytes) + <int64_t>block.size > POOL_LIMIT:
-        block_delete(block)
     else:
-        if DEBUG:
-            memset(block.data, 0xA5, block.size)  # nobody may read a block that was given back
-        fetch_add64(&pooled_bytes, <int64_t>block.size)
-        lock(&pool[index].guard)
-        block.next = pool[index].free
-        pool[index].free = block
-        unlock(&pool[index].guard)
+        give_host(block)
 
 
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil:
@@ -182,6 +403,49 @@ cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept n
     data[0] = own.data
     return True
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Host memory as a resource
+
+cdef Block *take_host(Resource *resource, size_t size) noexcept nogil:
+    return block_take(size)
+
+
+cdef Resource *host_resource() noexcept nogil:
+    return &host_memory
+
+
+cdef int64_t sum_of_threads(bint blocks) noexcept nogil:
+    cdef OwnLists *lists
+    cdef int64_t total = 0
+    lock(&registry_guard)
+    lists = registry
+    while lists != NULL:
+        total += load64(&lists.blocks if blocks else &lists.pooled)
+        lists = lists.next
+    if blocks:
+        total += load64(&live[<int>LIVE_BLOCKS])
+    unlock(&registry_guard)
+    return total
+
+
+cdef int64_t resource_used(Resource *resource) noexcept nogil:
+    if resource != &host_memory:
+        return load64(&resource.used)
+    return load64(&host_memory.held) - load64(&pooled_bytes) - sum_of_threads(False)
+
+
+cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil:
+    cdef int64_t limit = resource.limit
+    if limit == 0:
+        return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held", resource.name, asked,
+                           <long long>resource_used(resource), <long long>load64(&resource.held))
+    return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held of at most %lld", resource.name,
+                       asked, <long long>resource_used(resource), <long long>load64(&resource.held), <long long>limit)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python
 
 cdef void release_object(void *owner) noexcept nogil:
     with gil:
@@ -222,7 +486,7 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size):
 def live_counters() -> dict[str, int]:
     """Native objects alive now, by kind. All are zero when no connection is open and no model is loaded."""
     return {
-        "blocks": load64(&live[<int>LIVE_BLOCKS]),
+        "blocks": sum_of_threads(True),
         "requests": load64(&live[<int>LIVE_REQUESTS]),
         "streams": load64(&live[<int>LIVE_STREAMS]),
         "connections": load64(&live[<int>LIVE_CONNECTIONS]),
@@ -232,28 +496,106 @@ def live_counters() -> dict[str, int]:
 
 
 def pooled() -> int:
-    """Free bytes that the pool keeps for reuse."""
-    return load64(&pooled_bytes)
+    """Free bytes of host memory that the pool keeps for reuse."""
+    return load64(&pooled_bytes) + sum_of_threads(False)
+
+
+cdef dict usage_of(Resource *resource):
+    return {
+        "used": resource_used(resource),
+        "held": load64(&resource.held),
+        "peak": load64(&resource.peak),
+        "limit": resource.limit,
+        "refused": load64(&resource.refused),
+    }
+
+
+cdef class Memory:
+    """A resource of memory: where it lies is said by the subclass."""
+
+    def __init__(self, *_, **__):
+        if self.resource == NULL:
+            raise TypeError("Memory is the base of resources; host memory is _native.memory.host()")
+
+    @property
+    def name(self) -> str:
+        return self.resource.name.decode()
+
+    def usage(self) -> dict[str, int]:
+        """In bytes: `used` by blocks, `held` of the system, the `peak` of use (of host memory: held), the `limit` (0:
+        none); and the number of takes that were `refused`."""
+        return usage_of(self.resource)
+
+    def take(self, size: int) -> Lent:
+        """A block of at least `size` bytes, given back when the object goes.
+
+        Raises:
+            MemoryError: the text says what was asked for, what is held, and the limit.
+        """
+        cdef Lent lent = Lent.__new__(Lent)
+        cdef size_t wanted = size
+        cdef char *text
+        with nogil:
+            lent.block = resource_take(self.resource, wanted)
+        lent.memory = self
+        if lent.block == NULL:
+            text = resource_refusal(self.resource, wanted)
+            try:
+                raise MemoryError((<bytes>text).decode() if text != NULL else "out of memory")
+            finally:
+                free(text)
+        return lent
+
+    def trim(self) -> int:
+        """Return to the system what no block needs; how many bytes."""
+        return trim()
+
+
+@cython.no_gc
+cdef class Lent:
+    """A block of a resource, as long as this object lives."""
+
+    def __init__(self):
+        raise TypeError("a Lent is made by Memory.take")
+
+    def __dealloc__(self):
+        block_give(self.block)
+
+    @property
+    def address(self) -> int:
+        """Where it begins; on a device if it is memory of a device."""
+        return <uintptr_t>self.block.data
+
+    @property
+    def size(self) -> int:
+        """Its bytes: at least those asked for."""
+        return self.block.size
+
+
+def host() -> Memory:
+    """Host memory: without a limit."""
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.resource = &host_memory
+    return memory
 
 
 def trim() -> int:
-    """Return all free blocks of the pool to the system; the number of bytes freed."""
+    """Return free blocks to the system: all but those in the lists of other threads; the number of bytes freed."""
     cdef int index
     cdef Block *block
-    cdef Block *following
-    cdef int64_t freed = 0
+    cdef OwnLists *lists = lists_of_thread()
+    cdef int64_t before = load64(&host_memory.held)
     for index in range(CLASSES):
-        lock(&pool[index].guard)
+        if index < OWN_CLASSES and lists != NULL:
+            share_some(lists, index, lists.count[index])
+        spin_lock(&pool[index].guard)
         block = pool[index].free
         pool[index].free = NULL
-        unlock(&pool[index].guard)
+        spin_unlock(&pool[index].guard)
         while block != NULL:
-            following = block.next
-            freed += <int64_t>block.size
-            block_delete(block)
-            block = following
-    fetch_add64(&pooled_bytes, -freed)
-    return freed
+            fetch_add64(&pooled_bytes, -<int64_t>block.size)
+            block = delete_first(block)
+    return before - load64(&host_memory.held)
 
 
 # For tests: a block as Python sees it.

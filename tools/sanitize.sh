@@ -1,10 +1,15 @@
 #!/bin/sh
 # Run native tests on the debug and sanitizer builds, without touching the build in the checkout.
 #
-#   tools/sanitize.sh [debug|asan|all] [pytest arguments]        default: all, tests/native tests/engine
+#   tools/sanitize.sh [debug|asan|tsan|all] [pytest arguments]
+#
+# Default: debug and asan with tests/native tests/engine; tsan with the tests of memory and of the GPU's stub driver.
 #
 #   debug   bounds checks of Cython, assertions of our own (NDEBUG is not defined), -O1 -g
 #   asan    the same with the address and undefined-behaviour sanitizers of gcc: any report ends the run
+#   tsan    the same with the thread sanitizer; what the interpreter and libraries do among themselves is not looked at
+#
+# The stub driver is compiled with the same sanitizer.
 #
 # The sources (tracked files and new ones that git does not ignore) are copied to $INFERD_SANITIZE, by default
 # inferd-sanitize under the temporary directory, and built there; a second run builds only what has changed.
@@ -18,12 +23,11 @@ checkout=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 python=$checkout/.venv/bin/python
 copies=${INFERD_SANITIZE:-${TMPDIR:-/tmp}/inferd-sanitize}
 
-builds="debug asan"
+builds="debug asan tsan"
 case "${1:-}" in
-    debug | asan) builds=$1 && shift ;;
+    debug | asan | tsan) builds=$1 && shift ;;
     all) shift ;;
 esac
-[ $# -gt 0 ] || set -- tests/native tests/engine
 
 copy_sources() {
     mkdir -p "$1"
@@ -37,14 +41,30 @@ for build in $builds; do
     cd "$tree"
     echo "== $build build"
     INFERD_BUILD=$build "$python" setup.py -q build_ext --inplace
+    flags=
+    tests="tests/native tests/engine"
+    if [ "$build" = tsan ]; then
+        tests="tests/native/test_memory.py tests/native/test_resources.py tests/native/test_cuda_device.py"
+        flags=-fsanitize=thread
+        preload=$(gcc -print-file-name=libtsan.so)
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0
+        export TSAN_OPTIONS
+    fi
     if [ "$build" = asan ]; then
+        flags=-fsanitize=address,undefined
         # The interpreter itself is not instrumented, so the libraries have to be there before it starts.
-        LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
+        preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
         ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
         UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
         PYTHONMALLOC=malloc
-        export LD_PRELOAD ASAN_OPTIONS UBSAN_OPTIONS PYTHONMALLOC
+        export ASAN_OPTIONS UBSAN_OPTIONS PYTHONMALLOC
     fi
+    export CFLAGS=$flags
+    "$python" -c "from tests import gpu_stub; print(gpu_stub.library())"
+    # shellcheck disable=SC2086
+    [ $# -gt 0 ] || { defaulted=yes && set -- $tests; }
     # Sanitizers write to the descriptor of standard error and end the process: pytest must not capture that.
-    "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@"
+    LD_PRELOAD=${preload:-} "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@"
+    [ -z "${defaulted:-}" ] || { unset defaulted && set --; }
+    unset CFLAGS preload
 done

@@ -42,4 +42,5 @@ cdef class DeviceMemory:
 # The device that lies under `ordinal`; the same object while somebody holds it.
 cdef Device device_of(int ordinal)
 # Make the device's context current on this thread; cheap when it is already.
+cdef Result use_context(Context context) noexcept nogil
 cdef Result use_device(Device device) noexcept nogil

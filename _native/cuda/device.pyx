@@ -23,6 +23,7 @@ from _native.cuda.driver cimport (
     IPC_HANDLE_SIZE,
     IPC_LAZY_ENABLE_PEER_ACCESS,
     STREAM_NON_BLOCKING,
+    Context,
     DevicePointer,
     GraphHandle,
     IpcHandle,
@@ -40,12 +41,16 @@ _devices = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 
 
-cdef Result use_device(Device device) noexcept nogil:
+cdef Result use_context(Context context) noexcept nogil:
     cdef Context current = NULL
     cdef Result result = cuda.context_get_current(&current)
-    if result != CUDA_OK or current == device.context:
+    if result != CUDA_OK or current == context:
         return result
-    return cuda.context_set_current(device.context)
+    return cuda.context_set_current(context)
+
+
+cdef Result use_device(Device device) noexcept nogil:
+    return use_context(device.context)
 
 
 cdef Device device_of(int ordinal):

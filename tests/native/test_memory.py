@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from _native import memory
 
 LARGEST = 64 << 20
-ALIGNMENT = 64
+ALIGNMENT = 256
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,6 @@
+from _native.memory import Memory
+
+def random_operations(
+    memory: Memory, seed: int, operations: int, most: int, largest: int, readable: bool
+) -> tuple[int, int]: ...
+def pair_ns(memory: Memory, size: int, loops: int) -> float: ...

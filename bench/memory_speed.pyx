@@ -1,0 +1,110 @@
+"""Random takes and gives without the GIL, for the tests of resources, and how long a pair takes in several threads."""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.clock cimport now_ns
+from _native.memory cimport Block, Memory, block_give, block_share, resource_take
+
+cdef struct Alive:
+    Block *block
+    size_t size
+
+
+cdef inline uint64_t next_random(uint64_t *state) noexcept nogil:
+    # xorshift64
+    cdef uint64_t x = state[0]
+    x ^= x << 13
+    x ^= x >> 7
+    x ^= x << 17
+    state[0] = x
+    return x
+
+
+cdef bint keep(Alive *alive, Block *block, size_t size, bint readable) noexcept nogil:
+    # mark both ends of what was asked for with the block's address
+    cdef uint64_t mark = <uint64_t>block
+    alive.block = block
+    alive.size = size
+    if readable and size >= 16:
+        memcpy(block.data, &mark, 8)
+        memcpy(block.data + size - 8, &mark, 8)
+    return block.size >= size and <uint64_t>block.data % 256 == 0
+
+
+cdef bint is_intact(const Alive *alive, bint readable) noexcept nogil:
+    cdef uint64_t first = <uint64_t>alive.block, last = first
+    if readable and alive.size >= 16:
+        memcpy(&first, alive.block.data, 8)
+        memcpy(&last, alive.block.data + alive.size - 8, 8)
+    return first == <uint64_t>alive.block and last == first
+
+
+def random_operations(Memory memory not None, seed: int, operations: int, most: int, largest: int, readable: bool):
+    """Take and give blocks at random, and find out whether each was its taker's alone.
+
+    Args:
+        seed: of the random numbers, not 0.
+        operations: takes and gives.
+        most: blocks alive at a time.
+        largest: bytes of a block; sizes are spread over the powers of two.
+        readable: by the CPU: then both ends of each block are marked and looked at again.
+
+    Returns:
+        How many blocks were wrong (too small, not aligned, written by another), and how many takes found no memory.
+    """
+    cdef uint64_t state = seed
+    cdef int64_t left = operations
+    cdef size_t biggest = largest
+    cdef size_t size
+    cdef int room = most, count = 0, at
+    cdef bint marked = readable
+    cdef int64_t wrong = 0, refused = 0
+    cdef Block *block
+    cdef Alive *alive = <Alive *>malloc(room * sizeof(Alive))
+    if alive == NULL:
+        raise MemoryError
+    with nogil:
+        while left:
+            left -= 1
+            if count < room and next_random(&state) % 2:
+                size = 1 + next_random(&state) % (biggest >> (next_random(&state) % 12))
+                block = resource_take(memory.resource, size)
+                if block == NULL:
+                    refused += 1
+                    continue
+                if not keep(&alive[count], block, size, marked):
+                    wrong += 1
+                count += 1
+            elif count:
+                at = <int>(next_random(&state) % <uint64_t>count)
+                if not is_intact(&alive[at], marked):
+                    wrong += 1
+                block_give(block_share(alive[at].block))
+                block_give(alive[at].block)
+                count -= 1
+                alive[at] = alive[count]
+        for at in range(count):
+            if not is_intact(&alive[at], marked):
+                wrong += 1
+            block_give(alive[at].block)
+    free(alive)
+    return wrong, refused
+
+
+def pair_ns(Memory memory not None, size_t size, long loops) -> float:
+    """Nanoseconds to take a block and to give it back, the mean over `loops`. Call it from several threads at once."""
+    cdef Block *block = NULL
+    cdef long start
+    with nogil:
+        start = now_ns()
+        for _ in range(loops):
+            block = resource_take(memory.resource, size)
+            if block == NULL:
+                break
+            block_give(block)
+        start = now_ns() - start
+    if block == NULL:
+        raise MemoryError
+    return start / <double> loops

@@ -1,0 +1,256 @@
+"""Guards every resource of memory alike: blocks that are nobody else's, caps, growth, trim, counters, refusals."""
+
+import itertools
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _native import memory
+from _native.cuda.device import device
+from _native.cuda.memory import DevicePool, PageLocked
+from _native.pool import SharedMemory
+from bench.memory_speed import random_operations
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+OUT_OF_MEMORY = 2
+
+KINDS = {
+    "host": memory.host,
+    "shared": lambda: SharedMemory(LIMIT, 8 * MIB),
+    "page-locked": lambda: PageLocked(device(0), LIMIT),
+    "device": lambda: DevicePool(device(0), LIMIT),
+}
+CAPPED = [kind for kind in KINDS if kind != "host"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters, stub):
+    """Every block is given back, every slab returned, and the device was used in order."""
+
+
+@pytest.fixture(params=KINDS)
+def resource(request):
+    resource = KINDS[request.param]()
+    yield resource
+    resource.trim()
+
+
+@pytest.fixture(params=CAPPED)
+def capped(request):
+    resource = KINDS[request.param]()
+    yield resource
+    resource.trim()
+
+
+def spans_of(blocks):
+    return sorted((block.address, block.address + block.size) for block in blocks)
+
+
+def test_threads_take_and_give_at_random(resource):
+    """What one thread holds no other gets, whatever the sizes; and in the end nothing is in use."""
+    before = resource.usage()
+    found = []
+
+    def work(seed):
+        found.append(random_operations(resource, seed, 20_000, 60, 1 * MIB, resource.name != "device"))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [wrong for wrong, _ in found] == [0] * 4
+    after = resource.usage()
+    assert after["used"] == before["used"]
+    assert after["refused"] - before["refused"] == sum(refused for _, refused in found)
+    assert after["limit"] == 0 or after["held"] <= after["limit"]
+    resource.trim()
+    assert resource.name == "host" or resource.usage()["held"] == 0
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 3 * MIB)), max_size=60))
+def test_blocks_alive_together_never_overlap(steps):
+    for make in KINDS.values():
+        resource, alive = make(), []
+        used = resource.usage()["used"]
+        for take, number in steps:
+            if take or not alive:
+                alive.append(resource.take(number))
+                assert alive[-1].size >= number
+                assert alive[-1].address % 256 == 0
+            else:
+                alive.pop(number % len(alive))
+            spans = spans_of(alive)
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+            if resource.name != "host":
+                assert resource.usage()["used"] == sum(block.size for block in alive)
+        alive.clear()
+        assert resource.usage()["used"] == used
+
+
+def test_counters_and_counts(resource):
+    before = memory.live_counters()["blocks"], resource.usage()["used"]
+    block = resource.take(100_000)
+    usage = resource.usage()
+    assert memory.live_counters()["blocks"] == before[0] + 1
+    assert usage["used"] == before[1] + block.size
+    assert usage["held"] >= usage["used"]
+    assert usage["peak"] >= usage["used"]
+    del block
+    assert (memory.live_counters()["blocks"], resource.usage()["used"]) == before
+
+
+def test_cap_is_never_passed_and_the_refusal_says_why(capped):
+    blocks = []
+    with pytest.raises(MemoryError) as caught:
+        while True:
+            blocks.append(capped.take(3 * MIB))
+    usage = capped.usage()
+    assert len(blocks) >= 0.75 * LIMIT / (3 * MIB)
+    assert usage["held"] <= LIMIT
+    assert str(caught.value) == (
+        f"no {capped.name} memory: asked for {3 * MIB} bytes; {usage['used']} are in use, {usage['held']} held of at "
+        f"most {LIMIT}"
+    )
+    del caught
+    blocks.pop()
+    blocks.append(capped.take(3 * MIB))  # what was given back is there again
+
+
+def test_impossible_sizes_are_refused(capped):
+    for size in (LIMIT + 1, 1 << 46, (1 << 64) - 1):
+        with pytest.raises(MemoryError, match=f"asked for {size} bytes"):
+            capped.take(size)
+    assert capped.usage()["used"] == 0
+
+
+def test_whole_cap_in_one_block(capped):
+    block = capped.take(LIMIT)
+    assert block.size == LIMIT
+    with pytest.raises(MemoryError):
+        capped.take(1)
+    del block
+    assert capped.trim() == LIMIT
+
+
+def test_small_blocks_leave_no_hole_behind(capped):
+    """A burst of small blocks, given back in another order, does not keep a large one from being taken."""
+    small = [capped.take(4096) for _ in range(1000)]
+    held = capped.usage()["held"]
+    del small[::2]
+    small.clear()
+    large = capped.take(held)
+    assert capped.usage()["held"] == held
+    assert large.size == held
+
+
+def test_slabs_make_room_for_a_block_larger_than_them(capped):
+    capped.reserve(LIMIT)
+    assert capped.usage()["held"] == LIMIT
+    assert capped.take(LIMIT - 2 * MIB).size >= LIMIT - 2 * MIB
+
+
+def test_reserve_obtains_ahead_and_trim_returns_what_is_free(capped):
+    assert capped.reserve(4 * MIB)
+    held = capped.usage()["held"]
+    assert held >= 4 * MIB
+    block = capped.take(MIB)
+    assert capped.usage()["held"] == held
+    assert not capped.reserve(LIMIT + 2 * MIB)
+    assert capped.usage()["held"] <= LIMIT
+    capped.trim()
+    assert 0 < capped.usage()["held"] < LIMIT
+    del block
+    capped.trim()
+    assert capped.usage()["held"] == 0
+
+
+@pytest.mark.parametrize(("kind", "call"), [("page-locked", "cuMemHostAlloc"), ("device", "cuMemAlloc_v2")])
+def test_driver_without_memory(stub, kind, call):
+    resource = KINDS[kind]()
+    for _ in range(2):
+        stub.fail(call, OUT_OF_MEMORY)
+    with pytest.raises(MemoryError, match=rf"no {kind} memory: asked for 8 bytes; 0 are in use, 0 held"):
+        resource.take(8)
+    assert resource.take(8).size == 256
+    resource.trim()
+
+
+def test_page_locked_memory_is_that_of_the_nearest_node():
+    assert PageLocked(device(0), LIMIT).numa_node == 0
+
+
+class TestLateBlocks:
+    """Blocks given back while the device still works on them."""
+
+    @pytest.fixture
+    def gpu(self):
+        return device(0)
+
+    @pytest.fixture
+    def pool(self, gpu):
+        pool = DevicePool(gpu, 16 * MIB)
+        yield pool
+        pool.trim()
+        assert pool.usage()["held"] == 0
+
+    def test_same_stream_has_it_again_at_once(self, stub, gpu, pool):
+        stream = gpu.stream()
+        with stub.held("fill"):
+            block = pool.take_for(MIB, stream)
+            address = block.address
+            stream.fill(address, 1, MIB)
+            pool.give_after(block, stream)
+            again = pool.take_for(MIB, stream)
+            assert again.address == address
+            stream.fill(address, 2, MIB)
+            pool.give_after(again, stream)
+            assert pool.waiting == 1
+        stream.synchronize()
+        assert stub.read(address, 1) == b"\2"
+
+    def test_other_stream_gets_another_block_until_the_first_is_done(self, stub, gpu, pool):
+        first, second = gpu.stream(), gpu.stream()
+        with stub.held("fill"):
+            block = pool.take_for(MIB, first)
+            address = block.address
+            first.fill(address, 1, MIB)
+            pool.give_after(block, first)
+            other = pool.take_for(MIB, second)
+            assert other.address != address
+        first.synchronize()
+        del other
+        assert pool.take_for(MIB, second).address == address
+        assert pool.waiting == 0
+
+    def test_last_memory_is_waited_for_on_the_device(self, stub, gpu, pool):
+        """Nobody waits on the host; without the wait the stub would report writes that nothing orders."""
+        first, second = gpu.stream(), gpu.stream()
+        with stub.held("fill"):
+            block = pool.take_for(16 * MIB, first)
+            address = block.address
+            first.fill(address, 1, MIB)
+            pool.give_after(block, first)
+            again = pool.take_for(16 * MIB, second)
+            assert again.address == address
+            second.fill(address, 2, MIB)
+        second.synchronize()
+        assert stub.read(address, 1) == b"\2"
+
+    def test_many_late_blocks(self, stub, gpu, pool):
+        """More than are remembered: then giving waits."""
+        stream = gpu.stream()
+        blocks = [pool.take_for(256, stream) for _ in range(300)]
+        for block in blocks:
+            stream.fill(block.address, 1, 256)
+            pool.give_after(block, stream)
+        assert pool.waiting == 256
+        stream.synchronize()
+
+    def test_block_of_another_pool_is_refused(self, gpu, pool):
+        block = memory.host().take(8)
+        with pytest.raises(ValueError, match="not one of this pool"):
+            pool.give_after(block, gpu.stream())
