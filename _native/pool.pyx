@@ -3,8 +3,8 @@
 A pool carves blocks out of large slabs, up to a hard cap. Free pieces are kept in two-level size classes (eight steps
 for each power of two) with a bitmap of the classes that have some: taking and giving are a handful of instructions
 whatever the number of pieces, and neighbours that are free become one piece again at once, so that a burst of small
-blocks does not make large ones impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator
-for real-time systems", ECRTS 2004.)
+blocks does not make large ones impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic
+memory allocator for real-time systems", ECRTS 2004.)
 
 What describes a piece lies in ordinary memory: the CPU need not be able to read what is handed out.
 """
