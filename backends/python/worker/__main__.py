@@ -5,6 +5,7 @@ name that hides nothing of the model's.
 """
 
 import importlib.util
+import os
 import sys
 
 PACKAGE = "inferd_worker"
@@ -29,7 +30,8 @@ def main() -> int:
     link = importlib.import_module(PACKAGE + ".link")
     worker = importlib.import_module(PACKAGE + ".worker")
     work, side, arena = map(int, sys.argv[1:4])
-    return int(worker.Worker(link.Link(work, side, arena)).run())
+    # Without a server there is nobody to work for, and nobody to report to.
+    return int(worker.Worker(link.Link(work, side, arena, lambda: os._exit(1))).run())
 
 
 if __name__ == "__main__":

@@ -52,18 +52,20 @@ class Connection(Channel):
         names: of inputs and outputs.
         window: responses that may be sent for a request before the server has taken one.
         verbose: whether the server wants verbose messages.
+        flags: offset in the arena of the flags of cancelled requests.
 
     Attributes:
         on_is_ready: called with the id of the question whether the model is ready; answered by `tell_ready`.
     """
 
-    def __init__(self, link: Link, name: str, names: Names, window: int, verbose: bool) -> None:
+    def __init__(self, link: Link, name: str, names: Names, window: int, verbose: bool, flags: int) -> None:
         self.name = name
         self.on_is_ready: Callable[[int], None] = lambda _: None
         self._link = link
         self._names = names
         self._window = window
         self._verbose = verbose
+        self._flags = flags
         self._side = Side(link, self._dispatch)
         self._grants = Grants(link, self._side)
         self._calls: dict[int, Call] = {}
@@ -164,7 +166,7 @@ class Connection(Channel):
                 credit.finish()
 
     def is_cancelled(self, key: int) -> bool:
-        return self._link.memory[key & p.SLOT_MASK] != 0
+        return self._link.memory[self._flags + (key & p.SLOT_MASK)] != 0
 
     # -----------------------------------------------------------------------------------------------------------------
     # Calls to other models

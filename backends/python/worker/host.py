@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import protocol, runtime
 from .config import ModelConfig
 from .errors import TritonError, TritonModelException, exception_text
-from .loading import import_model, model_class
+from .loading import forget_model, import_model, model_class
 from .request import RELEASE_RESCHEDULE, ReceivedRequest
 from .response import InferenceResponse, close_for_error, take_final
 
@@ -93,9 +93,16 @@ class Host:
                 self._channel.log(protocol.LOG_INFO, exception_text(error))
         self._model = self._execute = None
 
+    def use_on_this_thread(self) -> None:
+        """The thread is the model's: what it calls of `triton_python_backend_utils` it calls for it."""
+        runtime.use_on_this_thread(self._runtime)
+
     def close(self) -> None:
         """Forget the model."""
+        self._model = self._execute = None
+        runtime.use_on_this_thread(None)
         runtime.remove(self._runtime)
+        forget_model(self._package)
 
     def is_ready(self) -> bool:
         """What the model says, True if it does not say anything.

@@ -31,9 +31,15 @@ class Packet:
 
 
 class Link:
-    """Sockets and arena. Sending is safe from any thread: a packet goes out whole."""
+    """Sockets and arena. Sending is safe from any thread: a packet goes out whole.
 
-    def __init__(self, work: int, side: int, arena: int) -> None:
+    Args:
+        work, side, arena: the descriptors, which become the link's.
+        gone: called, on any thread, when the server is gone; does not return.
+    """
+
+    def __init__(self, work: int, side: int, arena: int, gone: Callable[[], NoReturn]) -> None:
+        self._gone = gone
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.arena = mmap.mmap(arena, 0)
@@ -41,6 +47,11 @@ class Link:
         os.close(arena)
         self._ids = itertools.count(1)
         self._buffer = memoryview(bytearray(p.PACKET))
+
+    def close(self) -> None:
+        """Close the sockets. The arena stays mapped as long as a tensor lies in it."""
+        self.work.close()
+        self.side.close()
 
     def next_id(self) -> int:
         """A number that this worker has not used yet."""
@@ -51,16 +62,16 @@ class Link:
         """Send a packet; the record must fit into it."""
         try:
             to.sendmsg((_HEAD.pack(kind, flags, code, len(record), number, offset), record))
-        except (BrokenPipeError, ConnectionError):
-            server_is_gone()
+        except OSError:  # also EBADF, of a link that was closed
+            self._gone()
 
     def send_arena(self, to: socket.socket, kind: int, offset: int, size: int, *, flags: int = 0, code: int = 0,
                    number: int = 0) -> None:  # fmt: skip
         """Send a packet whose record lies in the arena."""
         try:
             to.send(_HEAD.pack(kind, flags | p.IN_ARENA, code, size, number, offset))
-        except (BrokenPipeError, ConnectionError):
-            server_is_gone()
+        except OSError:  # also EBADF, of a link that was closed
+            self._gone()
 
     def receive_work(self) -> Packet:
         """The next packet of the work socket. Only the main thread reads it."""
@@ -76,16 +87,11 @@ class Link:
         """The next packet; waits for it. The worker ends when there can be none."""
         try:
             size = of.recv_into(buffer)
-        except ConnectionError:
+        except OSError:
             size = 0
         if size == 0:
-            server_is_gone()
+            self._gone()
         return Packet(buffer[:size])
-
-
-def server_is_gone() -> NoReturn:
-    """End this process: nobody is there to work for, and nobody to report to."""
-    os._exit(1)
 
 
 class Side:

@@ -49,6 +49,13 @@ def import_model(path: str, package: str) -> ModuleType:
     return module
 
 
+def forget_model(package: str) -> None:
+    """Forget the modules of a package that `import_model` made."""
+    for name in list(sys.modules):
+        if name == package or name.startswith(package + "."):
+            del sys.modules[name]
+
+
 def model_class(module: ModuleType) -> Any:
     """The class that every model defines.
 

@@ -19,7 +19,7 @@ class Runtime:
     Attributes:
         channel: the way to the server.
         model_dir: the version directory.
-        module: the name under which the model's file is imported.
+        module: the name of the package that the model's file is imported into.
         initialized, finalizing: calls to other models are allowed between the two.
     """
 
@@ -73,10 +73,10 @@ def current() -> Runtime:
 
 
 def _of_the_stack() -> Runtime | None:
-    modules = {runtime.module: runtime for runtime in _runtimes}
+    packages = {runtime.module: runtime for runtime in _runtimes}
     frame: Any = sys._getframe(2)
     while frame is not None:
-        runtime = modules.get(frame.f_globals.get("__name__", ""))
+        runtime = packages.get(frame.f_globals.get("__name__", "").partition(".")[0])
         if runtime is not None:
             return runtime
         frame = frame.f_back

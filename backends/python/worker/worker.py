@@ -97,7 +97,7 @@ class Worker:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._names = Names([], [])
-        self._host: Host
+        self._host: Any = None
         self._connection: Connection
         self._reader: RequestReader
 
@@ -122,6 +122,11 @@ class Worker:
         link.send(link.work, p.FINALIZED)
         return 0
 
+    def close(self) -> None:
+        """Forget the model, after `run`, where the process goes on."""
+        if self._host is not None:
+            self._host.close()
+
     # -----------------------------------------------------------------------------------------------------------------
     # Configuration
 
@@ -133,10 +138,14 @@ class Worker:
             [tensor["name"] for tensor in config["inputs"]], [tensor["name"] for tensor in config["outputs"]]
         )
         name = args.get("model_instance_name") or args.get("model_name", "")
-        self._connection = Connection(self._link, name, self._names, config["window"], config["log_verbose"])
+        self._connection = Connection(
+            self._link, name, self._names, config["window"], config["log_verbose"], config["flags"]
+        )
         version = args.get("model_version", "1")
         decoupled = config["decoupled"]
-        self._host = Host(self._connection, config["model_file"], config["model_dir"], version, decoupled)
+        package = config.get("package", version)
+        self._host = Host(self._connection, config["model_file"], config["model_dir"], package, decoupled)
+        self._host.use_on_this_thread()
         said: dict[str, Any] = {}
         try:
             if config["mode"] == "complete":
@@ -174,6 +183,7 @@ class Worker:
 
     def _answer_ready(self, number: int) -> None:
         ready, why = False, ""
+        self._host.use_on_this_thread()
         try:
             ready = self._host.is_ready()
         except BaseException as error:

@@ -27,6 +27,7 @@ from backends.python.worker.strings import pack_array, unpack_array
 
 WORKER = Path(__file__).parents[3] / "backends" / "python" / "worker" / "__main__.py"
 ARENA = 64 << 20
+FLAGS = 64 << 10
 GRANT = 1 << 20  # where grants begin; requests lie before
 
 
@@ -131,6 +132,7 @@ class Peer:
             "max_batch_size": 8,
             "decoupled": decoupled,
             "window": window,
+            "flags": FLAGS,
             "log_verbose": False,
             "explicit_control": False,
             **config,
@@ -211,7 +213,7 @@ class Peer:
         head = bytearray(p.align(p.EXECUTE_HEAD.size + 4 * len(requests)))
         record = bytearray(head)
         offsets = []
-        at = 4096 + p.SLOTS
+        at = FLAGS + p.SLOTS
         for request in requests:
             request.number = request.number or next(self.numbers)
             data = []

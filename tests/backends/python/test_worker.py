@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.python.worker import protocol as p
-from tests.backends.python.peer import Peer, Sent, worker
+from tests.backends.python.peer import FLAGS, Peer, Sent, worker
 
 IDENTITY = """
     import triton_python_backend_utils as pb_utils
@@ -137,7 +137,7 @@ def test_a_cancelled_request_says_so(tmp_path: Path) -> None:
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)])] * len(requests)
     """
     with worker(tmp_path, source, outputs={"OUT": "BOOL"}) as peer:
-        peer.arena[5] = 1
+        peer.arena[FLAGS + 5] = 1
         (answer, _) = peer.execute(Sent({"IN": row(1)}, number=0x10005), Sent({"IN": row(1)}, number=0x10006))
         assert answer.outputs["OUT"].tolist() == [[True, True], [False, False]]
 
