@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -11,7 +12,7 @@ from .datatypes import BYTES
 from .memory import DEFAULT, PreferredMemory
 from .request import RELEASE_ALL, InferenceTrace, ReceivedRequest
 from .response import InferenceResponse, make_sender
-from .tensor import received, wire_bytes
+from .tensor import Tensor, received, wire_bytes
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -63,22 +64,20 @@ class RequestReader:
         self._version = model_version
         self._decoupled = decoupled
 
-    def read(self, record: Any, buffer: Any, base: int, arena: Any) -> list[ReceivedRequest]:
+    def read(self, record: bytearray, arena: Callable[[], Any]) -> list[ReceivedRequest]:
         """The requests.
 
         Args:
-            record: the record of EXECUTE.
-            buffer: what the record lies in, and its INLINE tensors with it; they keep it.
-            base: where in the buffer the record begins.
+            record: of EXECUTE; its INLINE tensors lie in it and keep it.
             arena: called for what ARENA tensors lie in and keep, once there is one.
         """
         count = p.EXECUTE_HEAD.unpack_from(record)[0]
         return [
-            self._request(record, offset, buffer, base, arena)
+            self._request(record, offset, arena)
             for offset in Struct(f"<{count}I").unpack_from(record, p.EXECUTE_HEAD.size)
         ]
 
-    def _request(self, record: Any, at: int, buffer: Any, base: int, arena: Any) -> ReceivedRequest:
+    def _request(self, record: bytearray, at: int, arena: Callable[[], Any]) -> ReceivedRequest:
         number, flags, count, _, extra, _ = _REQUEST.unpack_from(record, at)
         at += _REQUEST_SIZE
         names = self._names.inputs
@@ -91,7 +90,7 @@ class RequestReader:
             if place:
                 inputs.append(received(names[index], datatype, shape, arena(), offset, size))
             else:
-                inputs.append(received(names[index], datatype, shape, buffer, base + offset, size))
+                inputs.append(received(names[index], datatype, shape, record, offset, size))
         request = _new_request(ReceivedRequest)
         request._channel = self._channel
         request._key = number
@@ -114,7 +113,7 @@ class RequestReader:
         request._sender = make_sender(self._channel, number, True, request._wanted) if self._decoupled else None
         return request
 
-    def _read_extra(self, request: ReceivedRequest, record: Any, at: int) -> None:
+    def _read_extra(self, request: ReceivedRequest, record: bytearray, at: int) -> None:
         timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
         at += p.EXTRA.size
         if wanted == p.ALL_OUTPUTS:
@@ -160,19 +159,22 @@ def _parameter(name: str, value: Any) -> bytes:
 class ResponseWriter:
     """Writes responses into one record.
 
+    An output that is an input of its request, or a part of one, and lies in the arena is not copied.
+
     Args:
         names: of inputs and outputs.
         memory: the arena.
         take: gives the offset of so many bytes of the arena for an output.
     """
 
-    __slots__ = ("_memory", "_names", "_parts", "_take", "size")
+    __slots__ = ("_borrowed", "_memory", "_names", "_parts", "_take", "size")
 
     def __init__(self, names: Names, memory: memoryview, take: Callable[[int], int]) -> None:
         self._names = names
         self._memory = memory
         self._take = take
         self._parts: list[bytes] = []
+        self._borrowed: list[tuple[int, tuple[int, ...]]] = []  # places of TENSORs among the parts, and their fields
         self.size = 0
 
     def record(self) -> bytes:
@@ -187,10 +189,27 @@ class ResponseWriter:
     def add_error(self, code: int, text: str) -> None:
         """An error."""
         encoded = text.encode("utf-8", "replace")
-        self._add(p.STATUS_ERROR, code, 0, encoded, b"", b"", [])
+        self._add(p.STATUS_ERROR, code, 0, encoded, b"", [], [])
 
-    def add(self, response: InferenceResponse, wanted: frozenset[int] | None) -> None:
+    def copy_borrowed(self) -> None:
+        """Copy the outputs that lie among the inputs: the model holds on to those, and may write to them.
+
+        Raises:
+            TritonModelException: there is no memory for them.
+        """
+        for at, (index, datatype, rank, place, offset, size) in self._borrowed:
+            copy = self._take(size)
+            self._memory[copy : copy + size] = self._memory[offset : offset + size]
+            self._parts[at] = _TENSOR.pack(index, datatype, rank, place, copy, size)
+        self._borrowed.clear()
+
+    def add(self, response: InferenceResponse, wanted: frozenset[int] | None, inputs: Sequence[Tensor] = ()) -> None:
         """A response, without the outputs that nobody asked for.
+
+        Args:
+            response: it.
+            wanted: indices of the outputs that were asked for; None for every one.
+            inputs: of the request, among which an output may lie.
 
         Raises:
             TritonModelException: there is no memory for an output.
@@ -205,16 +224,18 @@ class ResponseWriter:
             if index is not None and (wanted is None or index in wanted):
                 tensors.append((index, tensor))
         if len(tensors) == 1 and response._parameters is None:
-            self._add_one(*tensors[0])
+            self._add_one(*tensors[0], inputs)
         else:
-            self._add_tensors(tensors, response._parameters)
+            self._add_tensors(tensors, response._parameters, inputs)
 
-    def _add_one(self, index: int, tensor: Any) -> None:
+    def _add_one(self, index: int, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
         # The common case, without the lists of the general one.
         shape = tensor._shape
         rank = len(shape)
         head = _RESPONSE_HEAD.size + _TENSOR_SIZE + (rank << 3)
-        place, offset, size, data = self._place(tensor, self.size + head)
+        place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs)
+        if borrowed:
+            self._borrowed.append((len(self._parts) + 1, (index, tensor._dtype, rank, place, offset, size)))
         total = p.align(head + len(data))
         self._parts += (
             _RESPONSE_HEAD.pack(p.STATUS_OK, 0, 1, 0, 0, total),
@@ -225,40 +246,73 @@ class ResponseWriter:
         )
         self.size += total
 
-    def _add_tensors(self, tensors: list[Any], parameters: dict[str, Any] | None) -> None:
+    def _add_tensors(
+        self, tensors: list[tuple[int, Tensor]], parameters: dict[str, Any] | None, inputs: Sequence[Tensor]
+    ) -> None:
         encoded = b"".join(_parameter(*item) for item in parameters.items()) if parameters else b""
         head = sum(_TENSOR_SIZE + (len(tensor._shape) << 3) for _, tensor in tensors)
         at = self.size + p.align(_RESPONSE_HEAD.size + head + len(encoded))
-        heads = []
-        datas = []
+        heads: list[bytes] = []
+        datas: list[bytes] = []
         for index, tensor in tensors:
             shape = tensor._shape
-            place, offset, size, data = self._place(tensor, at)
+            place, offset, size, data, borrowed = self._place(tensor, at, inputs)
+            if borrowed:
+                fields = (index, tensor._dtype, len(shape), place, offset, size)
+                self._borrowed.append((len(self._parts) + 1 + len(heads), fields))
             heads.append(_TENSOR.pack(index, tensor._dtype, len(shape), place, offset, size))
             heads.append(SHAPES[len(shape)].pack(*shape))
             datas.append(data)
             datas.append(bytes(-len(data) & 7))
             at += p.align(len(data))
-        self._add(p.STATUS_OK, 0, len(tensors), b"", encoded, b"".join(heads), datas)
+        self._add(p.STATUS_OK, 0, len(tensors), b"", encoded, heads, datas)
 
-    def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: bytes,
+    def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: list[bytes],
              datas: list[bytes]) -> None:  # fmt: skip
-        body = _RESPONSE_HEAD.size + len(heads) + len(text) + len(parameters)
+        body = _RESPONSE_HEAD.size + sum(map(len, heads)) + len(text) + len(parameters)
         total = p.align(body) + sum(map(len, datas))
         head = _RESPONSE_HEAD.pack(status, code, tensors, len(text), len(parameters), total)
-        self._parts += (head, heads, text, parameters, bytes(-body & 7), *datas)
+        self._parts += (head, *heads, text, parameters, bytes(-body & 7), *datas)
         self.size += total
 
-    def _place(self, tensor: Any, at: int) -> tuple[int, int, int, bytes]:
-        """Place, offset and bytes of a tensor, and its data if that goes into the record, where it would be `at`."""
+    def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
+        """Where a tensor lies: place, offset, bytes, its data if that goes into the record, where it would be `at`, and
+        whether it lies among the inputs.
+        """
         array = tensor._array
         if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
             data = array.tobytes()
-            return p.INLINE, at, len(data), data
+            return p.INLINE, at, len(data), data, False
         view = memoryview(wire_bytes(tensor))
         size = view.nbytes
         if size <= SMALL:
-            return p.INLINE, at, size, view.tobytes()
+            return p.INLINE, at, size, view.tobytes(), False
+        found = _among(inputs, tensor, size)
+        if found is not None:
+            return p.ARENA, found, size, b"", True
         offset = self._take(size)
         self._memory[offset : offset + size] = view.cast("B")
-        return p.ARENA, offset, size, b""
+        return p.ARENA, offset, size, b"", False
+
+
+def address_of(array: Any) -> int:
+    """Where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
+    """Where in the arena a tensor lies whose data is an input's, or a part of it."""
+    array = tensor._array
+    for each in inputs:
+        whole = each._buffer
+        if whole.__class__ is bytearray:
+            continue
+        if array is None:
+            offset = tensor._offset if tensor._buffer is whole else -1
+        elif array.base is whole:
+            offset = address_of(array) - address_of(whole)
+        else:
+            continue
+        if each._offset <= offset and offset + size <= each._offset + each._size:
+            return offset
+    return None

@@ -92,10 +92,12 @@ class Worker:
 
     Args:
         link: the transport.
+        package: the name of the package that the model's folder becomes; the version's number if it is empty.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, package: str = "") -> None:
         self._link = link
+        self._package = package
         self._names = Names([], [])
         self._host: Any = None
         self._connection: Connection
@@ -143,7 +145,7 @@ class Worker:
         )
         version = args.get("model_version", "1")
         decoupled = config["decoupled"]
-        package = config.get("package", version)
+        package = self._package or version
         self._host = Host(self._connection, config["model_file"], config["model_dir"], package, decoupled)
         self._host.use_on_this_thread()
         said: dict[str, Any] = {}
@@ -196,13 +198,9 @@ class Worker:
     def _execute(self, packet: Packet) -> None:
         link = self._link
         lease = Lease(link, packet.id)
-        record: Any
-        if packet.flags & p.IN_ARENA:
-            record = link.memory[packet.offset : packet.offset + packet.size]
-            requests = self._reader.read(record, lease.arena(), packet.offset, lease.arena)
-        else:
-            record = packet.data
-            requests = self._reader.read(record, record, 0, lease.arena)
+        # Its own copy, as the record of a packet is: only what the arena has besides is lent.
+        record = bytearray(link.record(packet)) if packet.flags & p.IN_ARENA else packet.data
+        requests = self._reader.read(record, lease.arena)
         _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
         memory = OutputMemory(link, offset, size)
         writer = ResponseWriter(self._names, link.memory, memory.take)
@@ -212,6 +210,8 @@ class Worker:
             self._write_failures(writer, requests, str(error))
         del requests
         kept = lease.end()
+        if kept is not None:
+            writer.copy_borrowed()
         flags = 0 if kept is None else p.KEPT
         self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
 
@@ -223,7 +223,7 @@ class Worker:
                 self._write_open(writer, request)
                 continue
             try:
-                writer.add(response, request._wanted)
+                writer.add(response, request._wanted, request._inputs)
             except Exception as error:
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
                 writer.add_error(p.CODE_INTERNAL, text)

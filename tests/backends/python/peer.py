@@ -64,6 +64,7 @@ class Answer:
     error: str = ""
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -214,6 +215,7 @@ class Peer:
         record = bytearray(head)
         offsets = []
         at = FLAGS + p.SLOTS
+        self.sent_at = []
         for request in requests:
             request.number = request.number or next(self.numbers)
             data = []
@@ -229,6 +231,7 @@ class Peer:
                     self.inputs.index(name), number_of_type, array.ndim, place, offset, len(content)
                 ) + struct.pack(f"<{array.ndim}q", *array.shape)
                 if arena:
+                    self.sent_at.append(at)
                     self.arena[at : at + len(content)] = content
                     at += p.align(len(content))
                 else:
@@ -297,6 +300,7 @@ class Peer:
             name = self.outputs[index]
             answer.outputs[name] = decode(datatype, shape, source[offset : offset + size])
             answer.places[name] = place
+            answer.offsets[name] = offset
         answer.error = record[at : at + text].decode()
         at += text
         answer.parameters = read_parameters(record[at : at + parameters])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.python.worker import protocol as p
-from tests.backends.python.peer import FLAGS, Peer, Sent, worker
+from tests.backends.python.peer import FLAGS, GRANT, Peer, Sent, worker
 
 IDENTITY = """
     import triton_python_backend_utils as pb_utils
@@ -93,6 +93,32 @@ def test_memory_that_the_model_holds_on_to_is_kept_until_it_lets_go(tmp_path: Pa
         assert answer.outputs["OUT"].tolist() == [[2]]
         released = peer.expect(peer.side, p.RELEASE)
         assert released.id == 7
+
+
+def test_inputs_that_are_passed_on_are_not_copied(tmp_path: Path) -> None:
+    large = np.arange(10_000, dtype=np.float32).reshape(1, -1)
+    with worker(tmp_path, IDENTITY) as peer:
+        first, second = peer.execute(Sent({"IN": large}), Sent({"IN": large + 1}), arena=True)
+        assert np.array_equal(second.outputs["OUT"], large + 1)
+        assert (first.offsets["OUT"], second.offsets["OUT"]) == tuple(peer.sent_at)
+
+
+def test_inputs_that_are_passed_on_and_kept_are_copied(tmp_path: Path) -> None:
+    source = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                self.kept = requests[0].inputs()[0].as_numpy()
+                parts = pb_utils.Tensor("OUT", self.kept[:, 8:]), pb_utils.Tensor("WHOLE", self.kept)
+                return [pb_utils.InferenceResponse(parts)]
+    """
+    large = np.arange(10_000, dtype=np.float32).reshape(1, -1)
+    with worker(tmp_path, source, outputs={"OUT": "FP32", "WHOLE": "FP32"}) as peer:
+        (answer,) = peer.execute(Sent({"IN": large}), arena=True, grant=100_000)
+        assert peer.kept
+        assert np.array_equal(answer.outputs["WHOLE"], large)
+        assert np.array_equal(answer.outputs["OUT"], large[:, 8:])
+        assert min(answer.offsets.values()) >= GRANT
 
 
 def test_everything_a_request_says(tmp_path: Path) -> None:
