@@ -154,12 +154,13 @@ def _install_all(door, stream_window, broken):
     from server.front import services
     from server.rpc.metadata import Identity
     from server.rpc.service import table
-    from tests.conformance import generic
+    from tests.conformance import generic, interop
     from tests.conformance.fake_engine import FakeEngine
 
     engine = FakeEngine(broken=broken)
     health = services.install(door, table(engine, Identity(version="0.1.0"), stream_window=stream_window), engine)
     generic.install(door)
+    interop.install(door)
     door.add_generic_rpc_handlers((engine.control_handler(health),))
 
 
