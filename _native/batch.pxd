@@ -49,6 +49,9 @@ cdef void batch_free(NativeBatch *batch) noexcept nogil
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
 # Take a request out of the batch: the executor owns it now, answers it when it likes by bridge_return, and counts it.
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
+# When the batch is finished, give this request back to the lane instead of answering it, to be run again with the state
+# that it has brought. False: the model's sequences are not iterative. For a detached one see Lane.again.
+cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil
 # Answer every request that was not detached, and count; the requests are no longer the batch's.
 cdef void batch_finish(NativeBatch *batch) noexcept nogil
 

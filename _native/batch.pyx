@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
 from _native.datatype cimport DT_BYTES, datatype_name
@@ -132,20 +133,46 @@ cdef void forget_detached(NativeBatch *batch) noexcept nogil:
     batch.count = kept
 
 
-cdef void drop_null(NativeBatch *batch) noexcept nogil:
-    # the rows that stood for nobody
+cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil:
+    batch.requests[index].again = batch.lane.again != NULL
+    return batch.requests[index].again
+
+
+cdef void hand_back(NativeBatch *batch) noexcept nogil:
+    # what is to run again, unless the batch has failed
+    cdef Request *request
     cdef uint32_t i
     for i in range(batch.count):
-        if batch.requests[i] != NULL and batch.requests[i].null:
-            request_free(batch.requests[i])
-            batch.requests[i] = NULL
+        request = batch.requests[i]
+        if request != NULL and request.again:
+            request.again = False
+            if not batch.failed:
+                batch.requests[i] = NULL
+                batch.lane.again(batch.lane, request)
+
+
+cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
+    # idle rows, and notices that a sequence has ended
+    cdef Request *request
+    cdef uint32_t i
+    for i in range(batch.count):
+        request = batch.requests[i]
+        if request == NULL or not request.unasked:
+            continue
+        if request.sequence != NULL:
+            batch.lane.settle(batch.lane, request)
+        if request.lane != NULL:
+            fetch_add32(&batch.lane.in_flight, -1)
+        request_free(request)
+        batch.requests[i] = NULL
 
 
 cdef void batch_finish(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     cdef Request *request
     batch_give_inputs(batch)
-    drop_null(batch)
+    drop_unasked(batch)
+    hand_back(batch)
     forget_detached(batch)
     for i in range(batch.count):
         request = batch.requests[i]
@@ -337,6 +364,20 @@ cdef class Batch:
             memcpy(at + 4, <const char *>element, length)
             at += 4 + length
         self.hand_over(index, block, block.data, size, dims, rank)
+
+    def reschedule(self, index: int) -> None:
+        """Give request `index` back, to be executed again; it is not answered by this batch.
+
+        For models with `iterative_sequence`. What was handed over for its states is its state then.
+
+        Raises:
+            ValueError: there is no such request, or the model's sequences are not iterative.
+        """
+        self.check()
+        if not 0 <= index < self.batch.count:
+            raise ValueError(f"the batch has {self.batch.count} requests, there is no request {index}")
+        if not batch_reschedule(self.batch, index):
+            raise ValueError("only requests of a model with 'iterative_sequence' can be rescheduled")
 
     cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
                        uint32_t rank) except -1:

@@ -53,6 +53,9 @@ cdef struct Lane:
     # NULL but for sequences: an instance, on its thread or over the bridge, is done with a request whose `sequence` is
     # set. Called before the request is answered, or before it is freed when it left its batch; clears `sequence`.
     void (*settle)(Lane *lane, Request *request) noexcept nogil
+    # NULL but for iterative sequences: an instance wants to be given the request again, with the state that it has
+    # brought. It belongs to the lane then.
+    void (*again)(Lane *lane, Request *request) noexcept nogil
 
 # Prepare the head from a backends.api.ModelSpec (read by attribute); raises ValueError or MemoryError.
 cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1

@@ -107,8 +107,11 @@ cdef struct Request:
     # in a sequence; see _native.sequence
     void *sequence           # that its lane has put it into; NULL: none
     InputData *states        # of the sequence: signature.state_count that it is in, and as many that it goes to
-    bint null                # stands for an idle row of a batch: nobody waits for it
+    bint unasked             # made by the lane itself: neither answered nor counted
+    bint null                # and stands for an idle row of a batch
     int32_t end_reason       # EndReason
+    bint again               # to be rescheduled when its batch is finished
+    uint64_t stream          # that it came on; 0: none
 
     RequestState state       # guarded by the lane's lock
     Request *previous        # in the lane

@@ -198,7 +198,7 @@ cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Bl
                           size_t size, const int64_t *shape, uint32_t rank) noexcept nogil:
     cdef Request *request = batch.requests[index]
     cdef InputData *goes_to
-    if request.null or request.states == NULL:
+    if request.unasked or request.states == NULL:
         block_give(block)
         return True
     goes_to = &request.states[batch.signature.state_count + state]

@@ -24,6 +24,7 @@ cdef enum EndReason:
     END_CANCELLED = 3        # a request of it was cancelled, or its deadline passed
     END_STREAM = 4           # the stream that it is tied to has ended
     END_REPLACED = 5         # a new sequence starts under its id
+    END_TIMEOUT = 6          # it has waited for a slot as long as it may; no model sees this
 
 # Make the supplied input `index`, counted from 0 among the supplied, for these requests, which have `rows` rows
 # together: for a whole batch, or for one request of it. Not for STATE, whose data lie with the requests. False: no

@@ -103,6 +103,33 @@ class QueueSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """How a state begins and is kept; one for each STATE among the supplied inputs, in their order."""
+
+    initial: bytes  # of one row
+    dims: tuple[int, ...]  # of `initial`, without the batch dimension and without -1
+    same_buffer: bool = False
+    growable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """sequence_batching of a model, and the parameters that belong to it."""
+
+    direct: bool = True  # a sequence has a row of the batch to itself; else the oldest requests form batches
+    iterative: bool = False  # a request is executed until the model does not ask for it again
+    max_idle_us: int = 1_000_000
+    max_queue_delay_us: int = 0
+    min_slot_utilization: float = 0.0  # direct
+    max_candidates: int = 0  # oldest: sequences at a time for each instance; 0 for max_batch_size
+    preferred_sizes: tuple[int, ...] = ()  # oldest
+    states: tuple[StateSpec, ...] = ()
+    max_backlog: int = 0  # sequences that may wait for a slot; 0 for any number
+    notices_end: bool = False  # the model is executed once more when a sequence ends without a request that says so
+    ends_with_stream: bool = False  # a sequence ends with the stream that it started on
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance: a thread and a device."""
 
@@ -146,6 +173,7 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...] = ()
     batching: BatchingSpec | None = None
     queue: QueueSpec = QueueSpec()
+    sequence: SequenceSpec | None = None
     instances: tuple[InstanceSpec, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_model_filename: str = ""

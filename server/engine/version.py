@@ -14,6 +14,7 @@ from _native.infer import InferService
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from _native.queue import QueueLane
+from _native.sequencer import SequenceLane
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
@@ -165,7 +166,8 @@ def _make_lane(source: ModelSource, service: InferService, max_queue: int) -> La
     ensemble = source.spec.ensemble
     if ensemble:
         return EnsembleLane(source.spec, source.version, service, max_queue=ensemble.max_queue_size or max_queue)
-    return QueueLane(source.spec, source.version, max_queue=max_queue)
+    kind = SequenceLane if source.spec.sequence else QueueLane
+    return kind(source.spec, source.version, max_queue=max_queue)
 
 
 def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:

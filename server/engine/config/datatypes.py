@@ -8,6 +8,13 @@ from typing import cast
 
 from server.pb import model_config_pb2 as pb
 
+_BY_SIZE = {
+    1: ("BOOL", "UINT8", "INT8"),
+    2: ("UINT16", "INT16", "FP16", "BF16"),
+    4: ("UINT32", "INT32", "FP32"),
+    8: ("UINT64", "INT64", "FP64"),
+}
+
 TYPE_OF: Mapping[str, pb.DataType] = MappingProxyType(
     {
         "BYTES" if number == pb.TYPE_STRING else name.removeprefix("TYPE_"): cast(pb.DataType, number)
@@ -19,3 +26,8 @@ TYPE_OF: Mapping[str, pb.DataType] = MappingProxyType(
 
 NAME_OF: Mapping[int, str] = MappingProxyType({number: name for name, number in TYPE_OF.items()})
 """The way back."""
+
+SIZE_OF: Mapping[str, int] = MappingProxyType(
+    {name: size for size, names in _BY_SIZE.items() for name in names},
+)
+"""Bytes of one element; BYTES, whose elements carry their own length, is not in it."""

@@ -27,6 +27,9 @@ ENSEMBLE = "ensemble"
 TWO_CPU_INSTANCES = {"onnxruntime", "tensorflow"}
 
 
+SEQUENCE_IDLE_US = 1_000_000
+
+
 def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> None:
     """Fill in name, platform, backend and model file.
 
@@ -69,7 +72,18 @@ def fill_defaults(config: pb.ModelConfig) -> None:
     batching = config.dynamic_batching
     if config.HasField("dynamic_batching") and not batching.preferred_batch_size and config.max_batch_size > 0:
         batching.preferred_batch_size.append(config.max_batch_size)
+    _normalise_sequences(config)
     _normalise_instances(config)
+
+
+def _normalise_sequences(config: pb.ModelConfig) -> None:
+    if not config.HasField("sequence_batching"):
+        return
+    batching = config.sequence_batching
+    if not batching.max_sequence_idle_microseconds:
+        batching.max_sequence_idle_microseconds = SEQUENCE_IDLE_US
+    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size > 0:
+        batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def _normalise_instances(config: pb.ModelConfig) -> None:

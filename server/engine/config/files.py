@@ -24,8 +24,8 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
     return path
 
 
-def read_text(path: Path, model_dir: Path, limit: int) -> str:
-    """The text of a regular UTF-8 file of at most `limit` bytes inside `model_dir`.
+def read_bytes(path: Path, model_dir: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes inside `model_dir`.
 
     Raises:
         ConfigError: it is anything else.
@@ -41,6 +41,16 @@ def read_text(path: Path, model_dir: Path, limit: int) -> str:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if len(data) > limit:
         raise ConfigError(f"{path}: the file has more than {limit} bytes")
+    return data
+
+
+def read_text(path: Path, model_dir: Path, limit: int) -> str:
+    """The text of a regular UTF-8 file of at most `limit` bytes inside `model_dir`.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    data = read_bytes(path, model_dir, limit)
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -68,6 +68,17 @@ def lengths(text: str) -> tuple[int, ...]:
     return found
 
 
+def count(text: str) -> int:
+    """A whole number from 0 to 2^31 - 1.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not text.strip().isdecimal() or int(text) >= 1 << 31:
+        raise ValueError("expected a whole number from 0 to 2147483647")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelParameter:
     """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
@@ -100,6 +111,30 @@ PARAMETERS = (
         "OUTPUT=INPUT, ...: the one variable dimension of the output is as long as that of the padded input; it is cut "
         "back to the length that the request had",
         pairs,
+    ),
+    ModelParameter(
+        "sequence_end_notice",
+        False,
+        "execute the model once more when a sequence ends that no request ended: it idled, a request of it was "
+        "cancelled, its stream ended, or a new one started under its id. The inputs are zero, END is true",
+    ),
+    ModelParameter(
+        "sequence_end_reason",
+        "",
+        "name of a further control input, INT32 of dims [1], that tells why the sequence ends: 0 it does not, 1 the "
+        "client said END, 2 idle, 3 cancelled, 4 its stream ended, 5 replaced by a new one",
+        str,
+    ),
+    ModelParameter(
+        "sequence_ends_with_stream",
+        False,
+        "a sequence that starts on a ModelStreamInfer ends with that stream",
+    ),
+    ModelParameter(
+        "sequence_max_backlog",
+        0,
+        "sequences that may wait for a slot; a START beyond is refused with UNAVAILABLE. 0 is any number",
+        count,
     ),
 )
 

@@ -28,7 +28,6 @@ class Field:
     instead: str = "remove it"
 
 
-_NO_SEQUENCES = "sequences are not served yet"
 _NO_GPU = "GPUs are not served yet"
 _NO_TENSORRT = "only TensorRT has it, which is not served"
 _NO_PRIORITIES = "priorities are not served yet"
@@ -38,7 +37,6 @@ _NO_ACCELERATOR = "execution accelerators are not served yet"
 
 REFUSED = (
     # schedulers
-    Field("sequence_batching", _NO_SEQUENCES),
     Field("ensemble_scheduling.step.model_namespace", "there are no namespaces of models"),
     Field("dynamic_batching.preserve_ordering", "answers leave as they are ready", "write preserve_ordering: false"),
     Field("dynamic_batching.priority_levels", _NO_PRIORITIES),

@@ -13,6 +13,7 @@ from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
 from server.engine.config.refused import refusals
+from server.engine.config.sequences import broken_sequence_rules
 from server.engine.config.source import NOWHERE, FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
@@ -50,6 +51,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
         yield from _format(tensor, ("input", index))
     yield from _dynamic_batching(config)
     yield from _instance_groups(config)
+    yield from broken_sequence_rules(config)
     unreadable = list(wrong(config))
     yield from unreadable
     if not unreadable:

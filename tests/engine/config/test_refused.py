@@ -97,6 +97,7 @@ SERVED = {
     "parameters",
     "platform",
     "response_cache",
+    "sequence_batching",
     "version_policy",
 }
 
