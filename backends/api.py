@@ -233,6 +233,14 @@ class Backend(abc.ABC):
         """`config` is what `--backend-config` says: the options for every backend, then those for this one."""
         self.config = config
 
+    def for_program(self, name: str, program: Path) -> Backend:  # noqa: ARG002 (for the one that runs programs)
+        """A backend of another name that serves each of its models by running this program.
+
+        Raises:
+            BackendError: this backend runs no programs.
+        """
+        raise BackendError(f"backend '{self.name}' runs no programs such as '{program}'")
+
     def inspect(self, source: ModelSource) -> Signature | None:  # noqa: ARG002 (for those who override it)
         """Read names, datatypes and shapes from the model file; None when the format does not record them.
 

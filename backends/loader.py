@@ -40,6 +40,9 @@ PLATFORMS: Mapping[str, str] = MappingProxyType({"pytorch_libtorch": "pytorch", 
 GLOBAL = ""
 """The name under which `--backend-config` options for every backend are kept."""
 
+PROGRAM = "model.py"
+"""In a folder of `--backend-directory`: a backend that is a program for the Python backend."""
+
 # A backend's name becomes part of a path and of a module name.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -54,8 +57,9 @@ class BackendLoader:
 
     Args:
         configs: `--backend-config` by backend name; options for every backend under `GLOBAL`.
-        directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>. It comes
-            before the backends of the server, as a way to replace one.
+        directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>, and
+            `<name>/model.py` is one written as a model for Triton's Python backend, which serves all models that name
+            it. It comes before the backends of the server, as a way to replace one.
     """
 
     def __init__(
@@ -75,24 +79,29 @@ class BackendLoader:
         name = PLATFORMS.get(name, name)
         with self._lock:
             if name not in self._made:
-                self._made[name] = self._class(name)(self._config(name))
+                self._made[name] = self._make(name)
             return self._made[name]
 
     def _config(self, name: str) -> Mapping[str, str]:
         return MappingProxyType({**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})})
 
-    def _class(self, name: str) -> type[Backend]:
+    def _make(self, name: str) -> Backend:
+        config = self._config(name)
         file = self._user_file(name)
+        if file is not None and file.name == PROGRAM and file.parent.name == name:
+            python = _builtin_class("python", BUILTIN["python"])
+            return python(MappingProxyType({**self._config("python"), **config})).for_program(name, file)
         if file is not None:
-            return _only_backend(_import_file(name, file), name)
+            return _only_backend(_import_file(name, file), name)(config)
         if name not in BUILTIN:
             raise BackendError(f"unable to find backend '{name}'{self._looked_in()}")
-        return _builtin_class(name, BUILTIN[name])
+        return _builtin_class(name, BUILTIN[name])(config)
 
     def _user_file(self, name: str) -> Path | None:
         if self._directory is None or not NAME.fullmatch(name):
             return None
-        candidates = (self._directory / f"{name}.py", self._directory / name / "__init__.py")
+        folder = self._directory / name
+        candidates = (self._directory / f"{name}.py", folder / "__init__.py", folder / PROGRAM)
         return next((file for file in candidates if file.is_file()), None)
 
     def _looked_in(self) -> str:

@@ -15,6 +15,7 @@ from backends.api import BackendError
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
 from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up
+from backends.python.thread import ThreadWorker
 from backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
@@ -119,10 +120,11 @@ class Attendant:
             self.up = up
             self._on_change()
 
-    def _live(self) -> tuple[Worker | None, str]:
+    def _live(self) -> tuple[Worker | ThreadWorker | None, str]:
         """One worker, from its start to its end; why it ended, as a sentence for callers."""
+        make = ThreadWorker if self._post.launch.in_process else Worker
         try:
-            worker = Worker(self._post.launch, self._post.arena)
+            worker = make(self._post.launch, self._post.arena)
         except OSError as error:
             return None, f"its worker process cannot be started: {error}"
         link = self.link
@@ -140,7 +142,7 @@ class Attendant:
             log.exception("%s: its worker cannot be looked after", self._name)
             said = f"{type(error).__name__}: {error}"
         overdue = link.overdue
-        link.kill()
+        worker.kill()
         while link.attend(False)[0] != "end":  # what it has said by then is dealt with
             pass
         self._lines.end()
@@ -149,10 +151,10 @@ class Attendant:
             return worker, (
                 f"an execution took longer than {self._post.execution_timeout:g} s, so its worker process was ended"
             )
-        return worker, said or f"its worker process {how}"
+        return worker, said or f"its {how}"
 
-    def _come_up(self, worker: Worker) -> None:
-        log.info("%s: worker process %d is ready", self._name, worker.pid)
+    def _come_up(self, worker: Worker | ThreadWorker) -> None:
+        log.info("%s: %s is ready", self._name, worker)
         self.link.up()
         self._set_up(True)
         if not self._loaded.done():

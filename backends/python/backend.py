@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from backends.python.worker import protocol
 log = logging.getLogger("inferd.python")
 
 MODEL_FILE = "model.py"
+PROGRAM_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"  # beside the program of a Python-based backend
 DATATYPES = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
@@ -42,28 +44,36 @@ class PythonBackend(Backend):
     name = "python"
     model_filename = MODEL_FILE
 
-    def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, config: Mapping[str, str] = MappingProxyType({}), program: Path | None = None) -> None:
+        """`program`: what runs every model, where it is not a file of the model's own."""
         super().__init__(config)
         self._options: BackendOptions | None = None
+        self._program = program
+
+    def for_program(self, name: str, program: Path) -> PythonBackend:  # noqa: ARG002 (errors name the file)
+        """See Backend: a Python-based backend, such as Triton's vLLM backend."""
+        return PythonBackend(self.config, program)
 
     def load(self, source: ModelSource) -> PythonModel:
         """Check what is there; the model's code is not looked at before its instances are made."""
         if self._options is None:
             self._options = read_backend_options(self.config)
-        return PythonModel(source, self._options)
+        return PythonModel(source, self._options, self._program)
 
 
 class PythonModel(Model):
     """One loaded version: what all its instances are started with."""
 
-    def __init__(self, source: ModelSource, options: BackendOptions) -> None:
+    def __init__(self, source: ModelSource, options: BackendOptions, program: Path | None) -> None:
         self.source = source
-        self._file = source.model_file(MODEL_FILE)
+        self._file = program or source.model_file(MODEL_FILE)
         if not self._file.is_file():
             raise BackendError(f"unable to find '{self._file}' for model '{source.spec.name}'")
         model_dir = source.path.parent
         self._model_options = read_model_options(source.spec, options)
-        self._environment = find_environment(self._model_options.environment, model_dir, options.cache)
+        packed = self._file.parent / PROGRAM_ENVIRONMENT
+        environment = self._model_options.environment or (str(packed) if program and packed.is_file() else "")
+        self._environment = find_environment(environment, model_dir, options.cache)
         if (model_dir / "triton_python_backend_stub").exists():
             log.warning(
                 "model '%s': triton_python_backend_stub is not used; %s names an environment with any Python from 3.9",
@@ -76,10 +86,10 @@ class PythonModel(Model):
 
     def create_instance(self, spec: InstanceSpec) -> PythonInstance:
         """Start a worker and wait until it has loaded the model."""
-        launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout)
-        return PythonInstance(
-            Post(launch, self.arena, self._team, self._model_options.execution_timeout, self._timeout)
-        )
+        options = self._model_options
+        launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
+        timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
+        return PythonInstance(Post(launch, self.arena, self._team, timeout, self._timeout))
 
     def _configuration(self, spec: InstanceSpec) -> dict[str, Any]:
         source = self.source

@@ -29,6 +29,8 @@ GLOBAL = ("backend-directory", "default-max-batch-size", "min-compute-capability
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 MODEL_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
+MODE = "EXECUTION_MODE"
+IN_PROCESS = "in-process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class ModelOptions:
 
     environment: str  # EXECUTION_ENV_PATH as written; "": the server's own interpreter
     execution_timeout: float  # seconds; 0: none
+    in_process: bool  # EXECUTION_MODE: the model runs on a thread of the server
 
 
 def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions:
@@ -79,10 +82,23 @@ def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions
         BackendError: a value is not what its parameter takes.
     """
     parameters = Parameters(spec.parameters, f"model '{spec.name}'")
-    return ModelOptions(
+    options = ModelOptions(
         environment=parameters.text(ENVIRONMENT).strip(),
         execution_timeout=_seconds(parameters, MODEL_TIMEOUT, backend.execution_timeout),
+        in_process=_in_process(parameters),
     )
+    if options.in_process and options.environment:
+        raise parameters.error(ENVIRONMENT, f"expected nothing: {MODE} {IN_PROCESS} is the server's own interpreter")
+    if options.in_process and parameters.text(MODEL_TIMEOUT) and options.execution_timeout:
+        raise parameters.error(MODEL_TIMEOUT, f"expected nothing: with {MODE} {IN_PROCESS} nothing can end a thread")
+    return options
+
+
+def _in_process(parameters: Parameters) -> bool:
+    mode = parameters.text(MODE, "process").strip()
+    if mode not in ("process", IN_PROCESS):
+        raise parameters.error(MODE, f"expected process or {IN_PROCESS}")
+    return mode == IN_PROCESS
 
 
 def _seconds(parameters: Parameters, key: str, default: float) -> float:

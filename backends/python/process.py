@@ -36,6 +36,16 @@ class Launch:
     environment: Environment
     configuration: Mapping[str, Any]  # see CONFIGURE in worker/protocol.py
     timeout: float  # seconds until its interpreter must be there
+    in_process: bool = False  # on a thread of the server: see thread.ThreadWorker
+
+
+def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, as the wire has them; they are added to the list at once, which closes them."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sockets += pair
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+    return pair
 
 
 class Worker:
@@ -56,9 +66,12 @@ class Worker:
             self.close()
             raise
 
+    def __str__(self) -> str:
+        return f"worker process {self.pid}"
+
     def _start(self, launch: Launch, arena: ArenaHandle) -> None:
-        work, its_work = self._pair()
-        side, its_side = self._pair()
+        work, its_work = socket_pair(self._sockets)
+        side, its_side = socket_pair(self._sockets)
         output, its_output = self._pipe()
         errors, its_errors = self._pipe()
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -81,24 +94,22 @@ class Worker:
         self.work, self.side, self.output, self.errors = work.fileno(), side.fileno(), output, errors
         _prefer_when_memory_runs_out(self.pid)
 
-    def _pair(self) -> tuple[socket.socket, socket.socket]:
-        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets += pair
-        for end in pair:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
-        return pair
-
     def _pipe(self) -> tuple[int, int]:
         pair = os.pipe2(os.O_CLOEXEC)
         self._pipes += pair
         return pair
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pid_fd, signal.SIGKILL)
 
     def reap(self) -> str:
         """Kill what is left of it, and of what it has started itself; how it ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its group, which exists until it is waited for
         _, status = os.waitpid(self.pid, 0)
-        return how_ended(status)
+        return f"worker process {how_ended(status)}"
 
     def close(self) -> None:
         """Close its descriptors. Nobody may use them any more."""

@@ -10,6 +10,12 @@ from .errors import TritonModelException
 if TYPE_CHECKING:
     import numpy as np
 
+_native: Any
+try:
+    from . import _strings as _native  # there for the interpreter that the server was built with
+except ImportError:
+    _native = None
+
 _LENGTH = Struct("<I")
 LONGEST = 0xFFFFFFFF
 
@@ -20,16 +26,23 @@ def pack(elements: list[Any]) -> bytes:
     Raises:
         TritonModelException: an element is longer than 4 GiB, which its length cannot say.
     """
-    parts = []
-    length_of = _LENGTH.pack
-    for element in elements:
-        if not isinstance(element, bytes):
-            element = str(element).encode() if not isinstance(element, (bytearray, memoryview)) else bytes(element)
+    encoded = [element if element.__class__ is bytes else _encoded(element) for element in elements]
+    for element in encoded:
         if len(element) > LONGEST:
             raise TritonModelException(f"an element of a BYTES tensor has {len(element)} bytes, at most {LONGEST} fit")
-        parts.append(length_of(len(element)))
-        parts.append(element)
-    return b"".join(parts)
+    return _native.pack(encoded) if _native is not None else pack_slowly(encoded)
+
+
+def _encoded(element: Any) -> bytes:
+    if isinstance(element, (bytes, bytearray, memoryview)):
+        return bytes(element)
+    return str(element).encode()
+
+
+def pack_slowly(elements: list[bytes]) -> bytes:
+    """The same for elements that are bytes, in Python."""
+    length_of = _LENGTH.pack
+    return b"".join([part for element in elements for part in (length_of(len(element)), element)])
 
 
 def unpack(data: Any) -> list[bytes]:
@@ -38,6 +51,12 @@ def unpack(data: Any) -> list[bytes]:
     Raises:
         TritonModelException: the data ends within an element.
     """
+    elements = _native.unpack(data) if _native is not None else None
+    return unpack_slowly(data) if elements is None else elements  # which also says what is wrong
+
+
+def unpack_slowly(data: Any) -> list[bytes]:
+    """The same, in Python."""
     data = bytes(data)
     size = len(data)
     length_at = _LENGTH.unpack_from

@@ -8,8 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backends.python.worker import device, tensor
+from backends.python.worker import device, strings, tensor
 from backends.python.worker import utils as pb
 from backends.python.worker.dlpack import Foreign, array_at, make_capsule
 
@@ -61,6 +63,26 @@ def test_bytes_elements_of_every_kind() -> None:
     for cut in (b"\1\0\0", b"\5\0\0\0abc"):
         with pytest.raises(pb.TritonModelException, match="Invalid bytes tensor data"):
             pb.deserialize_bytes_tensor(cut)
+
+
+ELEMENTS = st.lists(st.binary(max_size=40), max_size=20)
+
+
+@given(ELEMENTS)
+def test_both_codecs_of_strings_agree(elements: list[bytes]) -> None:
+    packed = strings.pack_slowly(elements)
+    assert strings.pack(list(elements)) == packed
+    assert strings.unpack(packed) == strings.unpack(bytearray(packed)) == strings.unpack_slowly(packed) == elements
+
+
+@given(ELEMENTS.filter(len), st.integers(min_value=1, max_value=4))
+def test_both_codecs_of_strings_refuse_what_is_cut_off(elements: list[bytes], cut: int) -> None:
+    packed = strings.pack_slowly(elements)[:-cut]
+    for unpack in (strings.unpack, strings.unpack_slowly):
+        try:
+            assert len(unpack(packed)) < len(elements)  # cut between two elements
+        except pb.TritonModelException as error:
+            assert "Invalid bytes tensor data" in str(error)
 
 
 NUMBERS = [np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16]

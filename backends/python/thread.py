@@ -1,0 +1,85 @@
+"""A model in the server's own process: the worker's side of the wire on a thread, instead of in a process.
+
+Everything else is as for a worker process: the same `model.py`, the same transport, the same requests. What differs is
+what a process is for: the model shares the interpreter lock, the modules and the memory of the server, and nothing
+protects the server from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+from _native.arena import ArenaHandle
+from backends.python.process import Launch, socket_pair
+from backends.python.worker import utils
+from backends.python.worker.link import Link
+from backends.python.worker.worker import Worker
+
+_numbers = itertools.count(1)
+
+
+class ThreadWorker:
+    """What `process.Worker` is for a process. Killed, it gives up its thread, which ends when the model returns."""
+
+    def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
+        # The names by which models import it.
+        sys.modules.setdefault("triton_python_backend_utils", utils)
+        sys.modules.setdefault("c_python_backend_utils", utils)
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        work, its_work = socket_pair(self._sockets)
+        side, its_side = socket_pair(self._sockets)
+        self.work, self.side = work.fileno(), side.fileno()
+        self.output = self.errors = -1  # what the model prints is printed by the server
+        # Stands for the end of the thread as a pidfd does for that of a process: readable then.
+        self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
+        link = Link(its_work.detach(), its_side.detach(), os.dup(arena.fd), _end)
+        # A name for the model's package that no other has, also none of a thread that was given up.
+        package = f"inferd_model_{next(_numbers)}"
+        threading.Thread(target=self._run, args=(link, package), name=launch.name, daemon=True).start()
+
+    def __str__(self) -> str:
+        return "thread"
+
+    def _run(self, link: Link, package: str) -> None:
+        worker = Worker(link, package)
+        try:
+            worker.run()
+        finally:
+            worker.close()
+            link.close()
+            self._say_end()
+
+    def _say_end(self) -> None:
+        with self._lock:
+            if self._running >= 0:
+                os.close(self._running)
+                self._running = -1
+
+    def kill(self) -> None:
+        """Give the thread up."""
+        for end in self._sockets:
+            with contextlib.suppress(OSError):  # it has closed its end already
+                end.shutdown(socket.SHUT_RDWR)
+        self._say_end()
+
+    def reap(self) -> str:
+        """How it ended."""
+        return "thread has ended"
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        for end in self._sockets:
+            end.close()
+        os.close(self.pid_fd)
+
+
+def _end() -> NoReturn:
+    # Of the thread that looked for the server.
+    raise SystemExit
