@@ -10,10 +10,11 @@ from libc.string cimport memcpy, memset
 from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
-from _native.datatype cimport DT_BYTES, datatype_name
+from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.gather cimport batch_give_inputs
 from _native.lane cimport Lane
 from _native.memory cimport Block, block_take
+from _native.placement cimport place_of_output
 from _native.request cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
@@ -26,10 +27,12 @@ from _native.request cimport (
 )
 from _native.response cimport response_complete
 from _native.scatter cimport batch_set_output, batch_wants
-from _native.signature cimport MAX_RANK
+from _native.signature cimport MAX_RANK, TensorSignature
 from _native.statistics cimport Execution, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
 from _native.view cimport block_of_array, view_new
+
+from math import prod
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -313,6 +316,39 @@ cdef class Batch:
     def wants(self, name: str) -> bool:
         """Whether any request asked for this output."""
         return batch_wants(self.batch, self.output_index(name))
+
+    @property
+    def placed(self) -> bool:
+        """Whether some outputs may have a `place`."""
+        self.check()
+        return self.batch.count == 1 and self.batch.requests[0].placements != NULL
+
+    def place(self, name: str):
+        """Where the model may write this output itself: in the shared memory of the client, as a view to write to.
+
+        Hand over an array over the view by `set_output` then. None when there is no such place, or the shape of the
+        output is not fixed by the configuration: most of the time.
+        """
+        cdef uint32_t index = self.output_index(name)
+        cdef const TensorSignature *tensor = &self.batch.signature.outputs[index]
+        cdef uint32_t first = 1 if self.batch.signature.max_batch_size > 0 else 0
+        cdef int64_t shape[MAX_RANK]
+        cdef uint8_t *data
+        cdef Block *block = NULL
+        if not self.placed or index >= self.batch.signature.output_count or tensor.state:
+            return None
+        if tensor.variable or tensor.reshaped or tensor.like_input or tensor.datatype == DT_BYTES:
+            return None
+        shape[0] = self.batch.rows
+        for i in range(tensor.rank):
+            shape[first + i] = tensor.dims[i]
+        size = prod([shape[i] for i in range(first + tensor.rank)]) * datatype_size(tensor.datatype)
+        if size >> 62:
+            return None
+        data = place_of_output(self.batch.requests[0], index, size, &block)
+        if data == NULL:
+            return None
+        return view_new(block, data, size, tensor.datatype, shape, first + tensor.rank)
 
     def set_output(self, name: str, array) -> None:
         """Hand over an output for all rows.

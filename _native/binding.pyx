@@ -194,7 +194,7 @@ cdef bint bind_inputs(Request *request, const RegionAccess *regions) noexcept no
                                         clip(head.name.size), head.name.data))
             return False
         request.inputs[index].present = True
-        if is_placed(request, head.first_parameter, head.parameter_count):
+        if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):
             if not place_input(request, regions, head, index):
                 return False
         else:
@@ -525,7 +525,7 @@ cdef bint bind_outputs(Request *request, const RegionAccess *regions) noexcept n
                                         clip(head.name.size), head.name.data))
             return False
         request.response.outputs[index].wanted = True
-        if is_placed(request, head.first_parameter, head.parameter_count):
+        if head.parameter_count and is_placed(request, head.first_parameter, head.parameter_count):
             if not place_output(request, regions, head, index):
                 return False
         elif not check_classification(request, head, index):

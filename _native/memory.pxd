@@ -62,6 +62,8 @@ cdef void block_give(Block *block) noexcept nogil
 # Replace a reference to shared memory by one to a copy of its `size` bytes at `data`; do nothing with memory that is
 # not shared. False: no memory.
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil
+# The same with memory of any kind.
+cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexcept nogil
 # A foreign block that keeps a Python object alive; NULL when there is no memory. Needs the GIL now, but not when it is
 # given back.
 cdef Block *block_of_object(object owner, const void *data, size_t size)

@@ -391,10 +391,11 @@ cdef void block_give(Block *block) noexcept nogil:
 
 
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil:
-    cdef Block *own
-    if block[0].sharing == SHARED_WITH_NOBODY:
-        return True
-    own = block_take(size)
+    return block[0].sharing == SHARED_WITH_NOBODY or block_replace(block, data, size)
+
+
+cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexcept nogil:
+    cdef Block *own = block_take(size)
     if own == NULL:
         return False
     memcpy(own.data, data[0], size)

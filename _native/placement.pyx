@@ -19,7 +19,15 @@ from _native.codec cimport (
     parameter_find,
 )
 from _native.datatype cimport DT_BYTES
-from _native.memory cimport SHARED_WITH_NOBODY, SHARED_WITH_STRANGER, block_give, block_own, block_share
+from _native.memory cimport (
+    SHARED_WITH_NOBODY,
+    SHARED_WITH_STRANGER,
+    Block,
+    block_give,
+    block_own,
+    block_replace,
+    block_share,
+)
 from _native.request cimport (
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
@@ -251,15 +259,23 @@ cdef bint place_output(Request *request, const RegionAccess *access, const Outpu
     return True
 
 
-cdef void *place_of_output(const Request *request, uint32_t output, size_t size) noexcept nogil:
+cdef uint8_t *place_of_output(const Request *request, uint32_t output, size_t size, Block **block) noexcept nogil:
+    cdef const Placement *placement = request.placements
+    while placement != NULL and not (placement.output and placement.tensor == output):
+        placement = placement.next
+    if placement == NULL or placement.region.block.sharing == SHARED_WITH_STRANGER or size > placement.size:
+        return NULL
+    block[0] = placement.region.block
+    return placement.region.block.data + placement.offset
+
+
+cdef bint is_in_region(const Request *request, const uint8_t *data) noexcept nogil:
     cdef const Placement *placement = request.placements
     while placement != NULL:
-        if placement.output and placement.tensor == output:
-            if placement.region.block.sharing == SHARED_WITH_STRANGER or size > placement.size:
-                return NULL
-            return placement.region.block.data + placement.offset
+        if placement.region.block.data <= data < placement.region.block.data + placement.region.size:
+            return True
         placement = placement.next
-    return NULL
+    return False
 
 
 cdef bint write_output(Response *response, const Placement *placement) noexcept nogil:
@@ -282,9 +298,11 @@ cdef bint write_output(Response *response, const Placement *placement) noexcept 
 
 cdef bint own_output(Response *response, uint32_t output) noexcept nogil:
     cdef OutputData *out = &response.outputs[output]
-    if not out.wanted or out.size == 0 or out.block.sharing == SHARED_WITH_NOBODY:
+    if not out.wanted or out.size == 0:
         return True
-    if not block_own(&out.block, &out.data, out.size):
+    if out.block.sharing == SHARED_WITH_NOBODY and not is_in_region(response.request, out.data):
+        return True
+    if not block_replace(&out.block, &out.data, out.size):
         response_fail(response, STATUS_RESOURCE_EXHAUSTED, NULL)
         return False
     return True

@@ -94,7 +94,8 @@ cdef void request_free(Request *request) noexcept nogil:
             block_give(request.inputs[i].block)
     clear_response(&request.response)
     block_give(request.block)
-    placements_free(request.placements)
+    if request.placements != NULL:
+        placements_free(request.placements)
     infer_message_clear(&request.message)
     # only the arrays stay, for the next user
     memset(&kept, 0, sizeof(Request))

@@ -7,7 +7,8 @@ from libc.string cimport memcpy
 from _native.batch cimport NativeBatch, batch_fail
 from _native.clock cimport now_ns
 from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
-from _native.memory cimport Block, block_give, block_own, block_share, block_take
+from _native.memory cimport Block, block_give, block_own, block_replace, block_share, block_take
+from _native.placement cimport is_in_region
 from _native.request cimport InputData, OutputData, Request
 from _native.shape cimport elements_of, reshape
 from _native.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
@@ -202,7 +203,8 @@ cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Bl
         block_give(block)
         return True
     goes_to = &request.states[batch.signature.state_count + state]
-    if not block_own(&block, &data, size):
+    if not (block_own(&block, &data, size)
+            and (not is_in_region(request, data) or block_replace(&block, &data, size))):
         block_give(block)
         batch_fail(batch, NULL)
         return False

@@ -63,6 +63,7 @@ class FakeBatch:
         outputs: datatypes of the model's outputs by name.
         wanted: the outputs that are asked for; all by default.
         rows: of a model with a batch dimension, which every output is then checked for; 0 without one.
+        places: memory of the client for outputs.
     """
 
     instance_name = "fake_0"
@@ -74,7 +75,9 @@ class FakeBatch:
         outputs: Mapping[str, str],
         wanted: Sequence[str] | None = None,
         rows: int = 0,
+        places: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        self.places = places or {}
         self.rows = rows or 1
         self.batches = rows > 0
         self.inputs = inputs
@@ -93,6 +96,13 @@ class FakeBatch:
     def wants(self, name: str) -> bool:
         assert name in self.datatypes
         return name in self.wanted
+
+    @property
+    def placed(self) -> bool:
+        return bool(self.places)
+
+    def place(self, name: str) -> FakeView | None:
+        return FakeView(self.places[name], self.datatypes[name]) if name in self.places else None
 
     def set_output(self, name: str, array: Any) -> None:
         datatype = self.datatypes[name]

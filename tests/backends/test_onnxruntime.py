@@ -292,6 +292,20 @@ def test_tensors_are_not_copied(backend, tmp_path):
     assert given.tolist() == [[-1, -1]] * 4  # the next run does not write there
 
 
+def test_outputs_are_written_where_the_client_wants_them(backend, tmp_path):
+    nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
+    (tmp_path / "model.onnx").write_bytes(onnx_bytes(nodes, [value("x")], [value("y"), value("z")]))
+    outputs = [("y", "FP32", (2,)), ("z", "FP32", (-1,))]
+    runner = instance(backend, source(tmp_path, [X], outputs, max_batch_size=8))
+    places = {name: np.zeros((4, 2), np.float32) for name in ("y", "z")}
+    given = FakeBatch({"x": np.ones((4, 2), np.float32)}, {"y": "FP32", "z": "FP32"}, rows=4, places=places)
+    runner.execute(given)
+    assert np.shares_memory(given.handed_over["y"], places["y"])
+    assert places["y"].tolist() == [[-1, -1]] * 4
+    assert not np.shares_memory(given.handed_over["z"], places["z"]), "its shape is not fixed"
+    assert given.outputs["z"].tolist() == [[1, 1]] * 4
+
+
 def test_bf16_outputs_live_as_long_as_their_arrays(backend, tmp_path):
     (tmp_path / "model.onnx").write_bytes(identity_onnx(TensorProto.BFLOAT16, ("N", 2)))
     runner = instance(backend, source(tmp_path, [("x", "BF16", (2,))], [("y", "BF16", (2,))], max_batch_size=8))

@@ -197,11 +197,11 @@ def strings(raw: bytes) -> list[bytes]:
 class Pending:
     """A submitted request."""
 
-    def __init__(self, engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1) -> None:
+    def __init__(self, engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1, user: int = -1) -> None:
         self.answers: list[Answer] = []
         self._done = asyncio.Event()
         self._submitting = True
-        self.ticket = engine.submit(message.SerializeToString(), self._deliver, timeout_ns=timeout_ns)
+        self.ticket = engine.submit(message.SerializeToString(), self._deliver, timeout_ns=timeout_ns, user=user)
         self._submitting = False
 
     def _deliver(self, status: int, text: str, response: bytes | None) -> None:
@@ -216,9 +216,9 @@ class Pending:
         return answer
 
 
-async def infer(engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1) -> Answer:
+async def infer(engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1, user: int = -1) -> Answer:
     """Submit one request and wait for its answer."""
-    return await Pending(engine, message, timeout_ns).answer()
+    return await Pending(engine, message, timeout_ns, user).answer()
 
 
 async def infer_all(engine: Engine, *messages: pb.ModelInferRequest) -> list[Answer]:
