@@ -79,8 +79,9 @@ cdef const char *SHM_DISABLED
 cdef class Regions:
     # owns a Registry for Python
     cdef Registry *registry
-    # Enter a region; its `close` is set, its counters and serial are not. On failure it is not closed.
+    # Enter a region, whose `close` is set, with one more reference to its block; sets its serial. The caller keeps his.
     cdef int enter(self, Region *region) except -1
 
-# A region with its own copies of `name` and `key`, not entered yet; NULL when there is no memory. `data` may be NULL.
+# A region with its own copies of `name` and `key`, not entered yet, whose block has one reference; NULL when there is no
+# memory. `data` may be NULL.
 cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept

@@ -11,7 +11,7 @@ object does no harm either way, see `_native.mapping`.
 
 from libc.errno cimport errno
 from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from _native.atomic cimport fetch_add32, fetch_add64, load64
@@ -167,6 +167,25 @@ cdef Region *take_chain(Registry *registry, int64_t scope, RegionKind kind, bint
     return taken
 
 
+cdef uint32_t use_all(Registry *registry, int64_t scope, RegionKind kind, Region ***out) noexcept nogil:
+    # the regions of a scope and kind, each with one more reference to its block, in memory from malloc
+    cdef Region *region
+    cdef uint32_t count = 0
+    cdef int i
+    lock(&registry.guard)
+    out[0] = <Region **>malloc(max(1, load64(&registry.count)) * sizeof(Region *))
+    for i in range(BUCKETS if out[0] != NULL else 0):
+        region = registry.buckets[i]
+        while region != NULL:
+            if region.scope == scope and region.kind == kind:
+                block_share(region.block)
+                out[0][count] = region
+                count += 1
+            region = region.next
+    unlock(&registry.guard)
+    return count
+
+
 cdef uint32_t give_chain(Region *region) noexcept nogil:
     cdef Region *following
     cdef uint32_t count = 0
@@ -273,10 +292,9 @@ cdef class Regions:
         try:
             map_region(region, fd, trusted)
             self.enter(region)
-        except BaseException:
+            return region.serial
+        finally:
             block_give(region.block)
-            raise
-        return region.serial
 
     cdef int enter(self, Region *region) except -1:
         cdef Registry *registry = self.registry
@@ -292,6 +310,7 @@ cdef class Regions:
         else:
             region.registry = registry
             fetch_add32(&registry.references, 1)
+            block_share(region.block)
             registry.last_serial += 1
             region.serial = registry.last_serial
             fetch_add64(&registry.count, 1)
@@ -384,19 +403,19 @@ cdef class Regions:
 
     def entries(self, scope: int, kind: int) -> list:
         """All regions of a kind in a scope, by name."""
-        cdef Region *region
-        cdef list found = []
-        cdef int i
-        lock(&self.registry.guard)
+        cdef Region **regions = NULL
+        cdef int64_t whose = scope
+        cdef RegionKind which = <RegionKind><int>kind
+        cdef uint32_t count, i
+        # nothing of Python under the lock: another thread could have the GIL and wait for the lock
+        with nogil:
+            count = use_all(self.registry, whose, which, &regions)
         try:
-            for i in range(BUCKETS):
-                region = self.registry.buckets[i]
-                while region != NULL:
-                    if region.scope == scope and region.kind == kind:
-                        found.append(status_of(region))
-                    region = region.next
+            found = [status_of(regions[i]) for i in range(count)]
         finally:
-            unlock(&self.registry.guard)
+            for i in range(count):
+                block_give(regions[i].block)
+            free(regions)
         return sorted(found, key=lambda status: status.name)
 
     @property

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from server.engine.engine import Engine
     from server.engine.version import LoadedVersion
 
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 """The extensions of the v2 protocol that are served, in Triton's order: a client may rely on each of them."""
 
 
