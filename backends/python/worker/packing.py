@@ -32,6 +32,17 @@ _RESPONSE_HEAD = p.RESPONSE_HEAD
 _new_request = ReceivedRequest.__new__
 
 
+_structs: dict[int, Struct] = {}
+
+
+def _numbers(count: int) -> Struct:
+    """So many u32."""
+    found = _structs.get(count)
+    if found is None:
+        found = _structs[count] = Struct(f"<{count}I")
+    return found
+
+
 class Names:
     """The model's inputs and outputs, from CONFIGURE.
 
@@ -73,8 +84,7 @@ class RequestReader:
         """
         count = p.EXECUTE_HEAD.unpack_from(record)[0]
         return [
-            self._request(record, offset, arena)
-            for offset in Struct(f"<{count}I").unpack_from(record, p.EXECUTE_HEAD.size)
+            self._request(record, offset, arena) for offset in _numbers(count).unpack_from(record, p.EXECUTE_HEAD.size)
         ]
 
     def _request(self, record: bytearray, at: int, arena: Callable[[], Any]) -> ReceivedRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import parameters as _parameters
@@ -169,7 +170,11 @@ def abandon(sender: InferenceResponseSender) -> None:
         f"model '{sender._channel.name}' let go of the request without a final response: call "
         "response_sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL) after the last one"
     )
-    sender._channel.respond(sender._key, None if complete else InferenceResponse(error=error), True, sender._wanted)
+    response = None if complete else InferenceResponse(error=error)
+    # On a thread of its own: the interpreter may find out in the middle of anything, also of what sending waits for.
+    with suppress(RuntimeError):  # the interpreter ends: nobody waits any more
+        arguments = (sender._key, response, True, sender._wanted)
+        threading.Thread(target=sender._channel.respond, args=arguments, daemon=True).start()
 
 
 def close_for_error(sender: InferenceResponseSender) -> bool:

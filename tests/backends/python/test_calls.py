@@ -202,6 +202,33 @@ def test_calls_of_threads_are_answered_in_any_order(tmp_path: Path) -> None:
             assert peer.done()[0].outputs["OUT"].tolist() == [*range(0, 80, 10), 990]
 
 
+def test_many_threads_and_the_main_thread_call_at_once(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            wrong = []
+            def work(first):
+                for i in range(first, first + 50):
+                    if float(result(ask([i]).exec())[0]) != 2 * i:
+                        wrong.append(i)
+            threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(1, 6)]
+            for thread in threads: thread.start()
+            work(0)
+            for thread in threads: thread.join()
+            return [out([len(wrong)])]
+    """
+    with worker(tmp_path, source) as peer:
+        peer.start(Sent({"IN": ONE}))
+        held: list[Call] = []
+        for k in range(300):
+            held.append(Call(peer))
+            if k % 3 == 2 or len(held) == 6 or k > 290:  # in bunches, the last first; never all six callers at once
+                while held:
+                    call = held.pop()
+                    call.answer(call.value * 2)
+        assert peer.done()[0].outputs["OUT"].tolist() == [0]
+
+
 def test_coroutines_call(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from backends.python.worker import protocol as p
@@ -365,3 +368,22 @@ def test_what_a_configuration_is_completed_with_is_checked(tmp_path: Path) -> No
         assert "auto_complete_config function in model 'm_0_0' must return a valid" in peer.configure()["error"]
     finally:
         peer.close()
+
+
+BARE = "import sys; sys.stdin.read()"
+MOST = 8 << 20  # bytes that a worker may need beyond its interpreter before it is used
+
+
+def test_a_worker_needs_little_memory_until_it_is_used(tmp_path: Path) -> None:
+    source = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests): pass
+    """
+    bare = subprocess.Popen([sys.executable, "-c", BARE], stdin=subprocess.PIPE)
+    try:
+        with worker(tmp_path, source) as peer:
+            own, interpreter = (psutil.Process(pid).memory_full_info().uss for pid in (peer.process.pid, bare.pid))
+            assert own - interpreter < MOST
+    finally:
+        bare.communicate()
