@@ -21,6 +21,7 @@ from _native.request cimport (
     STATUS_OK,
     Request,
     Response,
+    request_abandon,
     request_expired,
     request_free,
     response_free,
@@ -166,7 +167,7 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     # the sink is gone; what an instance has taken comes back over the bridge and is freed then
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
-    store32(&request.abandoned, 1)
+    request_abandon(request)
     if request.leave != NULL:
         request.leave(request)
         finish(request)

@@ -16,7 +16,7 @@ from _native.coalescer cimport Coalescer, Memo, coalescer_clear, coalescer_forge
 from _native.connection cimport Endpoint
 from _native.errorinfo cimport LoadReport, final_trailers, report_set
 from _native.lane cimport LaneHandle
-from _native.memory cimport Block, block_give, block_of_object
+from _native.memory cimport Block, block_give, block_of_object, block_view
 from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing
 from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Response, request_free, request_new
@@ -24,6 +24,8 @@ from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.shm cimport Regions
 from _native.submission cimport Submission, submission_wake, submit_message
 from _native.table cimport ModelTable
+
+from collections import deque
 
 cdef struct Door:
     # what the native ModelInfer works with
@@ -41,6 +43,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
         block_give(block)
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
         return
+    request.single = True
     request.deliver = deliver_stream
     request.sink = stream
     request.user = stream.conn.user
@@ -89,6 +92,7 @@ cdef class Ticket:
     cdef bint stream
     cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
     cdef readonly bint done      # the final response has been delivered
+    cdef object receipts         # of responses that were delivered, oldest first; None: of one that nobody waits for
 
     def __init__(self):
         raise TypeError("Ticket cannot be created from Python")
@@ -99,7 +103,9 @@ cdef class Ticket:
         cdef bint final = response == NULL or response.final
         cdef str text = details.decode("utf-8", "replace") if details != NULL and status != STATUS_OK else ""
         try:
-            if status == STATUS_OK:
+            if status == STATUS_OK and response.empty and not response.request.empty_final:
+                pass  # it only ends the request
+            elif status == STATUS_OK:
                 message = answer_streamed(response) if self.stream else answer_bytes(response)
             elif self.stream:
                 message = answer_stream_error(details, self.request.id)
@@ -108,12 +114,25 @@ cdef class Ticket:
             text = "no memory for the response"
         if response != NULL and response.reason != NULL:
             self.reason = response.reason.decode("ascii")
+        if message is not None and self.stream:
+            self.receipts.append(None if response == NULL or response.receipt == NULL
+                                 else block_view(response.receipt, response.receipt.data, 0))
         if final:
             self.done = True
             self.request = NULL
             self.deliver = None
             Py_DECREF(self)
         deliver(status, text, message)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether there may be any number of responses, in no order with those to other requests."""
+        cdef Request *request = self.request
+        return request != NULL and request.signature != NULL and request.signature.decoupled
+
+    def taken(self) -> None:
+        """The oldest delivered response of a stream has gone out: who sent it may send more."""
+        self.receipts.popleft()
 
     def cancel(self) -> None:
         """The answer is no longer wanted: it will not be delivered, and queued work does not run."""
@@ -225,8 +244,9 @@ cdef class InferService:
         Args:
             message: its bytes.
             deliver: called on the loop, never from inside this method, as deliver(status, details, response): a gRPC
-                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, but for
-                decoupled models, whose last response is delivered when the ticket is `done`.
+                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, but in a
+                stream for decoupled models, whose last response is delivered when the ticket is `done`; it is None
+                when it only ends the request.
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
             caller: who asks, as `_native.access.Judge.judge` found.
@@ -244,8 +264,10 @@ cdef class InferService:
         ticket.request = request
         ticket.deliver = deliver
         ticket.stream = stream
+        ticket.receipts = deque()
         ticket.reason = ""
         Py_INCREF(ticket)
+        request.single = not stream
         request.deliver = deliver_python
         request.sink = <void *>ticket
         request.user = user

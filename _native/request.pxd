@@ -54,6 +54,7 @@ cdef struct Response:
     Parameter *parameters    # of the response; in `parameter_block`, as are the bytes that they point to
     uint32_t parameter_count
     Block *parameter_block
+    Block *receipt           # given back when the client's side has done with the response; NULL: nobody asks
 
 cdef struct Correlation:
     # which sequence a request belongs to; Triton's correlation id
@@ -73,6 +74,9 @@ cdef enum RequestState:
     REQUEST_QUEUED           # with its lane
     REQUEST_WAITING          # for another request's answer
     REQUEST_TAKEN            # in a batch; belongs to the instance until its final response passes the bridge
+
+# Told, on the loop, that nobody waits for the answer of a request any more that an instance has. Must be quick.
+ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 
 # Takes a waiting request out of where it waits, on the loop; it is the caller's then.
 ctypedef void (*leave_fn)(Request *request) noexcept nogil
@@ -99,6 +103,7 @@ cdef struct Request:
     bint sequence_start
     bint sequence_end
     bint empty_final         # the client of a decoupled model wants the empty final response, too
+    bint single              # its sink takes one response only
     bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
 
     int64_t user             # whose process asks, on a unix socket; -1: not known
@@ -130,6 +135,9 @@ cdef struct Request:
     bint admitted            # counted in the bridge as in the house
     bint kept                # somebody keeps it beyond its final response, and frees it
     int32_t abandoned        # atomic: nobody waits for the answer any more
+    abandon_fn on_abandon    # of who executes it; see request_follow
+    void *on_abandon_owner
+    uint64_t number          # by which who executes it knows it
     void *bridge             # Bridge that this request returns through
     deliver_fn deliver
     void *sink               # NULL once the sink has left
@@ -146,6 +154,13 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
 # The same for one that has waited in its queue for as long as it may.
 cdef void request_expired(Request *request) noexcept nogil
+
+# From the thread that executes it: have `told` called when the request is abandoned, or at once if it is already.
+cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil
+# The opposite: when it returns, `told` does not run and will not.
+cdef void request_unfollow(Request *request) noexcept nogil
+# On the loop: nobody waits any more.
+cdef void request_abandon(Request *request) noexcept nogil
 
 # A further response to a request of a decoupled model, with the outputs wanted that the request wants; NULL when there
 # is no memory. It goes over the bridge, or back by response_free.

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memset
 
+from _native.atomic cimport load32, store32
 from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
 from _native.memory cimport LIVE_REQUESTS, block_give, live_add
 from _native.shape cimport bucket_of
@@ -31,6 +32,7 @@ cdef void clear_response(Response *response) noexcept nogil:
         for i in range(response.request.signature.output_count):
             block_give(response.outputs[i].block)
     block_give(response.parameter_block)
+    block_give(response.receipt)
     free(response.details)
 
 
@@ -130,6 +132,38 @@ cdef void request_expired(Request *request) noexcept nogil:
         request.signature.version_text.data))
     request.response.reason = "QUEUE_TIMEOUT"
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Being abandoned
+
+cdef Mutex following          # short, and taken once or twice for a request that someone follows
+mutex_init(&following, NULL)
+
+
+cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil:
+    lock(&following)
+    request.on_abandon = told
+    request.on_abandon_owner = owner
+    if load32(&request.abandoned):
+        told(request, owner)
+    unlock(&following)
+
+
+cdef void request_unfollow(Request *request) noexcept nogil:
+    lock(&following)
+    request.on_abandon = NULL
+    unlock(&following)
+
+
+cdef void request_abandon(Request *request) noexcept nogil:
+    lock(&following)
+    store32(&request.abandoned, 1)
+    if request.on_abandon != NULL:
+        request.on_abandon(request, request.on_abandon_owner)
+    unlock(&following)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil:
     cdef uint32_t wanted = max(signature.input_count, signature.output_count)

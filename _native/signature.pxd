@@ -65,6 +65,8 @@ cdef struct Signature:
     uint32_t state_count
     int64_t *buckets             # lengths to which padded inputs are filled up, ascending
     uint32_t bucket_count
+    bint decoupled               # a request may have any number of responses
+    bint single_answers          # of a decoupled model, whose only response may be asked for by ModelInfer
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
 
 # A copy of the text as UTF-8 from malloc, terminated.

@@ -231,6 +231,8 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         supplied_build(signature, spec.supplied)
         outputs_build(signature, spec.outputs)
         buckets_build(signature, spec.pad_buckets)
+        signature.decoupled = spec.decoupled
+        signature.single_answers = spec.single_answers
         signature.uniform = True
         for i in range(signature.input_count):
             signature.required_inputs += not signature.inputs[i].optional

@@ -12,6 +12,7 @@ from _native.memory cimport SHARED_WITH_NOBODY, Block
 from _native.request cimport (
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNIMPLEMENTED,
     STATUS_UNAVAILABLE,
     Request,
     request_fail,
@@ -57,6 +58,11 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
         request_fail(request, status, details)
         return False
     request.lane = lane
+    if request.single and lane.signature.decoupled and not lane.signature.single_answers:
+        request_fail(request, STATUS_UNIMPLEMENTED, format_text(
+            "ModelInfer RPC doesn't support models with decoupled transaction policy: ask model '%s' by "
+            "ModelStreamInfer", lane.signature.name.data))
+        return False
     return request_bind(request, &lane.signature, &self.regions)
 
 

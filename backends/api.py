@@ -184,6 +184,7 @@ class ModelSpec:
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
     decoupled: bool = False  # a request may have any number of responses
+    single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
     ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
 
     @property

@@ -30,6 +30,7 @@ cdef struct Slot:
     bint busy                # the attendant works on it without the guard
     int64_t taken_ns
     uint32_t returned        # credit of its sender that has come back and was not sent yet
+    bint answered            # of a request that takes one response only: it has come
 
 cdef struct Lease:
     # memory of an EXECUTE that the worker still looks at
@@ -112,6 +113,8 @@ cdef bint channel_await(Channel *channel) noexcept nogil
 
 # A slot for a request, whose number is returned; 0: there is none. Under the guard.
 cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil
+# What a request's abandonment does: its flag says so to the worker. See request_follow; `owner` is the channel.
+cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
 # The slot with this number, NULL when its request is over. Under the guard.
 cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil
 cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil
@@ -124,8 +127,9 @@ cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil
 cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
 # The attendant's part of that. Under the guard.
 cdef void side_flush(Channel *channel) noexcept nogil
-# End a request whose response the channel owns, in the statistics and over the bridge. Not under the guard.
-cdef void finish_detached(Request *request, int64_t taken_ns) noexcept nogil
+# End a request that the channel owns and whose response is complete: its slot is free, it is counted, and it leaves
+# over the bridge. Not under the guard.
+cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil
 
 # Wait for no worker any more that is not up.
 cdef void channel_leave(Channel *channel) noexcept nogil

@@ -20,7 +20,7 @@ from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
 from _native.lane cimport Lane
 from _native.memory cimport block_give
-from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail
+from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail, request_unfollow
 from _native.statistics cimport Execution, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport (
@@ -161,13 +161,12 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
         slot = channel.slots[i]
         if slot.request == NULL or not slot.detached:
             continue
-        slot_give(channel, &channel.slots[i])
         request_fail(slot.request, STATUS_UNAVAILABLE, format_text(
             "Failed to process the request(s) for model '%s', message: %s", channel.name,
             text_or_no_memory(channel.why)))
         slot.request.response.reason = "WORKER_DIED"
         unlock(&channel.guard)
-        finish_detached(slot.request, slot.taken_ns)
+        finish_detached(channel, slot.request, slot.taken_ns)
         lock(&channel.guard)
     unlock(&channel.guard)
     drop_side_grants(channel)
@@ -245,8 +244,14 @@ cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil:
     slot.finished = False
     slot.busy = False
     slot.returned = 0
+    slot.answered = False
+    request.number = slot.number
     channel.flags.data[index] = 0
     return slot.number
+
+
+cdef void slot_cancelled(Request *request, void *owner) noexcept nogil:
+    (<Channel *>owner).flags.data[request.number & SLOT_MASK] = 1
 
 
 cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil:
@@ -263,10 +268,14 @@ cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil:
     channel.open -= 1
 
 
-cdef void finish_detached(Request *request, int64_t taken_ns) noexcept nogil:
+cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:
     cdef Execution execution
     cdef int64_t end = now_ns()
     cdef Lane *lane = <Lane *>request.lane
+    request_unfollow(request)
+    lock(&channel.guard)
+    slot_give(channel, slot_find(channel, request.number))
+    unlock(&channel.guard)
     if request.response.status == STATUS_OK:
         memset(&execution, 0, sizeof(Execution))
         execution.rows = request.rows

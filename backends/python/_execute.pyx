@@ -20,6 +20,8 @@ from _native.request cimport (
     InputData,
     Request,
     request_fail,
+    request_follow,
+    request_unfollow,
 )
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
@@ -35,6 +37,7 @@ from backends.python._channel cimport (
     finish_detached,
     packet_receive,
     packet_send,
+    slot_cancelled,
     slot_find,
     slot_give,
     slot_take,
@@ -292,6 +295,8 @@ cdef bint begin(Channel *channel, NativeBatch *batch, uint64_t *numbers) noexcep
         slot_find(channel, numbers[i]).taken_ns = batch.taken_ns
     channel.executing = True
     unlock(&channel.guard)
+    for i in range(batch.count):
+        request_follow(batch.requests[i], slot_cancelled, channel)
     return True
 
 
@@ -309,6 +314,10 @@ cdef void give_slots(Channel *channel, NativeBatch *batch, const uint64_t *numbe
 
 
 cdef void end(Channel *channel, NativeBatch *batch, const uint64_t *numbers) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.count):
+        if batch.requests[i] != NULL:
+            request_unfollow(batch.requests[i])
     lock(&channel.guard)
     give_slots(channel, batch, numbers, batch.count)
     channel.executing = False
@@ -450,11 +459,10 @@ cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index, uint64_t 
     if slot.finished:
         over = slot.request
         taken_ns = slot.taken_ns
-        slot_give(channel, slot)
     unlock(&channel.guard)
     batch_detach(batch, index)
     if over != NULL:
-        finish_detached(over, taken_ns)
+        finish_detached(channel, over, taken_ns)
 
 
 cdef void keep(Channel *channel, const NativeBatch *batch, uint64_t id) noexcept nogil:

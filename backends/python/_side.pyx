@@ -8,9 +8,10 @@ from libc.string cimport memcpy, memset
 from _native.arena cimport arena_take
 from _native.atomic cimport load32
 from _native.bridge cimport Bridge, bridge_return
-from _native.memory cimport Block, block_give, block_share, block_take, block_wrap
-from _native.request cimport STATUS_OK, Request, Response, response_free, response_new
+from _native.memory cimport Block, block_give, block_take, block_wrap
+from _native.request cimport STATUS_INTERNAL, STATUS_OK, Request, Response, response_fail, response_free, response_new
 from _native.response cimport response_complete
+from _native.text cimport format_text
 from _native.threads cimport lock, notify_all, unlock
 from backends.python._channel cimport (
     Channel,
@@ -23,7 +24,6 @@ from backends.python._channel cimport (
     lease_release,
     side_send,
     slot_find,
-    slot_give,
 )
 from backends.python._responses cimport Origin, response_read
 from backends.python._wire cimport (
@@ -111,7 +111,6 @@ cdef struct Receipt:
     # what is left to do when the client's side has done with a response
     Channel *channel
     uint64_t number
-    Block *record
 
 
 cdef void acknowledge(void *owner) noexcept nogil:
@@ -120,7 +119,6 @@ cdef void acknowledge(void *owner) noexcept nogil:
     cdef Slot *slot
     cdef Head head
     cdef uint32_t credit = 0
-    block_give(receipt.record)
     lock(&channel.guard)
     slot = slot_find(channel, receipt.number)
     if slot != NULL:
@@ -139,19 +137,18 @@ cdef void acknowledge(void *owner) noexcept nogil:
     free(receipt)
 
 
-cdef Block *receipted(Channel *channel, uint64_t number, Block *record) noexcept nogil:
-    # the record as a block whose end is the sender's credit; takes `record`
+cdef Block *receipt_new(Channel *channel, uint64_t number) noexcept nogil:
+    # a block without content, whose end is credit for the sender
     cdef Receipt *receipt = <Receipt *>malloc(sizeof(Receipt))
-    cdef Block *block = NULL
-    if receipt != NULL:
-        block = block_wrap(record.data, record.size, acknowledge, receipt)
+    cdef Block *block
+    if receipt == NULL:
+        return NULL
+    block = block_wrap(NULL, 0, acknowledge, receipt)
     if block == NULL:
         free(receipt)
-        block_give(record)
         return NULL
     receipt.channel = channel_share(channel)
     receipt.number = number
-    receipt.record = record
     return block
 
 
@@ -183,9 +180,6 @@ cdef bint fill(Channel *channel, const Head *head, const uint8_t *record, Respon
     origin.record_block = copy_record(channel, head, record)
     if origin.record_block == NULL:
         return False
-    origin.record_block = receipted(channel, head.id, origin.record_block)
-    if origin.record_block == NULL:
-        return False
     origin.record = origin.record_block.data
     origin.size = head.size
     origin.arena = channel.arena
@@ -196,8 +190,8 @@ cdef bint fill(Channel *channel, const Head *head, const uint8_t *record, Respon
         origin.count += 1
         granted = granted.next
     used = response_read(&origin, 0, response, &status)
-    if response.parameter_block == NULL:
-        response.parameter_block = block_share(origin.record_block)  # until it has been delivered, at least
+    block_give(response.receipt)
+    response.receipt = receipt_new(channel, head.id)
     spend_named(channel, origin.record, origin.size)
     if head.flags & IN_ARENA:
         spend(channel, head.offset)
@@ -227,20 +221,26 @@ cdef void finish(Channel *channel, uint64_t number) noexcept nogil:
     if slot.detached:
         over = slot.request
         taken_ns = slot.taken_ns
-        slot_give(channel, slot)
     else:
         slot.finished = True
     unlock(&channel.guard)
     notify_all(&channel.changed)
     if over != NULL:
-        finish_detached(over, taken_ns)
+        finish_detached(channel, over, taken_ns)
+
+
+cdef inline bint takes_one(const Request *request) noexcept nogil:
+    return request.single or not request.signature.decoupled
 
 
 cdef void take_response(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    # A response that is not final goes its way at once, unless the request takes only one: then it is kept as the final
+    # one, and leaves when the sender says that it was.
     cdef Slot *slot
     cdef Request *request
-    cdef Response *response
+    cdef Response *response = NULL
     cdef bint final = head.flags & FINAL
+    cdef bint second = False
     cdef bint good = True
     lock(&channel.guard)
     slot = slot_find(channel, head.id)
@@ -250,30 +250,42 @@ cdef void take_response(Channel *channel, const Head *head, const uint8_t *recor
         return
     slot.busy = True  # so that it stays, though the guard is not held
     request = slot.request
-    unlock(&channel.guard)
-    response = &request.response if final else response_new(request)
-    if response == NULL:
-        good = False
-    elif head.flags & EMPTY:
-        response.empty = True
+    if takes_one(request) and slot.answered:
+        second = not head.flags & EMPTY
     else:
-        good = fill(channel, head, record, response)
+        response = &request.response
+    if not head.flags & EMPTY:
+        slot.answered = True
+    unlock(&channel.guard)
+    if second:
+        response_fail(&request.response, STATUS_INTERNAL, format_text(
+            "model '%s' has given more than one response, the request takes only one", request.signature.name.data))
+        spend_named(channel, record, 0 if head.flags & IN_ARENA else head.size)
+    elif response != NULL and not final and not takes_one(request):
+        response = response_new(request)
+        good = response != NULL
+    if good and response != NULL:
+        if head.flags & EMPTY:
+            response.empty = True
+        else:
+            good = fill(channel, head, record, response)
     if not good:
-        channel_kill(channel)
-        if response != NULL and not final:
-            response_free(response)
-        response = NULL
-    if final and good:
-        if response.status == STATUS_OK and not response.empty:
-            response_complete(response)
+        channel_kill(channel)  # its requests are answered when it has ended
+    elif final:
+        if request.response.status == STATUS_OK and not request.response.empty:
+            response_complete(&request.response)
         finish(channel, head.id)
         return
     lock(&channel.guard)
     slot_find(channel, head.id).busy = False
     unlock(&channel.guard)
     notify_all(&channel.changed)
-    if response != NULL:
+    if response == NULL or response == &request.response:
+        return
+    if good:
         send_on(response)
+    else:
+        response_free(response)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ class Ticket:
     """A submitted request."""
 
     reason = ""
+    decoupled = False
+    done = False
 
     def __init__(self, engine: FakeEngine, deliver) -> None:
         self._engine = engine
@@ -98,12 +100,16 @@ class Ticket:
         """Deliver this after a delay, unless something else ends the request before."""
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._end, status, details, response))
 
+    def taken(self) -> None:
+        pass
+
     def cancel(self) -> None:
         if self._timers:
             self._clear()
 
     def _end(self, status, details, response):
         self._clear()
+        self.done = True
         self._deliver(int(status), details, response)
 
     def _clear(self):

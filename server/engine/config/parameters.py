@@ -97,6 +97,11 @@ PARAMETERS = (
         "and parameters. Each keeps its own deadline; the work is cancelled when the last of them has left",
     ),
     ModelParameter(
+        "decoupled_model_infer",
+        False,
+        "let ModelInfer ask a decoupled model, for the one response that it gives: a second one makes the request fail",
+    ),
+    ModelParameter(
         "pad",
         MappingProxyType({}),
         "INPUT=VALUE, ...: requests share a batch although these inputs differ in their one variable dimension, which "

@@ -52,6 +52,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         supplied=tuple(supplied_inputs(config)),
         kept=tuple(kept_outputs(config)),
         decoupled=config.model_transaction_policy.decoupled,
+        single_answers=own["decoupled_model_infer"],
         ensemble=ensemble_spec(config),
     )
 

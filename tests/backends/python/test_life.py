@@ -217,11 +217,16 @@ async def test_children_of_a_worker_end_with_it(tmp_path):
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+def named_memory() -> set[Path]:
+    """What lies in /dev/shm."""
+    return set(Path("/dev/shm").iterdir())
+
+
 async def test_nothing_lies_in_dev_shm(tmp_path):
-    before = set(Path("/dev/shm").iterdir())
+    before = named_memory()
     async with serving(tmp_path, m=MISCHIEF) as engine:
         await ask(engine, *range(100_000))
-        assert set(Path("/dev/shm").iterdir()) == before
+        assert named_memory() == before
 
 
 async def test_arguments_of_initialize(tmp_path):

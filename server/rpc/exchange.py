@@ -1,0 +1,161 @@
+"""What is open in one ModelStreamInfer call: requests in, responses out.
+
+Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
+number; they leave as they come, and say by a parameter which is the last.
+
+At most a window of requests is read ahead: one leaves the window when its last response was handed to the transport,
+which takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
+decoupled model may have a bounded number of responses of one request on the way: each is acknowledged to it when the
+transport has taken it, so a client that does not read stops the model, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from server.errors import ServerError, Status
+from server.rpc.call import Call, timeout_ns
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+
+class EngineError(ServerError):
+    """An error that the engine delivered as a status and a text."""
+
+    status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
+
+    def __init__(self, status: Status, details: str, reason: str = "") -> None:
+        super().__init__(details)
+        self.status = status
+        self.reason = reason
+
+
+class Open:
+    """One request of a stream, from its submission to its last response."""
+
+    __slots__ = ("_exchange", "_ticket", "decoupled", "done", "responses")
+
+    def __init__(self, exchange: Exchange, engine: Engine, message: bytes, call: Call) -> None:
+        self._exchange = exchange
+        self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # that have come and were not taken
+        self.done = False  # the last of them has come
+        self._ticket = engine.submit(
+            message, self._deliver, timeout_ns=timeout_ns(call), stream=True, caller=call.caller, user=call.user
+        )
+        self.decoupled = self._ticket.decoupled
+
+    def _deliver(self, status: int, details: str, response: bytes | None) -> None:
+        self.done = self._ticket.done
+        if response is not None:
+            self.responses.append((Status(status), details, response))
+        elif status:
+            self.responses.append((Status(status), details, None))
+        self._exchange.arrived(self)
+
+    @property
+    def reason(self) -> str:
+        """Of an error, for google.rpc.ErrorInfo."""
+        return self._ticket.reason
+
+    def taken(self) -> None:
+        """The transport has taken the oldest response."""
+        self._ticket.taken()
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        if not self.done:
+            self._ticket.cancel()
+
+
+class Exchange:
+    """The requests of one stream that are open.
+
+    Args:
+        engine: answers them.
+        call: whose they are.
+        window: of requests.
+        errors_inside: an error is a response like others; else it ends the stream.
+    """
+
+    def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
+        self._engine = engine
+        self._call = call
+        self._errors_inside = errors_inside
+        self._free = asyncio.Semaphore(window)
+        self._in_order: deque[Open] = deque()  # of models that give one response each, oldest first
+        self._ready: deque[Open] = deque()  # of the others, once for each response, and once for an end without one
+        self._decoupled: set[Open] = set()
+        self._more = asyncio.Event()
+        self._reading = True
+
+    async def read(self, messages: AsyncIterator[bytes]) -> None:
+        """Submit the requests as they come, until the client says that there are no more."""
+        try:
+            await self._free.acquire()
+            async for message in messages:
+                request = Open(self, self._engine, message, self._call)
+                if request.decoupled:
+                    self._decoupled.add(request)
+                else:
+                    self._in_order.append(request)
+                await self._free.acquire()
+        finally:
+            self._reading = False
+            self._more.set()
+
+    def arrived(self, request: Open) -> None:
+        """A response has come, or the request has ended."""
+        if request.decoupled:
+            self._ready.append(request)
+        self._more.set()
+
+    async def responses(self) -> AsyncIterator[bytes]:
+        """The encoded responses, until the client has said that there are no more requests and all are answered.
+
+        Raises:
+            EngineError: a request failed, and errors end the stream.
+        """
+        while True:
+            request = await self._next()
+            if request is None:
+                return
+            if request.responses:
+                yield self._message(request, *request.responses.popleft())
+                request.taken()
+            if request.done and not request.responses:
+                self._close(request)
+
+    async def _next(self) -> Open | None:
+        """Whose response goes out next; None after the last one."""
+        while True:
+            if self._ready:
+                return self._ready.popleft()
+            if self._in_order and (self._in_order[0].responses or self._in_order[0].done):
+                return self._in_order[0]
+            if not self._reading and not self._in_order and not self._decoupled:
+                return None
+            self._more.clear()
+            await self._more.wait()
+
+    def _close(self, request: Open) -> None:
+        if not request.decoupled:
+            self._in_order.popleft()
+        elif request in self._decoupled:
+            self._decoupled.discard(request)
+        else:
+            return  # has left already: its end came with a response that was not the last to be taken
+        self._free.release()
+
+    def _message(self, request: Open, status: Status, details: str, response: bytes | None) -> bytes:
+        if response is None or (status is not Status.OK and not self._errors_inside):
+            raise EngineError(status, details, request.reason)
+        return response
+
+    def abandon(self) -> None:
+        """Nobody waits any more for what is open."""
+        for request in (*self._in_order, *self._decoupled):
+            request.abandon()

@@ -1,0 +1,260 @@
+"""Decoupled models: any number of responses, through a real stream, with back-pressure and cancellation."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from server.engine.engine import Engine
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.exchange import EngineError, Exchange
+from tests.backends.python.served import CONFIG, add_model, ask, serving
+from tests.engine.serving import request, row
+
+DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }\n"
+
+# Counts down from its input in a thread; -1: an error in between; -2: dies after two.
+COUNTDOWN = """
+import os, pathlib, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.told = pathlib.Path(args["model_repository"]) / "told"
+
+    def execute(self, requests):
+        for request in requests:
+            first = int(request.inputs()[0].as_numpy().flat[0])
+            sender = request.get_response_sender()
+            threading.Thread(target=self.answer, args=(first, sender), daemon=True).start()
+
+    def answer(self, first, sender):
+        if first == -3:
+            sender.send(self.number(7), FINAL)
+            return
+        if first == -4:
+            sent = 0
+            while not sender.is_cancelled():
+                sender.send(self.number(sent))
+                sent += 1
+                self.told.write_text(str(sent))
+            self.told.write_text("cancelled")
+            sender.send(flags=FINAL)
+            return
+        for n in range(abs(first), 0, -1):
+            sender.send(self.number(n))
+        if first == -1:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("in between")))
+        if first == -2:
+            os._exit(1)
+        sender.send(flags=FINAL)
+
+    def number(self, n):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[n]], np.int64))])
+"""
+
+
+@dataclass
+class FakeCall:
+    """What an exchange needs of a call."""
+
+    caller: int = 0
+    user: int = -1
+    metadata: dict = field(default_factory=dict)
+
+    def time_remaining(self):
+        return None
+
+
+class Client:
+    """One stream over an engine."""
+
+    def __init__(self, engine: Engine, window: int = 128) -> None:
+        self._requests: asyncio.Queue = asyncio.Queue()
+        self._exchange = Exchange(engine, FakeCall(), window, errors_inside=True)
+        self._reader = asyncio.create_task(self._exchange.read(self._messages()))
+        self._responses = self._exchange.responses()
+
+    async def _messages(self):
+        while (message := await self._requests.get()) is not None:
+            yield message.SerializeToString()
+
+    def send(self, message: pb.ModelInferRequest) -> None:
+        self._requests.put_nowait(message)
+
+    def end(self) -> None:
+        self._requests.put_nowait(None)
+
+    async def next(self) -> pb.ModelStreamInferResponse:
+        return pb.ModelStreamInferResponse.FromString(await asyncio.wait_for(anext(self._responses), 30))
+
+    async def rest(self) -> list[pb.ModelStreamInferResponse]:
+        self.end()
+        return [pb.ModelStreamInferResponse.FromString(data) async for data in self._responses]
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        self._exchange.abandon()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._responses.aclose()
+
+
+def number(response: pb.ModelStreamInferResponse) -> int:
+    return int.from_bytes(response.infer_response.raw_output_contents[0][:8], "little")
+
+
+def is_final(response: pb.ModelStreamInferResponse) -> bool:
+    return response.infer_response.parameters["triton_final_response"].bool_param
+
+
+async def test_many_responses_and_then_the_end(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(3)))
+        responses = await client.rest()
+        assert [number(response) for response in responses] == [3, 2, 1]
+        assert not any(is_final(response) for response in responses)
+        await client.close()
+        statistics = engine.model("m").statistics()
+        assert (statistics.inference_count, statistics.inference_stats.success.count) == (1, 1)
+
+
+async def test_the_empty_final_response_is_for_those_who_ask(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        message = request(x=row(2), request_id="a")
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        client.send(message)
+        *numbers, last = await client.rest()
+        assert [number(response) for response in numbers] == [2, 1]
+        assert is_final(last)
+        assert (last.infer_response.id, list(last.infer_response.outputs)) == ("a", [])
+        await client.close()
+
+
+async def test_a_final_response_with_content(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(-3)))
+        [only] = await client.rest()
+        assert (number(only), is_final(only)) == (7, True)
+        await client.close()
+
+
+async def test_an_error_in_between_ends_nothing(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(-1)))
+        first, second = await client.rest()
+        assert number(first) == 1
+        assert second.error_message == "in between"
+        await client.close()
+
+
+async def test_a_dead_worker_ends_what_is_open_with_an_error(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(-2)))
+        *numbers, last = await client.rest()
+        assert [number(response) for response in numbers] == [2, 1]
+        assert "exited with status 1" in last.error_message
+        await client.close()
+
+
+async def test_a_client_that_does_not_read_stops_the_model(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(100_000)))
+        assert number(await client.next()) == 100_000
+        # The model's responses are counted where the stream keeps them: never more than the window of a sender.
+        [open_request] = client._exchange._decoupled
+        for expected in range(99_999, 99_000, -1):
+            assert len(open_request.responses) <= 64
+            assert number(await client.next()) == expected
+        await client.close()
+
+
+async def test_cancellation_reaches_the_model(tmp_path):
+    version = add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(-4)))
+        await client.next()
+        await client.close()
+    assert (version.parent / "told").read_text() == "cancelled"  # closing the engine waits for what is open
+
+
+async def test_requests_of_decoupled_models_do_not_wait_for_each_other(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(10_000), request_id="long"))
+        client.send(request(x=row(1), request_id="short"))
+        ids = [(await client.next()).infer_response.id for _ in range(200)]
+        assert "short" in ids
+        await client.close()
+
+
+async def test_model_infer_needs_a_parameter(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    allowed = 'parameters { key: "decoupled_model_infer" value { string_value: "true" } }'
+    add_model(tmp_path, "one", COUNTDOWN, DECOUPLED + allowed)
+    async with serving(tmp_path) as engine:
+        answer = await ask(engine, 1)
+        assert answer.status == 12
+        assert "doesn't support models with decoupled transaction policy" in answer.text
+        assert (await ask(engine, 1, model="one")).array().tolist() == [[1]]
+        assert (await ask(engine, -3, model="one")).array().tolist() == [[7]]
+        answer = await ask(engine, 2, model="one")
+        assert answer.status == 13
+        assert "more than one response" in answer.text
+
+
+SENDER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0]
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())])
+            if int(x.as_numpy().flat[0]) % 2:
+                request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                answers.append(None)
+            else:
+                answers.append(response)
+        return answers
+"""
+
+
+async def test_a_sender_in_a_model_that_is_not_decoupled(tmp_path):
+    async with serving(tmp_path, m=SENDER) as engine:
+        for value in range(4):
+            assert (await ask(engine, value)).array().tolist() == [[value]]
+
+
+async def test_errors_may_end_the_stream(tmp_path):
+    add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        exchange = Exchange(engine, FakeCall(), 8, errors_inside=False)
+
+        async def messages():
+            yield request(x=row(-1)).SerializeToString()
+
+        reader = asyncio.create_task(exchange.read(messages()))
+        with pytest.raises(EngineError, match="in between"):
+            async for _ in exchange.responses():
+                pass
+        exchange.abandon()
+        await reader
