@@ -30,6 +30,7 @@ cdef struct Slot:
     bint busy                # the attendant works on it without the guard
     int64_t taken_ns
     uint32_t returned        # credit of its sender that has come back and was not sent yet
+    bint asked               # its sender has used up its credit and waits
     bint answered            # of a request that takes one response only: it has come
 
 cdef struct Lease:
@@ -118,6 +119,11 @@ cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
 # The slot with this number, NULL when its request is over. Under the guard.
 cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil
 cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil
+
+# What a waiting sender is to get now, 0 for nothing, which is then taken from its slot. Under the guard.
+cdef uint32_t credit_due(Slot *slot) noexcept nogil
+# Send it. Not under the guard.
+cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
 
 # Give back what the worker had kept of this EXECUTE. Under the guard.
 cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil

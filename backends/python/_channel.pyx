@@ -34,7 +34,7 @@ from _native.threads cimport (
     wait,
     wait_until,
 )
-from backends.python._wire cimport PACKET, SLOT_MASK, SLOTS, Head
+from backends.python._wire cimport CREDIT, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)
@@ -45,6 +45,8 @@ cdef extern from "unistd.h" nogil:
     int close(int fd)
 
 cdef enum:
+    CREDIT_STEP = 16         # responses that are given back together
+    WINDOW = 64              # that a sender may have on their way for a request; as CONFIGURE says
     SIBLINGS_NS = 50 * 1000 * 1000   # how often a broken instance looks whether another one is up
 
 
@@ -244,6 +246,7 @@ cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil:
     slot.finished = False
     slot.busy = False
     slot.returned = 0
+    slot.asked = False
     slot.answered = False
     request.number = slot.number
     channel.flags.data[index] = 0
@@ -251,7 +254,37 @@ cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil:
 
 
 cdef void slot_cancelled(Request *request, void *owner) noexcept nogil:
-    (<Channel *>owner).flags.data[request.number & SLOT_MASK] = 1
+    cdef Channel *channel = <Channel *>owner
+    cdef Slot *slot
+    cdef uint32_t credit = 0
+    channel.flags.data[request.number & SLOT_MASK] = 1
+    lock(&channel.guard)
+    slot = slot_find(channel, request.number)
+    if slot != NULL:
+        slot.returned += WINDOW  # nobody is kept from saying what nobody hears
+        credit = credit_due(slot)
+    unlock(&channel.guard)
+    send_credit(channel, request.number, credit)
+
+
+cdef uint32_t credit_due(Slot *slot) noexcept nogil:
+    cdef uint32_t credit = slot.returned
+    if not slot.asked or credit < CREDIT_STEP:
+        return 0
+    slot.asked = False
+    slot.returned = 0
+    return credit
+
+
+cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil:
+    cdef Head head
+    if credit == 0:
+        return
+    memset(&head, 0, sizeof(Head))
+    head.kind = CREDIT
+    head.id = number
+    head.offset = credit
+    side_send(channel, &head, NULL, 0)
 
 
 cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil:

@@ -20,8 +20,10 @@ from backends.python._channel cimport (
     channel_give,
     channel_kill,
     channel_share,
+    credit_due,
     finish_detached,
     lease_release,
+    send_credit,
     side_send,
     slot_find,
 )
@@ -44,7 +46,6 @@ from backends.python._wire cimport (
 
 cdef enum:
     MOST_GRANTS = 64         # that a worker may hold on the side socket at a time
-    CREDIT_STEP = 16         # responses that are acknowledged together
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,24 +118,28 @@ cdef void acknowledge(void *owner) noexcept nogil:
     cdef Receipt *receipt = <Receipt *>owner
     cdef Channel *channel = receipt.channel
     cdef Slot *slot
-    cdef Head head
     cdef uint32_t credit = 0
     lock(&channel.guard)
     slot = slot_find(channel, receipt.number)
     if slot != NULL:
         slot.returned += 1
-        if slot.returned >= CREDIT_STEP:
-            credit = slot.returned
-            slot.returned = 0
+        credit = credit_due(slot)
     unlock(&channel.guard)
-    if credit:
-        memset(&head, 0, sizeof(Head))
-        head.kind = CREDIT
-        head.id = receipt.number
-        head.offset = credit
-        side_send(channel, &head, NULL, 0)
+    send_credit(channel, receipt.number, credit)
     channel_give(channel)
     free(receipt)
+
+
+cdef void take_credit_wish(Channel *channel, uint64_t number) noexcept nogil:
+    cdef Slot *slot
+    cdef uint32_t credit = 0
+    lock(&channel.guard)
+    slot = slot_find(channel, number)
+    if slot != NULL:
+        slot.asked = True
+        credit = credit_due(slot)
+    unlock(&channel.guard)
+    send_credit(channel, number, credit)
 
 
 cdef Block *receipt_new(Channel *channel, uint64_t number) noexcept nogil:
@@ -304,6 +309,8 @@ cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) n
         side_allocate(channel, head)
     elif head.kind == FREE:
         spend(channel, head.offset)
+    elif head.kind == CREDIT:
+        take_credit_wish(channel, head.id)
     elif head.kind == RELEASE:
         lock(&channel.guard)
         lease_release(channel, head.id)

@@ -29,7 +29,7 @@ DATATYPES = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
 }  # fmt: skip
-WINDOW = 64  # responses of one request that a sender may have on their way to the client
+WINDOW = 64  # responses of one request that a sender may have on their way to the client; as in _channel.pyx
 LEVELS = {
     protocol.LOG_VERBOSE: logging.DEBUG,
     protocol.LOG_INFO: logging.INFO,

@@ -154,6 +154,8 @@ class Connection(Channel):
                 credit = self._credits[key] = Credit(self._window)
             credit.left -= 1
             credit.done = credit.left >= 0
+        if not credit.done:
+            self._link.send(self._link.side, p.CREDIT, number=key)
         self._side.wait(credit)
 
     def _credit_arrived(self, packet: Packet) -> None:

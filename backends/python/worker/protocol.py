@@ -64,7 +64,8 @@ FINALIZE       work    worker
 FINALIZED      work    server
 RESPONSE       side    server   id of the request, flags FINAL, EMPTY (no response, only the flag FINAL); one
                                 RESPONSE_HEAD and so on. Each that is not EMPTY uses up one credit of the request
-CREDIT         side    worker   id of the request, `offset` = responses more that may be sent
+CREDIT         side    server   id of a request that has used up its credit and waits to send another response
+CREDIT         side    worker   the answer, when there is some: that id, `offset` = responses more that may be sent
 RELEASE        side    server   see above
 FREE           side    server   `offset` of a grant
 BLS_REQUEST    side    server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest
