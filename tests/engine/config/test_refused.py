@@ -91,6 +91,7 @@ SERVED = {
     "input",
     "instance_group",
     "max_batch_size",
+    "model_transaction_policy",
     "name",
     "optimization",
     "output",
