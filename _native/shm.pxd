@@ -82,6 +82,6 @@ cdef class Regions:
     # Enter a region, whose `close` is set, with one more reference to its block; sets its serial. The caller keeps his.
     cdef int enter(self, Region *region) except -1
 
-# A region with its own copies of `name` and `key`, not entered yet, whose block has one reference; NULL when there is no
-# memory. `data` may be NULL.
+# A region with its own copies of `name` and `key`, not entered yet, whose block has one reference. `data` may be NULL.
+# NULL: no memory.
 cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept
