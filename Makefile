@@ -72,8 +72,9 @@ $(BUILT): $(INSTALLED) setup.py $(CYTHON)
 	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
 	touch $@
 
-$(DEMO): setup $(wildcard examples/digits/*.py)
+$(DEMO): setup $(wildcard examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py)
 	$(PY) examples/digits/make_repository.py demo/models
+	$(PY) examples/ensembles/make_repository.py demo/models
 	touch $@
 
 serve: $(DEMO)

@@ -51,7 +51,7 @@ def check_pairs(spec: ModelSpec) -> None:
             )
         if spec.decoupled and given.datatype == "BYTES":
             raise BackendError(
-                f"model '{spec.name}': input '{given.name}' is BYTES, which a decoupled identity model cannot take apart"
+                f"model '{spec.name}': input '{given.name}' is BYTES, which a decoupled identity model cannot split"
             )
 
 

@@ -1,0 +1,269 @@
+"""Add two ensembles to the repository that examples/digits has made: pictures of digits, and topics of sentences.
+
+    python make_repository.py DIR
+
+Each of them is a chain of three models: a program that reads what people send (`model.py`), a network (ONNX for the
+digits, TorchScript for the topics), and a small ONNX model that names the best class. The topic network is trained
+here, in seconds. What is there already and newer than these scripts is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import onnx
+import torch
+from onnx import TensorProto, helper
+from topics_data import LABELS, load
+from torch import nn
+
+HERE = Path(__file__).parent
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SEED = 7
+EPOCHS = 30
+BATCH = 32
+WIDTH = 64
+
+READ_CONFIG = """\
+name: "{name}"
+backend: "python"
+max_batch_size: 64
+input {{ name: "{given}" data_type: TYPE_STRING dims: [ 1 ] }}
+output {{ {gives} }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+dynamic_batching {{ }}
+"""
+
+NETWORK_CONFIG = """\
+# The probability of each topic for the numbers of a sentence's words.
+name: "topics_network"
+platform: "pytorch_libtorch"
+max_batch_size: 64
+input { name: "words" data_type: TYPE_INT64 dims: [ 40 ] }
+output { name: "probabilities" data_type: TYPE_FP32 dims: [ 5 ] }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { }
+"""
+
+NAME_CONFIG = """\
+# The best class by its name, and its probability.
+name: "{name}"
+platform: "onnxruntime_onnx"
+max_batch_size: 64
+input {{ name: "probabilities" data_type: TYPE_FP32 dims: [ {classes} ] }}
+output [
+  {{ name: "name" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }}
+]
+instance_group {{ count: 1 kind: KIND_CPU }}
+dynamic_batching {{ }}
+"""
+
+ENSEMBLE_CONFIG = """\
+# {what}
+name: "{name}"
+platform: "ensemble"
+max_batch_size: 64
+input {{ name: "{given}" data_type: TYPE_STRING dims: [ 1 ] }}
+output [
+  {{ name: "{gives}" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }}
+]
+ensemble_scheduling {{
+  step [
+    {{
+      model_name: "{read}"
+      model_version: -1
+      input_map {{ key: "{given}" value: "{given}" }}
+      output_map {{ key: "{prepared}" value: "{prepared}" }}
+    }},
+    {{
+      model_name: "{network}"
+      model_version: -1
+      input_map {{ key: "{prepared}" value: "{prepared}" }}
+      output_map {{ key: "probabilities" value: "probabilities" }}
+    }},
+    {{
+      model_name: "{say}"
+      model_version: -1
+      input_map {{ key: "probabilities" value: "probabilities" }}
+      output_map {{ key: "name" value: "{gives}" }}
+      output_map {{ key: "probability" value: "probability" }}
+    }}
+  ]
+}}
+"""
+
+
+class TopicNet(nn.Module):
+    """The mean of its words' vectors, and a layer: (n, 40) word numbers to the probabilities (n, 5)."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(words, WIDTH, padding_idx=0)
+        self.layer = nn.Linear(WIDTH, len(LABELS))
+
+    def scores(self, words: torch.Tensor) -> torch.Tensor:
+        """What is trained: the logarithms of the probabilities but for a constant."""
+        there = (words != 0).to(torch.float32).unsqueeze(2)
+        mean = (self.vectors(words) * there).sum(1) / there.sum(1).clamp(min=1.0)
+        return self.layer(torch.relu(mean))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """What is served."""
+        return torch.softmax(self.scores(words), 1)
+
+
+def reader() -> ModuleType:
+    """The program of the first step, for its `split` and `encode`."""
+    sys.modules.setdefault("triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    spec = importlib.util.spec_from_file_location("topics_read", HERE / "topics_read" / "model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(numbers: dict[str, int], program: ModuleType) -> tuple[TopicNet, float]:
+    """A network, and the share of held-out sentences that it tells right; the same each time on the same machine."""
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)
+    (words, topics), (held_out, truth) = (
+        (torch.tensor([program.encode(text, numbers) for text, _ in pairs]), torch.tensor([t for _, t in pairs]))
+        for pairs in load()
+    )
+    net = TopicNet(len(numbers) + 2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+    for _ in range(EPOCHS):
+        for chosen in torch.randperm(len(topics)).split(BATCH):
+            loss = nn.functional.cross_entropy(net.scores(words[chosen]), topics[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        right = (net.eval()(held_out).argmax(1) == truth).float().mean()
+    return net, float(right)
+
+
+def naming(labels: tuple[str, ...]) -> bytes:
+    """An ONNX model that gives the best class by its name."""
+    names = helper.make_tensor("names", TensorProto.STRING, [len(labels)], [label.encode() for label in labels])
+    nodes = [
+        helper.make_node("ArgMax", ["probabilities"], ["best"], axis=1, keepdims=1),
+        helper.make_node("Constant", [], ["labels"], value=names),
+        helper.make_node("Gather", ["labels", "best"], ["name"]),
+        helper.make_node("ReduceMax", ["probabilities"], ["probability"], axes=[1], keepdims=1),
+    ]
+    given = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(labels)])
+    gives = [
+        helper.make_tensor_value_info("name", TensorProto.STRING, ["N", 1]),
+        helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["N", 1]),
+    ]
+    graph = helper.make_graph(nodes, "naming", [given], gives)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def is_current(files: list[Path]) -> bool:
+    """Whether all files are there and newer than what they are made from."""
+    newest = max(source.stat().st_mtime for source in HERE.rglob("*.py"))
+    return all(file.exists() and file.stat().st_mtime >= newest for file in files)
+
+
+def write(file: Path, content: bytes | str) -> None:
+    """Write a file so that a server that looks meanwhile sees the old one or the new one, whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
+    partial.replace(file)
+
+
+def make_reader(repository: Path, name: str, given: str, gives: str) -> None:
+    """A Python model of this folder."""
+    write(repository / name / "config.pbtxt", READ_CONFIG.format(name=name, given=given, gives=gives))
+    write(repository / name / "1" / "model.py", (HERE / name / "model.py").read_bytes())
+
+
+def make_naming(repository: Path, name: str, labels: tuple[str, ...]) -> None:
+    """The last step of an ensemble."""
+    write(repository / name / "config.pbtxt", NAME_CONFIG.format(name=name, classes=len(labels)))
+    write(repository / name / "1" / "model.onnx", naming(labels))
+
+
+def make_ensemble(repository: Path, name: str, **parts: str) -> None:
+    """An ensemble is a configuration and an empty version."""
+    write(repository / name / "config.pbtxt", ENSEMBLE_CONFIG.format(name=name, **parts))
+    (repository / name / "1").mkdir(exist_ok=True)
+    print(f"{name}: written")
+
+
+def make_pictures(repository: Path) -> None:
+    """digits_picture: a file in, a digit's name out."""
+    gives = 'name: "image" data_type: TYPE_FP32 dims: [ 1, 8, 8 ]'
+    make_reader(repository, "digits_read", "file", gives)
+    make_naming(repository, "digits_name", DIGITS)
+    make_ensemble(
+        repository,
+        "digits_picture",
+        what="The digit in a picture: read the file, recognise it, name the best class.",
+        given="file",
+        gives="digit",
+        read="digits_read",
+        prepared="image",
+        network="digits_onnx",
+        say="digits_name",
+    )
+
+
+def make_topics(repository: Path) -> None:
+    """topics: a sentence in, what it is about out."""
+    program = reader()
+    counts = Counter(word for text, _ in load()[0] for word in program.split(text))
+    words = [word for word, count in counts.most_common() if count > 1]
+    numbers = {word: number for number, word in enumerate(words, program.UNKNOWN + 1)}
+    net, right = train(numbers, program)
+    print(f"topics_network: trained, {right:.1%} of held-out sentences told right")
+    make_reader(repository, "topics_read", "text", 'name: "words" data_type: TYPE_INT64 dims: [ 40 ]')
+    write(repository / "topics_read" / "1" / "words.json", json.dumps(numbers))
+    write(repository / "topics_network" / "config.pbtxt", NETWORK_CONFIG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated upstream, and what is served all over the world
+        write(repository / "topics_network" / "1" / "model.pt", torch.jit.script(net).save_to_buffer())
+    make_naming(repository, "topics_name", LABELS)
+    make_ensemble(
+        repository,
+        "topics",
+        what="What a sentence is about: its words' numbers, their topic, its name.",
+        given="text",
+        gives="topic",
+        read="topics_read",
+        prepared="words",
+        network="topics_network",
+        say="topics_name",
+    )
+
+
+def main() -> None:
+    """Add to the repository that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("directory", type=Path, help="the model repository that examples/digits has made")
+    repository = parser.parse_args().directory
+    if not (repository / "digits_onnx" / "config.pbtxt").exists():
+        parser.error(f"{repository} has no digits_onnx: run examples/digits/make_repository.py first")
+    if is_current([repository / name / "config.pbtxt" for name in ("digits_picture", "topics")]):
+        print("ensembles: up to date")
+        return
+    make_pictures(repository)
+    make_topics(repository)
+
+
+if __name__ == "__main__":
+    main()
