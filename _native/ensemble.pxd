@@ -1,6 +1,6 @@
 # The lane of an ensemble: its requests are executed by other models, step by step.
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.frame cimport Call
 from _native.lane cimport Lane, LaneHandle
@@ -21,6 +21,7 @@ cdef struct Ensemble:
     Submission *submission
     uint32_t requests        # in it
     uint32_t max_inflight    # requests of one step at a time; 0: any number
+    int64_t timeout_ns       # how long a request may be in it; 0: as long as it takes
     Turn *turns              # by step
     bint passing             # turns are being passed on
 

@@ -600,6 +600,8 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
         return LANE_REFUSED
     request.state = REQUEST_TAKEN
     request.run = run
+    if ensemble.timeout_ns:
+        request.expires_ns = request.queued_ns + ensemble.timeout_ns
     ensemble.requests += 1
     give_inputs(run)
     proceed(run)
@@ -617,6 +619,19 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
         run.delivering = False
         fail(run, STATUS_CANCELLED, NULL, "the request was cancelled")
         finish_failed(run)
+    return False
+
+
+cdef bint expire(Lane *lane, Request *request) noexcept nogil:
+    cdef Run *run = <Run *>request.run
+    if run != NULL:
+        run.delivering = False
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request timeout expired: ensemble '%s' version %s has had it for %lld us, as long as it may",
+            lane.signature.name.data, lane.signature.version_text.data,
+            <long long>((<Ensemble *>lane).timeout_ns // 1000)))
+        request.response.reason = "QUEUE_TIMEOUT"
+        finish(run)
     return False
 
 
@@ -640,7 +655,7 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     free(ensemble)
 
 
-cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, NULL)
+cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
@@ -653,6 +668,7 @@ cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
         if ensemble.turns == NULL:
             raise MemoryError
         ensemble.max_inflight = spec.ensemble.max_inflight
+        ensemble.timeout_ns = spec.ensemble.timeout_us * 1000
         lane_init(&ensemble.lane, &ENSEMBLE, spec, version)
     except BaseException:
         plan_clear(&ensemble.plan)

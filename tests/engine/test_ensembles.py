@@ -507,6 +507,23 @@ async def test_at_most_max_queue_size_requests_in_an_ensemble(tmp_path):
         assert (await infer(engine, request("e", x=row(3)))).status == Status.OK
 
 
+async def test_the_timeout_of_an_ensemble(tmp_path):
+    gate = Gate(plus(1))
+    config = ensemble(step("one", {"x": "x"}, {"y": "y"}), extra=parameter("default_timeout_microseconds", "20000"))
+    async with serving(tmp_path, {"one": gate}, one=model(), e=config) as engine:
+        hold = Pending(engine, request("one", x=row(0)))
+        await gate.entered()
+        answer = await infer(engine, request("e", x=row(1)))
+        assert answer.status == Status.UNAVAILABLE
+        assert answer.text == (
+            "Request timeout expired: ensemble 'e' version 1 has had it for 20000 us, as long as it may"
+        )
+        assert engine.model("one").lane.pending == 0
+        gate.go()
+        await hold.answer()
+        assert gate.batches == [(1, 1)]
+
+
 # -- what is told --
 
 

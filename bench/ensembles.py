@@ -1,0 +1,120 @@
+"""What an ensemble costs over its steps: three identity models in a row beside one of them alone.
+
+    python -m bench.ensembles
+
+Each round measures every model one after the other on one server, so that they share the machine's good and bad
+moments; the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import inferd, messages
+from bench.driver import Driver, Fixed
+from bench.processes import ServerProcess
+from bench.repository import GATHER, Identity, write
+
+STEPS = 3
+IDENTITY = (("FP32", 1),)
+SIZES = (64, 600_000)
+LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
+MODELS = ("step_0", "ensemble")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One model under one load."""
+
+    rate: float  # requests per second
+    cpu_us: float  # of the server, a request
+    p50_us: float
+
+    def __str__(self) -> str:
+        return f"{self.cpu_us:.1f} µs · {self.rate / 1000:.1f} k/s · {self.p50_us:.0f} µs"
+
+
+def chain() -> str:
+    """The configuration of the ensemble of all steps."""
+    tensors = ["INPUT0", *(f"between_{n}" for n in range(1, STEPS)), "OUTPUT0"]
+    steps = "".join(
+        f'step {{ model_name: "step_{n}" model_version: -1 '
+        f'input_map {{ key: "INPUT0" value: "{tensors[n]}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{tensors[n + 1]}" }} }}\n'
+        for n in range(STEPS)
+    )
+    return f"""platform: "ensemble"
+max_batch_size: 64
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+ensemble_scheduling {{ {steps} }}
+"""
+
+
+def repository(folder: Path, gather: bool) -> Path:
+    """The steps and their ensemble; with `gather`, each batch is made contiguous and split again."""
+    steps = [Identity(f"step_{n}", IDENTITY, parameters=GATHER if gather else {}) for n in range(STEPS)]
+    root = write(folder / "models", steps)
+    (root / "ensemble" / "1").mkdir(parents=True)
+    (root / "ensemble" / "config.pbtxt").write_text(chain())
+    return root
+
+
+def measure(server: ServerProcess, model: str, size: int, load: tuple[int, int], seconds: float) -> Figure:
+    """One round; every answer is compared."""
+    connections, in_flight = load
+    exchange = messages.identity(size, model)
+    workload = Fixed([exchange.request], [exchange.response])
+    with Driver(server.address, connections=connections) as driver:
+        driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
+        cpu = server.cpu_seconds()
+        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
+        cpu = server.cpu_seconds() - cpu
+    if report.correct != report.requests:
+        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
+    return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
+
+
+def table(server: ServerProcess, sizes: tuple[int, ...], rounds: int, seconds: float) -> list[str]:
+    """One line for each size and load."""
+    lines = [
+        f"| tensor, connections x in flight | one step: CPU · rate · p50 | {STEPS} steps | CPU, ratio | rate, ratio |",
+        "|---|---|---|---:|---:|",
+    ]
+    for size in sizes:
+        for load in LOADS:
+            found: dict[str, list[Figure]] = {model: [] for model in MODELS}
+            for _ in range(rounds):
+                for model in MODELS:
+                    found[model].append(measure(server, model, size, load, seconds))
+            one, three = (min(found[model], key=lambda figure: figure.cpu_us) for model in MODELS)
+            cells = [str(each) for each in (one, three)]
+            lines.append(
+                f"| {size} B, {load[0]} x {load[1]} | {cells[0]} | {cells[1]} | "
+                f"{three.cpu_us / one.cpu_us if one.cpu_us else float('nan'):.2f} | {one.rate / three.rate:.2f} |"
+            )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
+    parser.add_argument("--gather", action="store_true", help="make each batch contiguous, as a real model does")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensor")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="inferd-ensembles-") as name:
+        server = inferd.start(repository(Path(name), arguments.gather), Path(name) / "log")
+        try:
+            print(*table(server, tuple(arguments.sizes), arguments.rounds, arguments.seconds), sep="\n", flush=True)
+        finally:
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
