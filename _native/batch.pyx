@@ -28,7 +28,7 @@ from _native.request cimport (
 from _native.response cimport response_complete
 from _native.scatter cimport batch_set_output, batch_wants
 from _native.signature cimport MAX_RANK, TensorSignature
-from _native.statistics cimport Execution, statistics_executed, statistics_failed
+from _native.statistics cimport Execution, queue_time_index, statistics_executed, statistics_failed
 from _native.text cimport format_text, text_or_no_memory
 from _native.view cimport block_of_array, view_new
 
@@ -203,6 +203,7 @@ cdef void account(NativeBatch *batch) noexcept nogil:
             execution.served_rows += request.rows
             execution.success_ns += <uint64_t>(end - request.arrived_ns)
             execution.queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
+            execution.queue_times[queue_time_index(batch.taken_ns - request.queued_ns)] += 1
         else:
             fail_ns += <uint64_t>(end - request.arrived_ns)
     if execution.requests < batch.count:

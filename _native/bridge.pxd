@@ -2,14 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
+from _native.errand cimport Errand
 from _native.request cimport Request, Response
 from _native.threads cimport Mutex
 from _native.timers cimport Timer, Timers
-
-cdef struct Errand:
-    # something to be done on the loop; lies in what it is about
-    void (*run)(Errand *errand) noexcept nogil
-    Errand *next
 
 cdef struct Bridge:
     Mutex guard              # guards the two lists

@@ -2,7 +2,8 @@
 
 Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
 calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
-the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`).
+the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
+model's answers leave in order (`_native.order`), those that are ready too early wait here.
 
 Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
 and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
@@ -15,6 +16,7 @@ from posix.unistd cimport close, read, write
 from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
 from _native.lane cimport Lane
+from _native.order cimport Order, Turn, order_hold, order_is_due, order_leave, order_next
 from _native.request cimport (
     REQUEST_NEW,
     STATUS_DEADLINE_EXCEEDED,
@@ -155,6 +157,8 @@ cdef void finish(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     if request.sequence != NULL:
         lane.settle(lane, request)
+    if request.turn != NULL:
+        order_leave(request)
     if request.admitted:
         (<Bridge *>request.bridge).in_house -= 1
     if not request.kept:
@@ -168,6 +172,8 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
     request_abandon(request)
+    if request.turn != NULL and give_turn_up(request):
+        return
     if request.leave != NULL:
         request.leave(request)
         finish(request)
@@ -191,6 +197,8 @@ cdef bint has_waited_enough(Request *request) noexcept nogil:
 
 cdef void reject(Request *request, int64_t now) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
+    if request.turn != NULL:
+        give_turn_up(request)
     request_expired(request)
     statistics_failed(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
     bridge_deliver(<Bridge *>request.bridge, &request.response)
@@ -228,6 +236,15 @@ cdef inline void after_round(Bridge *bridge) noexcept nogil:
 
 
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
+    cdef Turn *turn = <Turn *>response.request.turn
+    if turn == NULL:
+        pass_on(bridge, response)
+        return
+    order_hold(turn, response)
+    deliver_due(bridge, turn.order)
+
+
+cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
     cdef Request *request = response.request
     cdef bint final = response.final
     if final:
@@ -241,6 +258,47 @@ cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
         response_free(response)
     if final:
         finish(request)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers in order
+
+cdef void deliver_due(Bridge *bridge, Order *order) noexcept nogil:
+    # what is delivered may bring requests in and take others out: look anew after each
+    cdef Response *response = order_next(order)
+    while response != NULL:
+        pass_on(bridge, response)
+        response = order_next(order)
+
+
+cdef bint give_turn_up(Request *request) noexcept nogil:
+    # nobody waits for it any more, so nobody is to wait for its turn; True: it had ended but for its turn, and is over
+    cdef Bridge *bridge = <Bridge *>request.bridge
+    cdef Order *order = (<Turn *>request.turn).order
+    cdef Response *held = order_leave(request)
+    cdef Response *following
+    cdef bint over = False
+    while held != NULL:
+        following = held.next
+        over = held.final
+        pass_on(bridge, held)
+        held = following
+    # Whoever calls may be in the middle of something that others' answers would disturb: they go next round. The lane
+    # must stay until then.
+    if order_is_due(order) and not order.posted:
+        order.posted = True
+        order.errand.run = order_errand
+        fetch_add32(&(<Lane *>order.lane).in_flight, 1)
+        bridge_post(bridge, &order.errand)
+    return over
+
+
+cdef void order_errand(Errand *errand) noexcept nogil:
+    cdef Order *order = <Order *>errand
+    cdef Lane *lane = <Lane *>order.lane
+    order.posted = False
+    deliver_due(<Bridge *>order.bridge, order)
+    fetch_add32(&lane.in_flight, -1)
 
 
 cdef class BridgeHandle:

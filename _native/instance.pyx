@@ -1,8 +1,9 @@
 """Instances: each thread takes batches from its lane, has them executed, and answers, until the lane is closed."""
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
+from _native.atomic cimport load32, store32
 from _native.batch cimport (
     Batch,
     NativeBatch,
@@ -14,14 +15,18 @@ from _native.batch cimport (
     batch_init,
     execute_fn,
 )
+from _native.batchlog cimport batch_log
 from _native.gather cimport batch_gather
 from _native.lane cimport LaneHandle, Seat
+from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.request cimport Request
+from _native.signature cimport Signature
 from _native.threads cimport exact_timers, thread_name
 
 import logging
 
 logger = logging.getLogger("inferd.instance")
+batch_logger = logging.getLogger("inferd.batch")
 
 
 cdef class InstanceLoop:
@@ -34,6 +39,7 @@ cdef class InstanceLoop:
             "inferd.await_fn" around an `await_fn`, that is asked before each batch.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
+        claim: to the resources that it must hold while it executes; None for none.
     """
 
     cdef LaneHandle lane
@@ -45,12 +51,17 @@ cdef class InstanceLoop:
     cdef void *context
     cdef await_fn gate
     cdef void *gate_context
+    cdef ClaimHandle claim
 
-    def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0):
+    def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
+                  ClaimHandle claim=None):
         executor = getattr(instance, "executor", None)
         gate = getattr(instance, "gate", None)
         self.lane = lane
         self.seat.index = index
+        self.claim = claim
+        if claim is not None:
+            self.seat.claim = &claim.claim
         self.instance = instance
         self.name = name
         self.executor = NULL
@@ -80,18 +91,37 @@ cdef class InstanceLoop:
             while self.run_once():
                 pass
 
-    cdef inline Request *take(self) noexcept nogil:
+    def retire(self) -> None:
+        """Have it end after the batch that it executes now; wake it if it waits (`QueueLane.nudge`)."""
+        store32(&self.seat.retired, 1)
+
+    cdef Request *take(self) noexcept nogil:
+        cdef Request *chain
         if self.gate != NULL:
             self.gate(self.gate_context)
-        return self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
+        chain = self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
+        if chain != NULL and self.seat.claim != NULL:
+            claim_acquire(self.seat.claim)
+        return chain
+
+    cdef void begin(self, Request *chain) noexcept nogil:
+        batch_begin(&self.batch, chain)
+        if load32(&batch_log) and self.batch.count:
+            with gil:
+                self.log_batch()
+
+    cdef void finish(self) noexcept nogil:
+        if self.seat.claim != NULL:
+            claim_release(self.seat.claim)
+        batch_finish(&self.batch)
 
     cdef void run_native(self) noexcept nogil:
         cdef Request *chain = self.take()
         while chain != NULL:
-            batch_begin(&self.batch, chain)
+            self.begin(chain)
             if self.batch.count:
                 self.executor(&self.batch, self.context)
-            batch_finish(&self.batch)
+            self.finish()
             chain = self.take()
 
     cdef bint run_once(self):
@@ -100,15 +130,27 @@ cdef class InstanceLoop:
         with nogil:
             chain = self.take()
             if chain != NULL:
-                batch_begin(&self.batch, chain)
+                self.begin(chain)
                 ready = self.batch.count > 0 and batch_gather(&self.batch)
         if chain == NULL:
             return False
         if ready:
             self.execute()
         with nogil:
-            batch_finish(&self.batch)
+            self.finish()
         return True
+
+    cdef void log_batch(self) noexcept:
+        cdef const Signature *signature = self.batch.signature
+        cdef int64_t oldest = self.batch.requests[0].queued_ns
+        cdef uint32_t i
+        for i in range(1, self.batch.count):
+            oldest = min(oldest, self.batch.requests[i].queued_ns)
+        batch_logger.debug(
+            "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
+            signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, self.name,
+            self.batch.count, self.batch.rows, (self.batch.taken_ns - oldest) // 1000,
+            self.seat.why.decode() if self.seat.why != NULL else "as its scheduler decided")
 
     cdef void execute(self) noexcept:
         # whatever the backend raises, the batch is answered and the instance goes on

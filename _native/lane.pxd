@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
+from _native.limiter cimport Claim
+from _native.order cimport Order
 from _native.request cimport Request
 from _native.signature cimport Signature
 from _native.statistics cimport Statistics
@@ -17,6 +19,8 @@ cdef struct Seat:
     uint32_t index           # 0, 1, ... among the instances of the version
     void *own                # of the scheduler
     const char *why          # the batch that was taken last was one, for people
+    int32_t retired          # atomic: the instance is to end; take returns NULL
+    Claim *claim             # to resources that it needs to execute; NULL: to none
 
 cdef struct Scheduler:
     # What a kind of lane does. Each function takes what lies behind the lane: the struct that begins with it.
@@ -29,7 +33,8 @@ cdef struct Scheduler:
     # Give a request back to the caller because nobody waits for it any more. False: an instance has it. On the loop.
     bint (*remove)(Lane *lane, Request *request) noexcept nogil
     # On an instance's thread: wait for its next batch, a chain by Request.next, oldest first, now the caller's. NULL:
-    # the lane is closed and empty. NULL for a lane without instances.
+    # the lane is closed and empty, or the seat is retired. NULL for a lane without instances. A scheduler that waits
+    # for seat.claim itself, while its requests can still be removed, sets it held (`_native.limiter`).
     Request *(*take)(Lane *lane, Seat *seat) noexcept nogil
     # Refuse further requests; instances finish what was accepted and then get NULL.
     void (*close)(Lane *lane) noexcept nogil
@@ -49,6 +54,7 @@ cdef struct Lane:
     uint32_t max_queue       # requests that may wait; 0: any number
     bint coalesces           # identical requests in flight are executed once
     bint caches              # answers are kept for identical requests
+    Order *order             # answers leave in the order in which requests came; NULL: as they are ready
     const Scheduler *scheduler
     # NULL but for sequences: an instance, on its thread or over the bridge, is done with a request whose `sequence` is
     # set. Called before the request is answered, or before it is freed when it left its batch; clears `sequence`.

@@ -14,6 +14,7 @@ class Counters(TypedDict):
     compute_output: Pair
     cache_hit: Pair
     cache_miss: Pair
+    queue_times: list[tuple[int | None, int]]
     batches: list[tuple[int, Pair, Pair, Pair]]
 
 class LaneHandle:

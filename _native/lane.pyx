@@ -9,6 +9,7 @@ from libc.string cimport memset
 
 from _native.atomic cimport load32
 from _native.memory cimport LIVE_LANES, live_add
+from _native.order cimport order_free, order_new
 from _native.signature cimport signature_build, signature_clear
 from _native.statistics cimport statistics_clear, statistics_dict, statistics_init
 
@@ -18,6 +19,12 @@ cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t 
     signature_build(&lane.signature, spec, version)
     statistics_init(&lane.statistics)
     lane.scheduler = scheduler
+    if spec.queue.preserve_ordering:
+        lane.order = order_new(lane)
+        if lane.order == NULL:
+            signature_clear(&lane.signature)
+            statistics_clear(&lane.statistics)
+            raise MemoryError
     lane.coalesces = spec.coalesces
     lane.caches = spec.caches
     live_add(LIVE_LANES, 1)
@@ -25,6 +32,7 @@ cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t 
 
 
 cdef void lane_clear(Lane *lane) noexcept nogil:
+    order_free(lane.order)
     signature_clear(&lane.signature)
     statistics_clear(&lane.statistics)
     live_add(LIVE_LANES, -1)
@@ -55,5 +63,9 @@ cdef class LaneHandle:
         return self.lane.scheduler.pending(self.lane)
 
     def statistics(self) -> dict[str, object]:
-        """The counters of inference.ModelStatistics; durations are (count, nanoseconds)."""
+        """The counters of inference.ModelStatistics; durations are (count, nanoseconds).
+
+        `queue_times` is a histogram of the times that served requests waited: (microseconds, count), where each
+        request counts once, at the first bound that it did not exceed; the last bound is None.
+        """
         return statistics_dict(&self.lane.statistics)

@@ -11,6 +11,7 @@ loop's timers, so they are on time even while all instances are busy.
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
+from _native.atomic cimport load32
 from _native.clock cimport now_ns
 from _native.lane cimport (
     LANE_CLOSED,
@@ -35,6 +36,7 @@ from _native.levels cimport (
     levels_remove,
     levels_yield,
 )
+from _native.limiter cimport Claim, claim_acquire, claim_release
 from _native.policy cimport NEVER, Plan, policy_plan, policy_set
 from _native.request cimport (
     REQUEST_QUEUED,
@@ -148,19 +150,23 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # What instances do
 
-cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    if queue.held and not queue.closed:
-        if queue.levels.count < queue.held:
-            policy_plan(&queue.policy, NULL, now, plan)  # as if none waited
-            queue.wake_rows = plan.wake_rows
-            return NULL
+cdef bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+    # with `guard` held: whether there is a batch to be taken now; otherwise wake_rows is set
+    cdef const Request *first = queue.levels.first
+    if queue.closed:
+        now = NEVER  # nothing more will come: wait for nothing
+    elif queue.levels.count < queue.held:
+        first = NULL  # as if none waited
+    else:
         queue.held = 0
-    # once closed, nothing more will come: wait for nothing
-    policy_plan(&queue.policy, queue.levels.first, NEVER if queue.closed else now, plan)
-    if plan.count:
-        return levels_cut(&queue.levels, plan.count)
-    queue.wake_rows = plan.wake_rows
-    return NULL
+    policy_plan(&queue.policy, first, now, plan)
+    if plan.count == 0:
+        queue.wake_rows = plan.wake_rows
+    return plan.count > 0
+
+
+cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+    return levels_cut(&queue.levels, plan.count) if queue_has_batch(queue, now, plan) else NULL
 
 
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
@@ -170,8 +176,13 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     cdef bint more
     lock(&queue.guard)
     while True:
-        batch = queue_cut(queue, now_ns(), &plan)
+        if load32(&seat.retired):
+            batch = NULL
+            more = queue.levels.first != NULL
+            break
+        batch = queue_cut_claimed(queue, seat.claim, &plan) if seat.claim != NULL else queue_cut(queue, now_ns(), &plan)
         if batch != NULL or queue.closed:
+            more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
             break
         queue.idle += 1
         if plan.wake_ns == NEVER:
@@ -179,11 +190,25 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
         else:
             wait_until(&queue.work, &queue.guard, plan.wake_ns)
         queue.idle -= 1
-    more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
     unlock(&queue.guard)
     seat.why = plan.why
     if more:
         notify_one(&queue.work)  # what is left may be a batch already
+    return batch
+
+
+cdef Request *queue_cut_claimed(Queue *queue, Claim *claim, Plan *plan) noexcept nogil:
+    # with `guard` held, as queue_cut: the requests stay in the queue, where they can be removed, until there are the
+    # resources to execute them
+    cdef Request *batch
+    if not queue_has_batch(queue, now_ns(), plan):
+        return NULL
+    unlock(&queue.guard)
+    claim_acquire(claim)
+    lock(&queue.guard)
+    batch = queue_cut(queue, now_ns(), plan)
+    if batch == NULL:
+        claim_release(claim)  # others were faster, or the clients left
     return batch
 
 
@@ -253,3 +278,10 @@ cdef class QueueLane(LaneHandle):
         self.lane = &queue.lane
         self.lane.max_queue = max_queue
         queue.held = held
+
+    def nudge(self) -> None:
+        """Have every instance that waits look whether it has been retired."""
+        cdef Queue *queue = self.queue()
+        lock(&queue.guard)
+        unlock(&queue.guard)  # whoever has looked before waits by now
+        notify_all(&queue.work)

@@ -128,6 +128,7 @@ cdef struct Request:
     bint yields              # then it waits on behind others instead of being refused
     uint32_t place           # in its lane; the scheduler's
     Timer timer              # of deadline and expiry
+    void *turn               # Turn of the answer, where answers leave in order; NULL: none
 
     Phases phases
     void *run                # of the ensemble that it is for; NULL: over, or for another model

@@ -89,12 +89,15 @@ cdef BatchStatistics *batch_of(Statistics *statistics, uint32_t rows) noexcept n
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil:
     cdef BatchStatistics *batch
     cdef uint32_t requests = execution.requests
+    cdef uint32_t i
     lock(&statistics.guard)
     statistics.last_inference_ms = wall_ms()
     statistics.inference_count += execution.served_rows
     statistics.execution_count += 1
     add(&statistics.success, requests, execution.success_ns)
     add(&statistics.queue, requests, execution.queue_ns)
+    for i in range(QUEUE_TIMES):
+        statistics.queue_times[i] += execution.queue_times[i]
     add(&statistics.compute_input, requests, execution.input_ns * requests)
     add(&statistics.compute_infer, requests, execution.infer_ns * requests)
     add(&statistics.compute_output, requests, execution.output_ns * requests)
@@ -126,6 +129,9 @@ cdef dict statistics_dict(Statistics *statistics):
             "compute_output": pair(&statistics.compute_output),
             "cache_hit": pair(&statistics.cache_hit),
             "cache_miss": pair(&statistics.cache_miss),
+            "queue_times": [
+                (1 << i if i < QUEUE_TIMES - 1 else None, statistics.queue_times[i]) for i in range(QUEUE_TIMES)
+            ],
             "batches": [
                 (
                     statistics.batches[i].rows,

@@ -9,6 +9,7 @@ from _native.clock cimport now_ns
 from _native.coalescer cimport coalescer_enter
 from _native.lane cimport LANE_FULL, LANE_REFUSED, PUSHED, Lane, Pushed
 from _native.memory cimport SHARED_WITH_NOBODY, Block
+from _native.order cimport order_enter, order_leave
 from _native.request cimport (
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
@@ -17,6 +18,7 @@ from _native.request cimport (
     Request,
     request_fail,
 )
+from _native.statistics cimport statistics_failed
 from _native.table cimport table_find
 from _native.text cimport format_text
 from _native.timers cimport timers_have_room
@@ -133,6 +135,10 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request = work
         request.bridge = self.bridge
         request.queued_ns = request.arrived_ns
+    if lane.order != NULL and not order_enter(lane.order, request):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
     pushed = lane.scheduler.push(lane, request)
     if pushed != PUSHED:
         refuse(request, pushed)
@@ -145,12 +151,16 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
 
 cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
     # the lane did not take it
+    cdef Lane *lane = <Lane *>request.lane
+    if request.turn != NULL:
+        order_leave(request)
+    statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
     if pushed == LANE_REFUSED:
         return
     if pushed == LANE_FULL:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
-            request.signature.name.data, request.signature.version_text.data, (<Lane *>request.lane).max_queue))
+            request.signature.name.data, request.signature.version_text.data, lane.max_queue))
         request.response.reason = "QUEUE_FULL"
     else:
         request_fail(request, STATUS_UNAVAILABLE, format_text(

@@ -81,7 +81,7 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
     """Nanoseconds a request to push `batch` requests and to take them as one batch, on one thread."""
     cdef QueueLane handle = QueueLane(spec, 1)
     cdef Lane *lane = handle.lane
-    cdef Seat seat = Seat(0, NULL, NULL)
+    cdef Seat seat = Seat(0, NULL, NULL, 0, NULL)
     cdef Request *requests[MOST]
     cdef Request *chain
     cdef uint32_t made = 0, taken = 0, i

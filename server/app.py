@@ -34,7 +34,7 @@ from server.front.services import Policy, install
 from server.front.tls import Credentials, CredentialsError
 from server.front.tokens import TokenFileError
 from server.observe.load import LoadMeter
-from server.observe.logs import configure
+from server.observe.logs import Logs, configure
 from server.rpc.metadata import Identity
 from server.rpc.service import table
 from server.settings import Settings
@@ -57,10 +57,10 @@ class StartError(Exception):
 
 def run(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status of the process."""
-    configure(settings)
+    logs = configure(settings)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        uvloop.run(_serve(settings))
+        uvloop.run(_serve(settings, logs))
     except StartError as error:
         log.error("%s", error)
         return 1
@@ -105,7 +105,7 @@ def _exit(status: int) -> None:
     os._exit(status)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
     policy = _policy(settings)  # wrong certificates are told before models are loaded
     engine = _engine(settings)
@@ -117,7 +117,7 @@ async def _serve(settings: Settings) -> None:
                 f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
             )
         if problems is not None:
-            deadline = await _serve_door(settings, engine, policy, stop)
+            deadline = await _serve_door(settings, engine, policy, stop, logs)
     finally:
         await _close(engine, deadline)
 
@@ -175,14 +175,14 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal) -> float:
+async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal, logs: Logs) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
     access = _access(settings, engine)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     door = _door(settings, engine, policy, access)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
     rules = Policy(access, load, reflected=_is_reflected(settings))
-    health = install(door, table(engine, identity), engine, rules)
+    health = install(door, table(engine, identity, logs=logs), engine, rules)
     try:
         await door.start(*map(str, _binds(settings)))
     except OSError as error:

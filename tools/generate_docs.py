@@ -34,7 +34,11 @@ def carried(fields: Iterable[Field] = CARRIED) -> str:
 
 
 def parameters() -> str:
-    rows = [(f"`{each.name}`", f"`{each.default}`".lower(), each.meaning) for each in PARAMETERS]
+    written = {True: "true", False: "false"}
+    rows = [
+        (f"`{p.name}`", f"`{written[p.default] if isinstance(p.default, bool) else p.default}`", p.meaning)
+        for p in PARAMETERS
+    ]
     return table(("parameter", "default", "meaning"), rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -47,6 +48,9 @@ class LoadedVersion:
         source: where the version lies.
         service: through which an ensemble's steps go.
         max_queue: requests that may wait; 0 for any number.
+
+    The environment variable TRITONSERVER_DELAY_SCHEDULER, a hook of Triton's tests, holds the first batch of every
+    model with dynamic batching back until so many requests wait.
 
     Raises:
         BackendError: the model does not load.
@@ -166,8 +170,18 @@ def _make_lane(source: ModelSource, service: InferService, max_queue: int) -> La
     ensemble = source.spec.ensemble
     if ensemble:
         return EnsembleLane(source.spec, source.version, service, max_queue=ensemble.max_queue_size or max_queue)
-    kind = SequenceLane if source.spec.sequence else QueueLane
-    return kind(source.spec, source.version, max_queue=max_queue)
+    if source.spec.sequence:
+        return SequenceLane(source.spec, source.version, max_queue=max_queue)
+    return QueueLane(source.spec, source.version, max_queue=max_queue, held=_held(source.spec))
+
+
+def _held(spec: ModelSpec) -> int:
+    """Requests that must wait before the first batch is made: a hook for Triton's tests, and only for them."""
+    wanted = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
+    if spec.batching is None or not wanted.isdecimal() or wanted == "0":
+        return 0
+    log.info("Delaying batcher of '%s' until %s queued requests...", spec.name, wanted)
+    return int(wanted)
 
 
 def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:

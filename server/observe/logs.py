@@ -13,8 +13,23 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 
+from _native import batchlog
 from server.settings import Settings
+
+Setting = bool | int | str
+
+BATCHES = 2
+"""The verbose level from which on there is a line for each batch."""
+
+SWITCHES = {
+    logging.DEBUG: "log_verbose_level",
+    logging.INFO: "log_info",
+    logging.WARNING: "log_warning",
+    logging.ERROR: "log_error",
+    logging.CRITICAL: "log_error",
+}
 
 LETTERS = {logging.DEBUG: "V", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 
@@ -41,19 +56,48 @@ class LineFormatter(logging.Formatter):
         return f"{head} {self._pid} {record.name}] {json.dumps(message, ensure_ascii=False)}"
 
 
-def configure(settings: Settings) -> None:
+class Logs:
+    """What the process logs; can be changed at any time.
+
+    Level 1 of verbose messages is everything at DEBUG but the line for each batch, which level 2 adds.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings: dict[str, Setting] = {
+            "log_file": "",
+            "log_info": settings.log_info,
+            "log_warning": settings.log_warning,
+            "log_error": settings.log_error,
+            "log_verbose_level": settings.log_verbose,
+            "log_format": settings.log_format,
+        }
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.addFilter(self._is_wanted)
+        root = logging.getLogger()
+        root.handlers[:] = [self._handler]
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        self._apply()
+
+    def settings(self) -> Mapping[str, Setting]:
+        """All settings by the names that LogSettings has for them."""
+        return dict(self._settings)
+
+    def update(self, changes: Mapping[str, Setting]) -> None:
+        """Change some of them from now on; names and values are valid."""
+        self._settings |= changes
+        self._apply()
+
+    def _apply(self) -> None:
+        verbose = int(self._settings["log_verbose_level"])
+        self._handler.setFormatter(LineFormatter(str(self._settings["log_format"])))
+        logging.getLogger().setLevel(logging.DEBUG if verbose > 0 else logging.INFO)
+        batchlog.switch(verbose >= BATCHES)
+
+    def _is_wanted(self, record: logging.LogRecord) -> bool:
+        name = SWITCHES.get(record.levelno)
+        return name is None or bool(self._settings[name])
+
+
+def configure(settings: Settings) -> Logs:
     """Set up logging for the process as the settings say."""
-    enabled = {
-        logging.DEBUG: settings.log_verbose > 0,
-        logging.INFO: settings.log_info,
-        logging.WARNING: settings.log_warning,
-        logging.ERROR: settings.log_error,
-        logging.CRITICAL: settings.log_error,
-    }
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(settings.log_format))
-    handler.addFilter(lambda record: enabled.get(record.levelno, True))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if settings.log_verbose > 0 else logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    return Logs(settings)

@@ -24,6 +24,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 """The extensions of the v2 protocol that are served, in Triton's order: a client may rely on each of them."""
 

@@ -15,6 +15,7 @@ from server.errors import Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
 from server.rpc.infer import STREAM_WINDOW, Inference
+from server.rpc.logs import LogControl, LogSettings
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
 from server.rpc.shared_memory import SharedMemoryRegistration
@@ -100,12 +101,18 @@ class Method:
     handler: Handler
 
 
-def table(engine: Engine, identity: Identity, *, stream_window: int = STREAM_WINDOW) -> tuple[Method, ...]:
+def table(
+    engine: Engine, identity: Identity, *, logs: LogControl | None = None, stream_window: int = STREAM_WINDOW
+) -> tuple[Method, ...]:
     """All methods of the service over `engine`, in the order of the .proto file.
+
+    `logs` is what LogSettings shows and changes; without it that method is not served.
 
     `stream_window` bounds the requests of one stream that are read but not yet answered to the client.
     """
-    served = _handlers(engine, identity, stream_window)
+    served = dict(_handlers(engine, identity, stream_window))
+    if logs is not None:
+        served["LogSettings"] = LogSettings(logs).log_settings
     return tuple(_method(method, served) for method in _DESCRIPTOR.methods)
 
 

@@ -152,13 +152,17 @@ async def _serve(arguments):
 
 def _install_all(door, stream_window, broken):
     from server.front import services
+    from server.observe.logs import Logs
     from server.rpc.metadata import Identity
     from server.rpc.service import table
+    from server.settings import Settings
     from tests.conformance import generic, interop
     from tests.conformance.fake_engine import FakeEngine
 
     engine = FakeEngine(broken=broken)
-    health = services.install(door, table(engine, Identity(version="0.1.0"), stream_window=stream_window), engine)
+    logs = Logs(Settings(model_repository=(ROOT,), log_info=False))
+    identity = Identity(version="0.1.0")
+    health = services.install(door, table(engine, identity, logs=logs, stream_window=stream_window), engine)
     generic.install(door)
     interop.install(door)
     door.add_generic_rpc_handlers((engine.control_handler(health),))

@@ -15,7 +15,7 @@ from tests.conformance.client import SERVICE, floats, request
 SERVED = {
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
     "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
+    "SystemSharedMemoryUnregister", "LogSettings",
 }  # fmt: skip
 
 

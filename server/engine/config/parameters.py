@@ -79,6 +79,21 @@ def count(text: str) -> int:
     return int(text)
 
 
+def action(text: str) -> str:
+    """REJECT or DELAY.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if text not in {"REJECT", "DELAY"}:
+        raise ValueError("expected REJECT or DELAY")
+    return text
+
+
+QUEUE_PREFIX = "queue_policy."
+"""Of the parameters that stand for dynamic_batching's default_queue_policy where there is no dynamic_batching."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelParameter:
     """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
@@ -140,6 +155,29 @@ PARAMETERS = (
         0,
         "sequences that may wait for a slot; a START beyond is refused with UNAVAILABLE. 0 is any number",
         count,
+    ),
+    ModelParameter(
+        f"{QUEUE_PREFIX}max_queue_size",
+        0,
+        "requests that may wait for a model without `dynamic_batching`; further ones are refused; 0 for any number",
+        count,
+    ),
+    ModelParameter(
+        f"{QUEUE_PREFIX}default_timeout_microseconds",
+        0,
+        "how long requests may wait for a model without `dynamic_batching`; 0 for as long as it takes",
+        count,
+    ),
+    ModelParameter(
+        f"{QUEUE_PREFIX}allow_timeout_override",
+        False,
+        "whether a request's parameter `timeout` may shorten that time",
+    ),
+    ModelParameter(
+        f"{QUEUE_PREFIX}timeout_action",
+        "REJECT",
+        "what becomes of a request whose time is over: `REJECT` it, or `DELAY` it behind the others",
+        action,
     ),
 )
 

@@ -30,22 +30,12 @@ class Field:
 
 _NO_GPU = "GPUs are not served yet"
 _NO_TENSORRT = "only TensorRT has it, which is not served"
-_NO_PRIORITIES = "priorities are not served yet"
-_NO_QUEUE_POLICY = "queue policies are not served yet"
 _NO_RATE_LIMIT = "the rate limiter is not served yet"
 _NO_ACCELERATOR = "execution accelerators are not served yet"
 
 REFUSED = (
     # schedulers
     Field("ensemble_scheduling.step.model_namespace", "there are no namespaces of models"),
-    Field("dynamic_batching.preserve_ordering", "answers leave as they are ready", "write preserve_ordering: false"),
-    Field("dynamic_batching.priority_levels", _NO_PRIORITIES),
-    Field("dynamic_batching.default_priority_level", _NO_PRIORITIES),
-    Field("dynamic_batching.default_queue_policy.timeout_action", _NO_QUEUE_POLICY),
-    Field("dynamic_batching.default_queue_policy.default_timeout_microseconds", _NO_QUEUE_POLICY),
-    Field("dynamic_batching.default_queue_policy.allow_timeout_override", _NO_QUEUE_POLICY),
-    Field("dynamic_batching.default_queue_policy.max_queue_size", _NO_QUEUE_POLICY),
-    Field("dynamic_batching.priority_queue_policy", _NO_QUEUE_POLICY),
     # tensors
     Field("input.is_shape_tensor", _NO_TENSORRT),
     Field("output.is_shape_tensor", _NO_TENSORRT),

@@ -12,6 +12,7 @@ from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
+from server.engine.config.queueing import queue_rules
 from server.engine.config.refused import refusals
 from server.engine.config.sequences import broken_sequence_rules
 from server.engine.config.source import NOWHERE, FieldPath, Source
@@ -50,6 +51,8 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
     for index, tensor in enumerate(config.input):
         yield from _format(tensor, ("input", index))
     yield from _dynamic_batching(config)
+    if not any(wrong(config)):
+        yield from queue_rules(config)
     yield from _instance_groups(config)
     yield from broken_sequence_rules(config)
     unreadable = list(wrong(config))

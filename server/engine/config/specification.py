@@ -11,6 +11,7 @@ from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
 from server.engine.config.parameters import of_backend, of_server
+from server.engine.config.queueing import queue_spec
 from server.engine.config.sequences import broken_sequence_rules, sequence_spec
 from server.engine.config.source import NOWHERE, Source
 from server.engine.config.supplied import kept_outputs, supplied_inputs
@@ -41,6 +42,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
             for index, tensor in enumerate(config.output)
         ),
         batching=_batching(config),
+        queue=queue_spec(config),
         sequence=None if any(broken_sequence_rules(config)) else sequence_spec(config, model_dir, source),
         instances=tuple(_instances(config)),
         parameters=MappingProxyType(of_backend(config)),

@@ -34,6 +34,43 @@ def error_of(prepared, text: str) -> str:
         ),
         ("max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4,\n 0 ] }", 4, "size must be positive"),
         ("max_batch_size: 8\ndynamic_batching { preferred_batch_size: 9 }", 3, "must be <= max batch size 8"),
+        ("max_batch_size: 8\ndynamic_batching { priority_levels: 257 default_priority_level: 1 }", 3, "at most 256"),
+        ("max_batch_size: 8\ndynamic_batching { priority_levels: 2 }", 3, "level must be in range [1, 2]"),
+        ("max_batch_size: 8\ndynamic_batching {\ndefault_priority_level: 1 }", 4, "no effect without priority_levels"),
+        (
+            "max_batch_size: 8\ndynamic_batching { priority_levels: 2 default_priority_level: 2\n"
+            "priority_queue_policy { key: 3 value { } } }",
+            4,
+            "priority queue policy must have priority level in range [1, 2]",
+        ),
+        (
+            "max_batch_size: 8\ndynamic_batching { priority_levels: 2 default_priority_level: 2\n"
+            "preserve_ordering: true }",
+            4,
+            "Only one priority level is allowed when 'preserve_ordering' is true",
+        ),
+        (
+            "max_batch_size: 8\ndynamic_batching { preserve_ordering: true\n"
+            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1 } }",
+            3,
+            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true",
+        ),
+        (
+            "max_batch_size: 8\ndynamic_batching { preserve_ordering: true }\nresponse_cache { enable: true }",
+            3,
+            "'preserve_ordering' can not be combined with 'response_cache'",
+        ),
+        (
+            'max_batch_size: 8\nparameters { key: "queue_policy.timeout_action" value { string_value: "WAIT" } }',
+            3,
+            "is 'WAIT', expected REJECT or DELAY",
+        ),
+        (
+            "max_batch_size: 8\ndynamic_batching { }\n"
+            'parameters { key: "queue_policy.max_queue_size" value { string_value: "1" } }',
+            4,
+            "is for models without dynamic_batching",
+        ),
         ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but server does not support GPUs"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
         ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.api import BatchingSpec, InstanceSpec, TensorSpec
+from backends.api import BatchingSpec, InstanceSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from server.errors import ConfigError
 
 HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
@@ -38,6 +38,37 @@ def test_everything_arrives(prepared, model_dir: Path) -> None:
     )
     assert found.parameters == {"INFERENCE_MODE": "false"}
     assert found.graph_level == -1
+
+
+def test_queue_policies_by_level(prepared, io: str) -> None:
+    text = """
+        dynamic_batching {
+          priority_levels: 3 default_priority_level: 2 default_queue_policy { max_queue_size: 5 }
+          priority_queue_policy { key: 3 value { timeout_action: DELAY default_timeout_microseconds: 9 } }
+          priority_queue_policy { key: 1 value { allow_timeout_override: true } }
+        }
+    """
+    assert prepared(HEAD + text + io).spec.queue == QueueSpec(
+        (QueuePolicySpec(overridable=True), QueuePolicySpec(max_size=5), QueuePolicySpec(timeout_us=9, yields=True)), 2
+    )
+    assert prepared(HEAD + "dynamic_batching { preserve_ordering: true }" + io).spec.queue.preserve_ordering
+    assert prepared(HEAD + io).spec.queue == QueueSpec()
+
+
+def test_queue_policy_by_parameters(prepared, io: str) -> None:
+    values = {
+        "max_queue_size": 7,
+        "default_timeout_microseconds": 8,
+        "allow_timeout_override": "true",
+        "timeout_action": "DELAY",
+    }
+    text = "".join(
+        f'parameters {{ key: "queue_policy.{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in values.items()
+    )
+    found = prepared(HEAD + text + io).spec
+    assert found.queue.levels == (QueuePolicySpec(7, 8, overridable=True, yields=True),)
+    assert found.parameters == {}
 
 
 def test_instances_without_a_group(prepared, io: str) -> None:

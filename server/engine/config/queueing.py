@@ -1,0 +1,99 @@
+"""How requests wait: the queue policies of dynamic_batching, and the parameters for models with another scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backends.api import QueuePolicySpec, QueueSpec
+from server.engine.config.findings import Finding
+from server.engine.config.parameters import QUEUE_PREFIX, of_server
+from server.engine.config.source import FieldPath
+from server.pb import model_config_pb2 as pb
+
+MAX_LEVELS = 256
+
+DELAY = pb.ModelQueuePolicy.DELAY
+
+
+def queue_spec(config: pb.ModelConfig) -> QueueSpec:
+    """How requests wait for the model, whatever its scheduler; its configuration keeps the rules below."""
+    if not config.HasField("dynamic_batching"):
+        return QueueSpec((_from_parameters(config),))
+    batching = config.dynamic_batching
+    default = batching.default_queue_policy
+    chosen = batching.priority_queue_policy
+    levels = min(batching.priority_levels, MAX_LEVELS)
+    return QueueSpec(
+        levels=tuple(_policy(chosen.get(i, default)) for i in range(1, levels + 1)) or (_policy(default),),
+        default_level=batching.default_priority_level or 1,
+        preserve_ordering=batching.preserve_ordering,
+    )
+
+
+def _policy(policy: pb.ModelQueuePolicy) -> QueuePolicySpec:
+    return QueuePolicySpec(
+        max_size=policy.max_queue_size,
+        timeout_us=policy.default_timeout_microseconds,
+        overridable=policy.allow_timeout_override,
+        yields=policy.timeout_action == DELAY,
+    )
+
+
+def _from_parameters(config: pb.ModelConfig) -> QueuePolicySpec:
+    own = of_server(config)
+    return QueuePolicySpec(
+        max_size=own[f"{QUEUE_PREFIX}max_queue_size"],
+        timeout_us=own[f"{QUEUE_PREFIX}default_timeout_microseconds"],
+        overridable=own[f"{QUEUE_PREFIX}allow_timeout_override"],
+        yields=own[f"{QUEUE_PREFIX}timeout_action"] == "DELAY",
+    )
+
+
+def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
+    """What must hold, with Triton's texts."""
+    if not config.HasField("dynamic_batching"):
+        return
+    for key in config.parameters:
+        if key.startswith(QUEUE_PREFIX):
+            text = f"parameter '{key}' is for models without dynamic_batching"
+            field = key.removeprefix(QUEUE_PREFIX)
+            yield Finding(("parameters", key), text, f"write dynamic_batching {{ default_queue_policy {{ {field} }} }}")
+    yield from _priorities(config.dynamic_batching)
+    if config.dynamic_batching.preserve_ordering:
+        yield from _ordering(config)
+
+
+def _priorities(batching: pb.ModelDynamicBatching) -> Iterator[Finding]:
+    levels = batching.priority_levels
+    default: FieldPath = ("dynamic_batching", "default_priority_level")
+    chosen: FieldPath = ("dynamic_batching", "priority_queue_policy")
+    if levels > MAX_LEVELS:
+        path = ("dynamic_batching", "priority_levels")
+        yield Finding(path, f"at most {MAX_LEVELS} priority levels are served", f"got {levels}")
+    elif levels == 0:
+        for field, given in ((default, batching.default_priority_level), (chosen, batching.priority_queue_policy)):
+            if given:
+                yield Finding(field, f"{field[-1]} has no effect without priority_levels", "write priority_levels")
+    else:
+        if not 1 <= batching.default_priority_level <= levels:
+            text = f"default priority level must be in range [1, {levels}]"
+            yield Finding(default, text, f"got {batching.default_priority_level}")
+        for level in batching.priority_queue_policy:
+            if not 1 <= level <= levels:
+                text = f"priority queue policy must have priority level in range [1, {levels}]"
+                yield Finding((*chosen, str(level)), text, f"got {level}")
+
+
+def _ordering(config: pb.ModelConfig) -> Iterator[Finding]:
+    batching = config.dynamic_batching
+    path: FieldPath = ("dynamic_batching", "preserve_ordering")
+    if batching.priority_levels > 1:
+        text = "Only one priority level is allowed when 'preserve_ordering' is true"
+        yield Finding(path, text, "remove priority_levels or preserve_ordering")
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if any(each.timeout_action == DELAY and each.default_timeout_microseconds for each in policies):
+        text = "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
+        yield Finding(path, text, "write timeout_action: REJECT")
+    if config.response_cache.enable or of_server(config)["coalesce_requests"]:
+        text = "'preserve_ordering' can not be combined with 'response_cache' or coalesce_requests"
+        yield Finding(path, text, "remove one of them: answers that are known would have to wait for others")
