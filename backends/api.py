@@ -229,6 +229,7 @@ class Backend(abc.ABC):
     """
 
     name: ClassVar[str]
+    completes: ClassVar[bool] = False  # models may complete their configurations themselves
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -248,6 +249,16 @@ class Backend(abc.ABC):
 
         Raises:
             BackendError: the file cannot be read as a model of this format.
+        """
+        return None
+
+    def complete(self, source: ModelSource) -> str | None:  # noqa: ARG002 (for those who override it)
+        """The configuration of `source.config_json` as the model itself completes it; None when it does not. Blocks.
+
+        Asked of backends with `completes` only.
+
+        Raises:
+            BackendError: the model refuses its configuration.
         """
         return None
 

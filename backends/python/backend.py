@@ -16,6 +16,7 @@ from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource
 from backends.python._attend import TeamHandle
 from backends.python.arenas import arena_of
 from backends.python.attendant import Attendant, Post
+from backends.python.completion import complete, may_complete
 from backends.python.environment import find_environment
 from backends.python.options import BackendOptions, read_backend_options, read_model_options
 from backends.python.process import Launch
@@ -42,6 +43,7 @@ class PythonBackend(Backend):
     """Serves `model.py` files."""
 
     name = "python"
+    completes = True
     model_filename = MODEL_FILE
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({}), program: Path | None = None) -> None:
@@ -59,6 +61,12 @@ class PythonBackend(Backend):
         if self._options is None:
             self._options = read_backend_options(self.config)
         return PythonModel(source, self._options, self._program)
+
+    def complete(self, source: ModelSource) -> str | None:
+        """Run auto_complete_config, if the model has it, in a process that ends with it."""
+        if not may_complete(self._program or source.model_file(MODEL_FILE)):
+            return None
+        return json.dumps(self.load(source).complete())
 
 
 class PythonModel(Model):
@@ -90,6 +98,17 @@ class PythonModel(Model):
         launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
         timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
         return PythonInstance(Post(launch, self.arena, self._team, timeout, self._timeout))
+
+    def complete(self) -> dict[str, Any]:
+        """The configuration as the model completes it.
+
+        Raises:
+            BackendError: it refuses.
+        """
+        name = self.source.spec.name
+        configuration = self._configuration(InstanceSpec(name))
+        configuration.update(mode="complete", config=json.loads(self.source.config_json))
+        return complete(Launch(name, self._environment, configuration, self._timeout), self.arena)
 
     def _configuration(self, spec: InstanceSpec) -> dict[str, Any]:
         source = self.source

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,8 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
         warn_parameters(config, source)
         return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
     scalars: Collection[str] = ()
+    if options.auto_complete:
+        _complete_by_model(config, source, folder, versions, loader)
     if options.auto_complete and needs_signature(config, source):
         raise_any(refusals(config), config.name, source)  # before the model's file is looked into
         partial = ModelSource(to_spec(config, folder.path, source), versions[-1], folder.version_path(versions[-1]))
@@ -86,6 +88,38 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
     warn_carried(config, source)
     _backend(config, source, loader)  # there is one
     return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
+
+
+def _complete_by_model(
+    config: pb.ModelConfig, source: Source, folder: ModelFolder, versions: Sequence[int], loader: BackendLoader
+) -> None:
+    """Take over what the model's own code says: as in Triton, tensors, batching and the transaction policy alone."""
+    backend = _backend(config, source, loader)
+    if not backend.completes:
+        return
+    raise_any(refusals(config), config.name, source)  # before the model's code runs
+    version = versions[-1]
+    partial = ModelSource(
+        to_spec(config, folder.path, source), version, folder.version_path(version), config_to_json(config)
+    )
+    text = backend.complete(partial)
+    if text is None:
+        return
+    try:
+        completed = config_from_json(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"auto_complete_config of model '{config.name}' made no valid configuration: {error}"
+        ) from error
+    config.max_batch_size = completed.max_batch_size
+    for field in ("input", "output"):
+        config.ClearField(field)
+        getattr(config, field).extend(getattr(completed, field))
+    if completed.HasField("dynamic_batching") and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.CopyFrom(completed.dynamic_batching)
+    if completed.HasField("model_transaction_policy"):
+        config.model_transaction_policy.CopyFrom(completed.model_transaction_policy)
+    fill_defaults(config)
 
 
 def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:

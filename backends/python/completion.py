@@ -1,0 +1,69 @@
+"""auto_complete_config: a worker that lives only to have a model complete its configuration."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from _native.arena import ArenaHandle
+from backends.api import BackendError
+from backends.python._attend import Link, TeamHandle
+from backends.python.output import Lines
+from backends.python.process import Launch, Worker, WorkerError, bring_up
+from backends.python.worker import protocol
+
+log = logging.getLogger("inferd.python")
+
+METHOD = re.compile(rb"\bauto_complete_config\b")
+
+
+def may_complete(file: Path) -> bool:
+    """Whether the model's file, or one beside it, has the method: starting a worker takes as long as its imports do."""
+    return any(METHOD.search(each.read_bytes()) for each in {file, *file.parent.glob("*.py")} if each.is_file())
+
+
+def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
+    """The configuration as the model completes it, which CONFIGURE of the launch has in mode "complete". Blocks.
+
+    Raises:
+        BackendError: the model's file does not run, or the model refuses its configuration; with its reason.
+    """
+    listener = _Listener(launch.name)
+    link = Link(arena, launch.name, TeamHandle(), 0, listener)
+    try:
+        worker = Worker(launch, arena)
+    except OSError as error:
+        raise BackendError(f"{launch.name}: its worker process cannot be started: {error}") from error
+    link.connect(worker.work, worker.side, worker.pid_fd, worker.output, worker.errors)
+    said: dict[str, Any] = {}
+    why = ""
+    try:
+        said = bring_up(link, launch)
+    except WorkerError as error:
+        why = str(error)
+    worker.kill()
+    while link.attend(False)[0] != "end":
+        pass
+    listener.lines.end()
+    how = worker.reap()
+    link.down("", "closed")
+    worker.close()
+    if "config" not in said:
+        raise BackendError(f"{launch.name}: {why or f'its {how}'}")
+    config: dict[str, Any] = said["config"]
+    return config
+
+
+class _Listener:
+    def __init__(self, name: str) -> None:
+        self.lines = Lines(name)
+        self._name = name
+
+    def on_output(self, stream: int, data: bytes) -> None:
+        self.lines.add(stream, data)
+
+    def on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:  # noqa: ARG002
+        if kind == protocol.LOG:
+            log.info("%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
