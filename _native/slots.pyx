@@ -274,7 +274,7 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
     sequence.over = True
     eviction_of(slots, sequence.hash).hash = sequence.hash
     eviction_of(slots, sequence.hash).reason = reason
-    if slots.notice and sequence.begun and not ends_itself(sequence):
+    if slots.notice and (sequence.begun or sequence.head != NULL) and not ends_itself(sequence):
         notice = notice_new(slots, sequence, reason, now)
     if sequence.list == &slots.idle:
         sequences_remove(sequence)

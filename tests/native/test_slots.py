@@ -1,0 +1,437 @@
+"""Guards sequence batching against a plain model of its documented rules, and the promises that clients rely on.
+
+The model says what `_native/slots.pyx` documents, in the plainest way. Both are driven through the same random
+histories of arrivals, batches, answers, cancellations, timeouts and idle times, by a fake clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _native.sequencer import SlotsProbe
+from backends.api import InstanceSpec, ModelSpec, SequenceSpec, TensorSpec
+
+NEVER = (1 << 63) - 1
+CANCELLED, UNAVAILABLE = 1, 14
+CLIENT, IDLE, CANCEL, REPLACED = 1, 2, 3, 5
+NOTICE = -1
+
+START_TEXT = "must specify the START flag on the first request of the sequence"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """Lanes, requests and states are freed."""
+
+
+def spec_of(sequence: SequenceSpec, max_batch_size: int, seats: int = 1) -> ModelSpec:
+    tensor = TensorSpec("x", "FP32", (1,))
+    instances = tuple(InstanceSpec(f"m_{i}") for i in range(seats))
+    return ModelSpec(
+        "m",
+        "b",
+        max_batch_size=max_batch_size,
+        inputs=(tensor,),
+        outputs=(tensor,),
+        sequence=sequence,
+        instances=instances,
+    )
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request in the model; NOTICE for one that tells of an end."""
+
+    number: int
+    start: bool
+    end: bool
+    rows: int
+    queued: int
+    reason: int = 0
+
+
+@dataclass(eq=False)
+class Live:
+    """A sequence in the model."""
+
+    name: int
+    queue: list[Waiting] = field(default_factory=list)
+    running: Waiting | None = None
+    rows: int = 1
+    begun: bool = False
+    over: bool = False
+    place: tuple[int, int] | None = None  # (slot, seat)
+    ready: tuple[int, int] | None = None  # (when, the how manieth)
+    idle: tuple[int, int] | None = None
+
+    def ends_itself(self) -> bool:
+        last = self.queue[-1] if self.queue else self.running
+        return last is not None and last.end
+
+
+class Model:
+    """Sequence batching in plain Python."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        assert spec.sequence is not None
+        self.policy = spec.sequence
+        self.rows = max(1, spec.max_batch_size)
+        per_seat = self.rows if self.policy.direct else self.policy.max_candidates or self.rows
+        self.vacant = [(slot, seat) for slot in range(per_seat) for seat in range(len(spec.instances))]
+        self.per_seat = per_seat
+        self.live: list[Live] = []
+        self.table: dict[int, Live] = {}
+        self.backlog: list[Live] = []
+        self.fallen: list[tuple[int, int]] = []
+        self.closed = False
+        self.serial = count()
+        self.taken: list[Live | None] = []  # whose requests the last batch has
+        self.seat_of: dict[Live, int] = {}  # of what runs
+
+    # changes
+
+    def push(self, request: Waiting, name: int, now: int) -> str:
+        found = self.table.get(name)
+        if self.closed:
+            return "closed"
+        if self.policy.direct and request.rows > 1:
+            return "must specify batch-size 1"
+        if name == 0:
+            return "must specify a non-zero or non-empty correlation ID"
+        if found is None and not request.start:
+            return START_TEXT
+        if found is None:
+            if not self.vacant and self.policy.max_backlog and len(self.backlog) >= self.policy.max_backlog:
+                return "Exceeds maximum queue size"
+            found = self.table[name] = Live(name)
+            self.live.append(found)
+            if self.vacant:
+                found.place = min(self.vacant)
+                self.vacant.remove(found.place)
+            else:
+                self.backlog.append(found)
+        elif request.start and (found.begun or found.queue):
+            self.notify(found, REPLACED, now)
+        at_rest = found.running is None and not (found.queue and found.queue[0].number != NOTICE)
+        if request.start:
+            found.rows = request.rows
+        found.queue.append(request)
+        found.idle = None
+        if request.end:
+            found.over = True
+            del self.table[name]
+        if at_rest and found.place and not found.ready:
+            self.make_ready(found, now)
+        return ""
+
+    def notify(self, sequence: Live, reason: int, now: int) -> None:
+        if self.policy.notices_end and not sequence.ends_itself():
+            sequence.queue.append(Waiting(NOTICE, False, True, sequence.rows, now, reason))
+
+    def make_ready(self, sequence: Live, now: int) -> None:
+        sequence.ready = (now, next(self.serial))
+
+    def go_on(self, sequence: Live, now: int) -> None:
+        if sequence.queue:
+            if sequence.place:
+                self.make_ready(sequence, now)
+        elif sequence.over or self.closed:
+            self.end(sequence, now)
+        else:
+            sequence.idle = (now, next(self.serial))
+
+    def end(self, sequence: Live, now: int) -> None:
+        self.live.remove(sequence)
+        self.table = {name: each for name, each in self.table.items() if each is not sequence}
+        if sequence in self.backlog:
+            self.backlog.remove(sequence)
+        self.release(sequence, now)
+
+    def release(self, sequence: Live, now: int) -> None:
+        if sequence.place is None:
+            return
+        if self.backlog:
+            following = self.backlog.pop(0)
+            following.place = sequence.place
+            self.make_ready(following, now)
+        else:
+            self.vacant.append(sequence.place)
+        sequence.place = None
+
+    def cut_short(self, sequence: Live, reason: int, now: int) -> None:
+        self.table = {name: each for name, each in self.table.items() if each is not sequence}
+        sequence.over = True
+        was_ready = sequence.ready is not None
+        if sequence.begun or sequence.queue:
+            self.notify(sequence, reason, now)
+        sequence.idle = None
+        if sequence.running is None and not was_ready and (sequence.place or not sequence.queue):
+            self.go_on(sequence, now)
+
+    # batches
+
+    def take(self, seat: int, now: int) -> list[tuple[int, int, int]]:
+        self.taken = self.next_direct(seat, now) if self.policy.direct else self.next_oldest(seat, now)
+        return [self.give_out(each, now) if each else (0, 0, 0) for each in self.taken]
+
+    def next_oldest(self, seat: int, now: int) -> list[Live | None]:
+        ready = sorted(
+            (each for each in self.live if each.ready and each.place and each.place[1] == seat),
+            key=lambda each: each.ready[1],
+        )
+        return list(ready[: self.how_many(ready, now)])
+
+    def how_many(self, ready: list[Live], now: int) -> int:
+        taken: list[int] = []
+        complete = False
+        for each in ready:
+            if taken and sum(taken) + each.queue[0].rows > self.rows:
+                complete = True
+                break
+            taken.append(each.queue[0].rows)
+            if sum(taken) >= self.rows:
+                complete = True
+                break
+        if not taken or self.closed or now - ready[0].ready[0] >= self.policy.max_queue_delay_us * 1000:
+            return len(taken)
+        preferred = self.policy.preferred_sizes or (self.rows,)
+        sizes = [n for n in range(1, len(taken) + 1) if sum(taken[:n]) in preferred]
+        return max(sizes, default=len(taken) if complete else 0)
+
+    def next_direct(self, seat: int, now: int) -> list[Live | None]:
+        if any(self.seat_of[each] == seat for each in self.live if each.running):
+            return []
+        rows = {each.place[0]: each for each in self.live if each.place and each.place[1] == seat and each.queue}
+        if not rows:
+            return []
+        waits = self.policy.max_queue_delay_us and self.policy.min_slot_utilization and not self.closed
+        young = now - min(each.queue[0].queued for each in rows.values()) < self.policy.max_queue_delay_us * 1000
+        if waits and young and len(rows) < self.policy.min_slot_utilization * self.per_seat:
+            return []
+        return [rows.get(slot) for slot in range(max(rows) + 1)]
+
+    def give_out(self, sequence: Live, now: int) -> tuple[int, int, int]:
+        request = sequence.queue.pop(0)
+        sequence.ready = None
+        sequence.running = request
+        sequence.begun = True
+        assert sequence.place is not None
+        self.seat_of[sequence] = sequence.place[1]
+        if self.policy.direct and request.end and not sequence.queue:
+            self.release(sequence, now)
+        return request.number, sequence.name, request.reason or (CLIENT if request.end else 0)
+
+    # what becomes of requests
+
+    def settle(self, sequence: Live, now: int) -> None:
+        sequence.running = None
+        self.go_on(sequence, now)
+
+    def of(self, number: int) -> Live:
+        return next(each for each in self.live if any(request.number == number for request in each.queue))
+
+    def remove(self, number: int, now: int) -> None:
+        sequence = self.of(number)
+        at = [request.number for request in sequence.queue].index(number)
+        self.fallen += [(each.number, CANCELLED) for each in sequence.queue[at + 1 :] if each.number != NOTICE]
+        del sequence.queue[at:]
+        if at == 0:
+            sequence.ready = None
+        self.cut_short(sequence, CANCEL, now)
+
+    def expire(self, number: int, now: int) -> None:
+        sequence = self.of(number)
+        if sequence.place is None:
+            self.fallen += [(each.number, UNAVAILABLE) for each in sequence.queue if each.number != NOTICE]
+            sequence.queue.clear()
+            self.cut_short(sequence, 0, now)
+
+    def evict(self, now: int) -> int:
+        for each in sorted((each for each in self.live if each.idle), key=lambda each: each.idle[1]):
+            if now - each.idle[0] >= self.policy.max_idle_us * 1000:
+                self.cut_short(each, IDLE, now)
+        idle = [each.idle[0] for each in self.live if each.idle]
+        if idle:
+            return min(idle) + self.policy.max_idle_us * 1000
+        return now + self.policy.max_idle_us * 1000 if self.live else NEVER
+
+    def close(self, now: int) -> None:
+        self.closed = True
+        for each in sorted((each for each in self.live if each.idle), key=lambda each: each.idle[1]):
+            self.end(each, now)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        waiting = sum(len(each.queue) for each in self.live)
+        return len(self.live), len(self.backlog), waiting, len(self.vacant)
+
+
+# -- both together ----------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """The policy and its model; whatever is done is done to both, and both must say the same.
+
+    It also keeps its own books: who was accepted, who has got an answer, and in which order a sequence was run.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.probe = SlotsProbe(spec)
+        self.model = Model(spec)
+        self.seats = len(spec.instances)
+        self.max_rows = max(1, spec.max_batch_size)
+        self.now = 1_000_000
+        self.numbers = count(1)
+        self.accepted: list[int] = []
+        self.owner: dict[int, Live] = {}  # of each request
+        self.rows: dict[int, int] = {}
+        self.answered: list[int] = []
+        self.executed: list[int] = []
+        self.running: dict[int, dict[int, Live]] = {seat: {} for seat in range(self.seats)}
+
+    def push(self, name: int, *, start: bool, end: bool, rows: int, timeout_us: int = 0) -> str:
+        number = next(self.numbers)
+        text = self.probe.push(number, name, self.now, start=start, end=end, rows=rows, timeout_us=timeout_us)
+        expected = self.model.push(Waiting(number, start, end, rows, self.now), name, self.now)
+        assert (text == "") == (expected == ""), (text, expected)
+        assert expected in text
+        if not text:
+            self.accepted.append(number)
+            self.rows[number] = rows
+            self.owner[number] = self.model.of(number)
+        return text
+
+    def take(self, seat: int) -> list[tuple[int, int, int]]:
+        batch, _ = self.probe.take(seat, self.now)
+        assert [(max(number, NOTICE), name, reason) for number, name, reason in batch] == self.model.take(
+            seat, self.now
+        )
+        for (number, _, _), owner in zip(batch, self.model.taken, strict=True):
+            if number:
+                self.running[seat][number] = owner
+        self.check_batch(batch)
+        return batch
+
+    def check_batch(self, batch) -> None:
+        """No batch over its limit, and no request twice."""
+        assert sum(self.rows.get(number, 1) for number, _, _ in batch) <= self.max_rows
+        numbers = [number for number, _, _ in batch if number > 0]
+        assert not set(numbers) & set(self.executed)
+        self.executed += numbers
+
+    def settle(self, seat: int, key: int) -> None:
+        owner = self.running[seat].pop(key)
+        self.probe.settle(key, self.now)
+        self.model.settle(owner, self.now)
+        if key > 0:
+            self.answered.append(key)
+
+    def remove(self, number: int) -> None:
+        self.probe.remove(number, self.now)
+        self.model.remove(number, self.now)
+        self.answered.append(number)
+
+    def expire(self, number: int) -> None:
+        self.probe.expire(number, self.now)
+        self.model.expire(number, self.now)
+
+    def evict(self) -> None:
+        assert self.probe.evict(self.now) == self.model.evict(self.now)
+
+    def waiting(self) -> list[int]:
+        return [request.number for each in self.model.live for request in each.queue if request.number != NOTICE]
+
+    def check(self) -> None:
+        assert self.probe.counts == self.model.counts
+        fallen = self.probe.fallen()
+        assert fallen == sorted(self.model.fallen)
+        self.model.fallen.clear()
+        self.answered += [number for number, _ in fallen]
+        places = [each.place for each in self.model.live if each.place]
+        assert len(set(places)) == len(places), "two sequences share a slot"
+
+    def finish(self) -> None:
+        """Close and drain: everything that was accepted has been answered exactly once, in order."""
+        self.probe.close(self.now)
+        self.model.close(self.now)
+        for _ in range(10_000):
+            if all(self.probe.done(seat) for seat in range(self.seats)):
+                break
+            for seat in range(self.seats):
+                self.take(seat)
+                for key in list(self.running[seat]):
+                    self.settle(seat, key)
+                self.check()
+        assert self.probe.counts[:3] == (0, 0, 0)
+        assert sorted(self.answered) == self.accepted
+        for owner in set(self.owner.values()):
+            own = [number for number in self.executed if self.owner[number] is owner]
+            assert own == sorted(own)
+
+
+policies = st.integers(1, 6).flatmap(
+    lambda rows: st.tuples(
+        st.builds(
+            SequenceSpec,
+            direct=st.booleans(),
+            max_idle_us=st.sampled_from([5, 50]),
+            max_queue_delay_us=st.sampled_from([0, 0, 10]),
+            min_slot_utilization=st.sampled_from([0.0, 0.5, 1.0]),
+            max_candidates=st.integers(0, 4),
+            preferred_sizes=st.lists(st.integers(1, rows), max_size=2, unique=True).map(lambda s: tuple(sorted(s))),
+            max_backlog=st.sampled_from([0, 0, 1, 3]),
+            notices_end=st.booleans(),
+        ),
+        st.just(rows),
+        st.integers(1, 2),
+    )
+)
+
+STEPS = ["push", "push", "push", "take", "take", "settle", "settle", "remove", "expire", "time", "time", "evict"]
+
+
+def play(pair: Pair, direct: bool, random: Random, steps: int) -> None:
+    """A random history, and then the end."""
+    for _ in range(steps):
+        step = random.choice(STEPS)
+        seat = random.randrange(pair.seats)
+        waiting = pair.waiting()
+        if step == "push":
+            pair.push(
+                random.randrange(7),
+                start=random.random() < 0.5,
+                end=random.random() < 0.25,
+                rows=random.choice([1, 1, 1, min(2, pair.max_rows)]),
+                timeout_us=random.choice([0, 7]),
+            )
+        elif step == "take" and (direct or not pair.running[seat]):
+            pair.take(seat)
+        elif step == "settle" and pair.running[seat]:
+            pair.settle(seat, random.choice(sorted(pair.running[seat])))
+        elif step == "remove" and waiting:
+            pair.remove(random.choice(waiting))
+        elif step == "expire" and waiting:
+            pair.expire(random.choice(waiting))
+        elif step == "time":
+            pair.now += random.choice([1, 999, 1000, 5000, 10_000, 50_000])
+        elif step == "evict":
+            pair.evict()
+        pair.check()
+    pair.finish()
+
+
+@given(policies, st.integers(0, 1 << 32), st.integers(1, 60))
+@settings(max_examples=400)
+def test_policy_is_the_documented_one(policy, seed, steps):
+    """Same answers, batches and counts at every step of a random history; nothing is lost or answered twice."""
+    sequence, rows, seats = policy
+    play(Pair(spec_of(sequence, rows, seats)), sequence.direct, Random(seed), steps)
