@@ -28,6 +28,7 @@ NGHTTP2_USERS = {
     "_native.access",
     "_native.connection",
     "_native.errorinfo",
+    "_native.forwarding",
     "_native.http2",
     "_native.incoming",
     "_native.infer",

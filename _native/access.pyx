@@ -249,16 +249,21 @@ cdef bint judge_stream(const Gate *gate, Stream *stream) noexcept nogil:
     cdef Field fields[KEPT_FIELDS]
     cdef nghttp2_vec name, value
     cdef Verdict verdict = UNKNOWN_TOKEN
+    cdef size_t count = 0
     cdef uint32_t i
-    if stream.field_count <= KEPT_FIELDS:
-        for i in range(stream.field_count):
-            name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
-            value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
-            fields[i].name = name.base
-            fields[i].name_size = name.len
-            fields[i].value = value.base
-            fields[i].value_size = value.len
-        verdict = gate_judge(gate, INFERENCE, fields, stream.field_count, &stream.caller)
+    for i in range(stream.field_count):
+        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
+        value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
+        if not gate_wants(gate, INFERENCE, name.base, name.len):
+            continue  # somebody else's
+        if count < KEPT_FIELDS:
+            fields[count].name = name.base
+            fields[count].name_size = name.len
+            fields[count].value = value.base
+            fields[count].value_size = value.len
+        count += 1
+    if count <= KEPT_FIELDS:
+        verdict = gate_judge(gate, INFERENCE, fields, count, &stream.caller)
     if verdict == ALLOWED:
         return True
     deny(gate, stream, verdict)

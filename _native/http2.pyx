@@ -43,6 +43,7 @@ from _native.stream cimport (
     HEADER_TOO_LARGE,
     NOT_NOTED,
     Conn,
+    Forwarding,
     Gatekeeper,
     HeaderField,
     Host,
@@ -159,8 +160,12 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
 
 cdef inline bint is_kept(Stream *stream, nghttp2_vec name) noexcept nogil:
     cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
-    return stream.method.unary == NULL or (
-        gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len))
+    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
+    if stream.method.unary == NULL:
+        return True
+    if gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len):
+        return True
+    return forwarding.wants != NULL and forwarding.wants(forwarding.context, name.base, name.len)
 
 
 cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
@@ -226,12 +231,21 @@ cdef void headers_complete(Stream *stream) noexcept nogil:
             client.max_calls))
     elif stream.method.unary != NULL:
         stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
-        if stream.conn.gatekeeper.admits != NULL:
-            stream.conn.gatekeeper.admits(stream.conn.gatekeeper.context, stream)
-            stream_drop_fields(stream)
+        enter(stream)
+        stream_drop_fields(stream)
     else:
         stream.conn.host.hooks.begin(stream)
         stream_drop_fields(stream)
+
+
+cdef inline void enter(Stream *stream) noexcept nogil:
+    # a native call, before its message
+    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
+    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
+    if gatekeeper.admits != NULL and not gatekeeper.admits(gatekeeper.context, stream):
+        return
+    if forwarding.attach != NULL and stream.field_count:
+        forwarding.attach(forwarding.context, stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

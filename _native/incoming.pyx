@@ -137,7 +137,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
     # The message ends at a cache line: so does, in nearly all requests, the last tensor, and a tensor whose size is a
     # multiple of the line begins at one and is used in place.
     room = (stream.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
-    stream.block = block_take(room)
+    stream.block = block_take(room + stream.tail_size)
     if stream.block == NULL:
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
         return
@@ -327,10 +327,32 @@ cdef void run_native(Stream *stream) noexcept nogil:
         stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         stream_drop_request(stream)
         return
+    if stream.tail_size:
+        block = with_tail(stream)
+        if block == NULL:
+            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+            stream_drop_request(stream)
+            return
     stream.block = NULL
     hand_over(stream)
     reserve(stream)
     stream.method.unary(stream.method.context, stream, block, stream.data, stream.size, left)
+
+
+cdef Block *with_tail(Stream *stream) noexcept nogil:
+    # the message with stream.tail behind it; there is room for it but when the message was inflated
+    cdef Block *block = stream.block
+    cdef size_t room = (stream.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
+    if stream.prefix[0]:
+        block = block_take(room + stream.tail_size)
+        if block == NULL:
+            return NULL
+        memcpy(block.data + (room - stream.size), stream.data, stream.size)
+        stream.data = block.data + (room - stream.size)
+        block_give(stream.block)
+    memcpy(stream.data + stream.size, stream.tail, stream.tail_size)
+    stream.size += stream.tail_size
+    return block
 
 
 cdef void run_first_parked(Conn *conn) noexcept nogil:

@@ -75,6 +75,8 @@ cdef struct Stream:
     uint8_t *data
     size_t size
     size_t received
+    uint8_t *tail            # from malloc: bytes that a native call's message gets behind it
+    size_t tail_size
     uint32_t messages        # received completely
     bint single              # the call has one request message
     int64_t begun_ns         # when what is being received began: the request when it is single, else the message
@@ -168,6 +170,12 @@ cdef struct Gatekeeper:
     bint (*admits)(void *context, Stream *stream) noexcept nogil  # headers are complete; False: it has ended the call
     void *context
 
+cdef struct Forwarding:
+    # which headers of native calls become parameters of their requests; all NULL: none
+    bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `attach`
+    bint (*attach)(void *context, Stream *stream) noexcept nogil  # sets stream.tail; False: it has ended the call
+    void *context
+
 cdef struct Host:
     # what all connections of one event loop share
     Method natives[MAX_NATIVES]
@@ -175,6 +183,7 @@ cdef struct Host:
     Method other             # every other path
     CallHooks hooks
     Gatekeeper gatekeeper
+    Forwarding forwarding
     size_t max_message       # bytes of a request message; 0: unlimited
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, of the answers of native methods; 0: they are not compressed

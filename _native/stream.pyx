@@ -87,6 +87,7 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     free(stream.trailers)
     free(stream.details)
     free(stream.path)
+    free(stream.tail)
     free(stream)
     live_add(LIVE_STREAMS, -1)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from _native.forwarding import Forwarder
 from _native.memory import live_counters
 from backends.loader import BackendLoader
 from server.addresses import Bind
@@ -181,7 +182,10 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     door = _door(settings, engine, policy, access)
     identity = Identity(name=settings.id, version=metadata.version("inferd"))
-    rules = Policy(access, load, reflected=_is_reflected(settings))
+    forwarder = Forwarder(settings.grpc_header_forward_pattern) if settings.grpc_header_forward_pattern else None
+    if isinstance(door, NativeDoor) and forwarder is not None:
+        door.forward(forwarder)
+    rules = Policy(access, load, reflected=_is_reflected(settings), forwarder=forwarder)
     health = install(door, table(engine, identity, logs=logs), engine, rules)
     try:
         await door.start(*map(str, _binds(settings)))

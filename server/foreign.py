@@ -86,10 +86,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
                 "buffer-manager-thread-count",
             ),
         ),
-        **_refused(
-            "models do not see request parameters yet, so forwarded headers would reach nobody",
-            ["grpc-header-forward-pattern"],
-        ),
         # -- models --
         "strict-model-config": Refused(
             "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True

@@ -170,6 +170,9 @@ class Settings:
     client_shm_max_byte_size: int = 64 << 30
     """Bytes of all these regions together."""
 
+    grpc_header_forward_pattern: str = ""
+    """Regular expression, looked for in the names of headers in any case: those become request parameters."""
+
     orca_load_metrics: bool = False
     """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
 
@@ -269,6 +272,10 @@ class Settings:
             raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, self.addresses))}")
         self._check_unix_mode()
         self._check_tls()
+        try:
+            re.compile(self.grpc_header_forward_pattern)
+        except re.error as error:
+            raise SettingsError(f"grpc-header-forward-pattern: not a regular expression: {error}") from None
         if self.transport == "grpcio":
             for bind in self.binds:
                 known = replace(bind.rules, tls=None, mode=None, owner=None)

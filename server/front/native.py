@@ -21,6 +21,7 @@ import grpc
 from _native.access import GROUPS, PassageEntrance
 from _native.client import ClientUse
 from _native.connection import Call, Endpoint
+from _native.forwarding import Forwarder
 from _native.infer import InferService
 from _native.workers import Workers
 from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
@@ -153,6 +154,11 @@ class NativeDoor:
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler], /) -> None:
         for name, handler in method_handlers.items():
             self._registered[f"/{service_name}/{name}"] = handler
+
+    def forward(self, forwarder: Forwarder) -> None:
+        """Forward headers of native calls; other calls' handlers do that themselves."""
+        self._forwarder = forwarder  # the endpoint does not keep it
+        forwarder.install(self._endpoint)
 
     def _find(self, call: Call) -> Handler | None:
         handler = self._registered.get(call.path)

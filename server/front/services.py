@@ -21,7 +21,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from server.errors import Denied, Internal, ServerError
+from _native.forwarding import Forwarder, ReservedError
+from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.door import Door
 from server.front.health import Health, follow
@@ -49,11 +50,13 @@ class Policy:
         access: who may use which model; None: everybody every.
         load: reports the server's load with inference answers; None: nothing does.
         reflected: with server reflection.
+        forwarder: makes request parameters of headers; None: nothing does.
     """
 
     access: Access | None = None
     load: LoadMeter | None = None
     reflected: bool = True
+    forwarder: Forwarder | None = None
 
 
 def install(door: Door, table: Sequence[Method], engine: Engine, policy: Policy | None = None) -> Health:
@@ -121,7 +124,13 @@ def _begun(context: Context, method: Method, policy: Policy) -> ContextCall:
     """The call of a method; what its answer carries in any case is set."""
     if policy.load is not None and method.name in RAW:
         context.set_trailing_metadata(((TRAILER, policy.load.report),))
-    return ContextCall(context, f"/{SERVICE}/{method.name}", policy.access)
+    call = ContextCall(context, f"/{SERVICE}/{method.name}", policy.access)
+    if policy.forwarder is not None and method.name in RAW:
+        try:
+            call.forwarded = policy.forwarder.parameters(call.metadata)
+        except ReservedError as error:
+            raise InvalidArgument(str(error)) from None
+    return call
 
 
 def _decoded(message: bytes, kind: type[Any] | None) -> Any:
@@ -144,11 +153,12 @@ async def _abort(context: Context, method: Method, error: Exception) -> Any:
 class ContextCall:
     """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
 
-    __slots__ = ("_access", "_context", "caller", "user")
+    __slots__ = ("_access", "_context", "caller", "forwarded", "user")
 
     def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
+        self.forwarded = b""
         place = getattr(context, "place", None)  # grpc.aio's context does not tell where a call came in
         self.caller = access.caller(path, self.metadata, place) if access is not None else 0
         credentials = self.peer_credentials

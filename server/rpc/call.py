@@ -36,6 +36,10 @@ class Call(Protocol):
     def caller(self) -> int:
         """Who calls, for `Engine.submit`; 0 for nobody known."""
 
+    @property
+    def forwarded(self) -> bytes:
+        """Encoded request parameters made of the call's headers, to be appended to each of its requests."""
+
     def may_use(self, model: str) -> bool:
         """Whether the caller may use this model."""
 

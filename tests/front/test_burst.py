@@ -33,7 +33,7 @@ def test_8000_calls_over_16_connections_are_all_answered(repository):
 
 @pytest.mark.parametrize("door", doors.NAMES)
 def test_5000_requests_are_written_to_a_stream_before_any_answer_is_read(repository, door):
-    """The server reads 128 ahead of its answers; what is written beyond waits under flow control, and nothing is lost."""
+    """The server reads 128 ahead of its answers; what is written beyond waits under flow control, nothing is lost."""
     written = threading.Event()
 
     def requests():

@@ -1,0 +1,147 @@
+"""Headers as request parameters: what a Python model sees of them, on both doors, for each way a request comes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from _native.forwarding import RESERVED, Forwarder, ReservedError
+from server.pb import grpc_service_pb2 as pb
+from tests.conformance import doors
+from tests.conformance.client import Stub
+
+MODEL = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        told = np.array([[request.parameters().encode()]], np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("PARAMETERS", told)])
+"""
+CONFIG = """backend: "python"
+max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "PARAMETERS" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+PATTERN = "--grpc-header-forward-pattern=^x-|trace"
+
+
+# ---- without a server -----------------------------------------------------------------------------------------------
+
+
+def parameters(pattern, *metadata, message=b""):
+    """The parameters of a message with those of the metadata appended."""
+    appended = Forwarder(pattern).parameters(metadata)
+    decoded = pb.ModelInferRequest.FromString(message + appended)
+    return {key: MessageToDict(value)["stringParam"] for key, value in decoded.parameters.items()}
+
+
+def test_the_pattern_is_looked_for_anywhere_and_in_any_case():
+    metadata = (("x-user", "ann"), ("my-x-user", "bob"), ("other", "c"))
+    assert parameters("X-U", *metadata) == {"x-user": "ann", "my-x-user": "bob"}
+    assert parameters("^x", *metadata) == {"x-user": "ann"}
+    assert parameters("^nothing$", *metadata) == {}
+
+
+def test_a_header_counts_more_than_the_parameter_of_its_name():
+    sent = pb.ModelInferRequest(model_name="m")
+    sent.parameters["x-user"].string_param = "forged"
+    sent.parameters["kept"].string_param = "as it was"
+    found = parameters(".", ("x-user", "ann"), message=sent.SerializeToString())
+    assert found == {"x-user": "ann", "kept": "as it was"}
+
+
+def test_binary_metadata_and_very_long_names_are_not_forwarded():
+    assert parameters(".", ("a-bin", b"\xff"), ("n" * 257, "v"), ("n" * 256, "v")) == {"n" * 256: "v"}
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED), "triton_anything"])
+def test_parameters_of_tritons_own_are_refused(name):
+    with pytest.raises(ReservedError, match=f"'{name}' is reserved for Triton usage and cannot be forwarded"):
+        parameters(".", (name, "1"))
+    assert parameters("^x-", (name, "1")) == {}
+
+
+def test_a_pattern_that_is_none():
+    with pytest.raises(re.error):
+        Forwarder("(")
+
+
+# ---- with one -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=doors.NAMES)
+def address(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    (root / "told" / "1").mkdir(parents=True)
+    (root / "told" / "config.pbtxt").write_text(CONFIG)
+    (root / "told" / "1" / "model.py").write_text(MODEL)
+    with doors.running_server(request.param, root, PATTERN) as process:
+        yield process.address
+
+
+@pytest.fixture
+def stub(address):
+    with grpc.insecure_channel(address) as channel:
+        yield Stub(channel)
+
+
+def request(size=4, **given):
+    message = pb.ModelInferRequest(model_name="told", raw_input_contents=[bytes(size)])
+    message.inputs.add(name="INPUT0", datatype="UINT8", shape=[1, size])
+    for key, value in given.items():
+        message.parameters[key].string_param = value
+    return message
+
+
+def told(response):
+    """The parameters that the model saw."""
+    return json.loads(response.raw_output_contents[0][4:])
+
+
+METADATA = (("x-user", "ann"), ("x-empty", ""), ("a-trace-id", "7"), ("other", "no"))
+SEEN = {"x-user": "ann", "x-empty": "", "a-trace-id": "7"}
+
+
+@pytest.mark.parametrize("size", [4, 63, 64, 100_000])
+def test_a_call(stub, size):
+    assert told(stub.ModelInfer(request(size, own="yes"), metadata=METADATA)) == {**SEEN, "own": "yes"}
+    assert told(stub.ModelInfer(request(size), metadata=(("other", "no"),))) == {}
+
+
+@pytest.mark.parametrize("size", [4, 300_000])
+def test_a_compressed_call(stub, size):
+    answer = stub.ModelInfer(request(size), metadata=METADATA, compression=grpc.Compression.Gzip)
+    assert told(answer) == SEEN
+
+
+def test_each_request_of_a_stream(stub):
+    responses = stub.ModelStreamInfer(iter([request(own=str(number)) for number in range(3)]), metadata=METADATA)
+    assert [told(each.infer_response) for each in responses] == [{**SEEN, "own": str(number)} for number in range(3)]
+
+
+def test_many_headers(stub):
+    metadata = tuple((f"x-{number}", "v" * 50) for number in range(60))
+    assert told(stub.ModelInfer(request(), metadata=metadata)) == dict(metadata)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reserved_name_is_refused_only_if_it_matches(stub, stream):
+    def call(*metadata):
+        if stream:
+            return [each.infer_response for each in stub.ModelStreamInfer(iter([request()]), metadata=metadata)]
+        return [stub.ModelInfer(request(), metadata=metadata)]
+
+    with pytest.raises(grpc.RpcError) as error:
+        call(("triton_trace", "1"))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "'triton_trace' is reserved for Triton usage and cannot be forwarded" in error.value.details()
+    assert told(call(("priority", "1"))[0]) == {}
