@@ -1,13 +1,13 @@
 # What peers may make the server hold: answers that they do not read, requests that they do not finish.
 #
-# Answers. While more than UNSENT_LIMIT bytes of answers wait on one connection, its further calls are parked. The same holds
-# for all connections together and Host.unsent_limit. What a call will answer is not known before it has run: it counts
-# with the size of the largest recent answer. Who has taken an answer before may always have one call run, so peers that
-# never read starve only each other.
+# Answers. While more than UNSENT_LIMIT bytes of answers wait on one connection, its further calls are parked. The same
+# holds for all connections together and Host.unsent_limit. What a call will answer is not known before it has run: it
+# counts with the size of the largest recent answer. Who has taken an answer before may always have one call run, so
+# peers that never read starve only each other.
 #
 # Requests. Bytes of messages count from their arrival until somebody takes the message (Host.held, Host.held_limit).
-# Requests that are incomplete after a read stand in a list; when there is no more room, the oldest of them goes, so that
-# who sends slowly loses before who sends now.
+# Requests that are incomplete after a read stand in a list; when there is no more room, the oldest of them goes, so
+# that who sends slowly loses before who sends now.
 
 from _native.chain cimport chain_push, chain_remove
 from _native.stream cimport Conn, Host, Stream

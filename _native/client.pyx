@@ -7,7 +7,7 @@ cdef class ClientUse:
     Args:
         name: who it is, for texts.
         max_calls: open RPCs; further ones are refused. 0 for any number.
-        max_bytes: bytes of its requests that are not answered yet and of answers that it has not read; 0 for any number.
+        max_bytes: of its requests that are not answered yet and of answers that it has not read; 0 for any number.
     """
 
     def __init__(self, name: str, *, max_calls: int = 0, max_bytes: int = 0):

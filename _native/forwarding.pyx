@@ -75,7 +75,8 @@ cdef class Forwarder:
             if not self.matches(name) or not isinstance(value, str):
                 continue
             if name in RESERVED or name.startswith(RESERVED_PREFIX):
-                raise ReservedError(f"header '{name}' is reserved for Triton usage and cannot be forwarded as parameter")
+                raise ReservedError(
+                    f"header '{name}' is reserved for Triton usage and cannot be forwarded as parameter")
             parameter = field(STRING_PARAM, value.encode("utf-8", "replace"))
             found.append(field(PARAMETERS, field(KEY, name.encode("ascii")) + field(VALUE, parameter)))
         return b"".join(found)

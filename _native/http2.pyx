@@ -23,7 +23,14 @@ from _native.client cimport Client
 from _native.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
 from _native.errorinfo cimport stream_refuse
 from _native.headers cimport timeout_parse
-from _native.incoming cimport calls_resume, calls_resume_all, end_round, stream_drop_request, stream_half_closed, stream_receive
+from _native.incoming cimport (
+    calls_resume,
+    calls_resume_all,
+    end_round,
+    stream_drop_request,
+    stream_half_closed,
+    stream_receive,
+)
 from _native.memory cimport LIVE_CONNECTIONS, live_add
 from _native.nghttp2 cimport *
 from _native.outgoing cimport output_clear, output_copy

@@ -246,7 +246,7 @@ cdef void make_room(Host *host) noexcept nogil:
 cdef void refuse_message(Stream *stream) noexcept nogil:
     cdef const Host *host = stream.conn.host
     stream_refuse(stream, STATUS_UNAVAILABLE, "SERVER_FULL", format_text(
-        "the server holds %zu bytes of requests that are not complete or not taken, which is more than its limit of %zu",
+        "the server holds %zu bytes of requests that are not complete or not taken, more than its limit of %zu",
         host.held, host.held_limit))
 
 
