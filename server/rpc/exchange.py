@@ -44,7 +44,12 @@ class Open:
         self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # that have come and were not taken
         self.done = False  # the last of them has come
         self._ticket = engine.submit(
-            message, self._deliver, timeout_ns=timeout_ns(call), stream=True, caller=call.caller, user=call.user
+            message + call.forwarded,
+            self._deliver,
+            timeout_ns=timeout_ns(call),
+            stream=True,
+            caller=call.caller,
+            user=call.user,
         )
         self.decoupled = self._ticket.decoupled
 

@@ -33,7 +33,7 @@ class Answer:
     def __init__(self, engine: Engine, message: bytes, call: Call) -> None:
         self._arrived: asyncio.Future[tuple[Status, str, bytes | None]] = asyncio.get_running_loop().create_future()
         self._ticket = engine.submit(
-            message + call.forwarded if call.forwarded else message,
+            message + call.forwarded,
             self._deliver,
             timeout_ns=timeout_ns(call),
             caller=call.caller,
