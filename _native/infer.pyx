@@ -7,7 +7,9 @@ way. Everything else (the other front door, streams, tests) uses `InferService.s
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
 
 from _native.access cimport Judge
 from _native.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
@@ -19,11 +21,13 @@ from _native.lane cimport LaneHandle
 from _native.memory cimport Block, block_give, block_of_object, block_view
 from _native.nghttp2 cimport nghttp2_nv
 from _native.outgoing cimport Outgoing
+from _native.rehearsal cimport Outcome, rehearsal_requests
 from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Response, request_free, request_new
 from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.shm cimport Regions
-from _native.submission cimport Submission, submission_wake, submit_message
+from _native.submission cimport Submission, submission_wake, submit_message, submit_request
 from _native.table cimport ModelTable
+from _native.text cimport text_or_no_memory
 
 from collections import deque
 
@@ -144,6 +148,25 @@ cdef class Ticket:
             Py_DECREF(self)
 
 
+cdef void rehearsed(Outcome *outcome) noexcept nogil:
+    with gil:
+        (<Rehearsal>outcome.owner).finish()
+
+
+cdef class Rehearsal:
+    # of a lane without instances, through its scheduler
+    cdef Outcome outcome
+    cdef object done
+
+    cdef void finish(self) noexcept:
+        text = ""
+        if self.outcome.status:
+            text = text_or_no_memory(self.outcome.details).decode("utf-8", "replace")
+            free(self.outcome.details)
+        Py_DECREF(self)
+        self.done(text)
+
+
 cdef class InferService:
     """Takes requests in and sends answers out, on one event loop.
 
@@ -230,6 +253,31 @@ cdef class InferService:
         """Send this OrcaLoadReport with every native answer from now on; none when empty."""
         if not report_set(&self.door.report, encoded):
             raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
+
+    def rehearse(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
+        """Execute `count` requests of a version that is not served yet; the requests its scheduler makes do count.
+
+        Args:
+            tensors: of each request: name to shape and bytes.
+            done: called on the loop with the text of the first error, empty for none.
+
+        Raises:
+            ValueError: the tensors do not fit the model.
+        """
+        cdef Rehearsal rehearsal = Rehearsal.__new__(Rehearsal)
+        cdef Request *request
+        cdef Request *following
+        memset(&rehearsal.outcome, 0, sizeof(Outcome))
+        rehearsal.done = done
+        rehearsal.outcome.over = rehearsed
+        rehearsal.outcome.owner = <void *>rehearsal
+        request = rehearsal_requests(lane.lane, tensors, count, &self.bridge.bridge, &rehearsal.outcome)
+        Py_INCREF(rehearsal)
+        while request != NULL:
+            following = request.next
+            submit_request(&self.submission, request)
+            request = following
+        submission_wake(&self.submission)
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""

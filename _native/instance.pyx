@@ -2,6 +2,8 @@
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport free
+from libc.string cimport memset
 
 from _native.atomic cimport load32, store32
 from _native.batch cimport (
@@ -16,14 +18,18 @@ from _native.batch cimport (
     execute_fn,
 )
 from _native.batchlog cimport batch_log
+from _native.bridge cimport BridgeHandle
 from _native.gather cimport batch_gather
 from _native.lane cimport LaneHandle, Seat
 from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
+from _native.rehearsal cimport Outcome, rehearsal_requests
 from _native.request cimport Request
 from _native.signature cimport Signature
+from _native.text cimport text_or_no_memory
 from _native.threads cimport exact_timers, thread_name
 
 import logging
+import select
 
 logger = logging.getLogger("inferd.instance")
 batch_logger = logging.getLogger("inferd.batch")
@@ -79,11 +85,44 @@ cdef class InstanceLoop:
     def __dealloc__(self):
         batch_free(&self.batch)
 
-    def run(self) -> None:
-        """Serve batches until the lane is closed and empty. Call it on the instance's thread."""
+    def prepare(self) -> None:
+        """Set the thread up; first of all, on the instance's thread."""
         cdef bytes name = self.name.encode()
         thread_name(name[max(0, len(name) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart
         exact_timers()
+
+    def rehearse(self, dict tensors not None, uint32_t count) -> None:
+        """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
+
+        Args:
+            tensors: of each request: name to shape and bytes.
+
+        Raises:
+            ValueError: they do not fit the model, or one fails.
+        """
+        cdef BridgeHandle bridge = BridgeHandle()
+        cdef Outcome outcome
+        cdef Request *chain
+        memset(&outcome, 0, sizeof(Outcome))
+        chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
+        with nogil:
+            if self.gate != NULL:
+                self.gate(self.gate_context)
+            if self.seat.claim != NULL:
+                claim_acquire(self.seat.claim)
+        self.serve(chain)
+        while True:
+            bridge.drain()
+            if outcome.pending == 0:
+                break
+            select.select([bridge.event_fd], [], [])  # of an executor that answers later
+        if outcome.status:
+            text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
+            free(outcome.details)
+            raise ValueError(text)
+
+    def run(self) -> None:
+        """Serve batches until the lane is closed and empty. Call it on the instance's thread."""
         if self.executor != NULL:
             with nogil:
                 self.run_native()
@@ -126,19 +165,26 @@ cdef class InstanceLoop:
 
     cdef bint run_once(self):
         cdef Request *chain
-        cdef bint ready = False
         with nogil:
             chain = self.take()
-            if chain != NULL:
-                self.begin(chain)
-                ready = self.batch.count > 0 and batch_gather(&self.batch)
         if chain == NULL:
             return False
-        if ready:
+        self.serve(chain)
+        return True
+
+    cdef void serve(self, Request *chain) noexcept:
+        cdef bint ready
+        with nogil:
+            self.begin(chain)
+            ready = self.batch.count > 0
+            if ready and self.executor != NULL:
+                self.executor(&self.batch, self.context)
+            else:
+                ready = ready and batch_gather(&self.batch)
+        if ready and self.executor == NULL:
             self.execute()
         with nogil:
             self.finish()
-        return True
 
     cdef void log_batch(self) noexcept:
         cdef const Signature *signature = self.batch.signature

@@ -61,6 +61,8 @@ cdef inline uint32_t queue_time_index(int64_t ns) noexcept nogil:
 
 cdef void statistics_init(Statistics *statistics) noexcept nogil
 cdef void statistics_clear(Statistics *statistics) noexcept nogil
+# Count from zero again, while nobody counts.
+cdef void statistics_reset(Statistics *statistics) noexcept nogil
 # Requests that failed or were cancelled, and the time from arrival that they took together.
 cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 # Requests that got the answer of another one, and the time from arrival that they took together.

@@ -26,6 +26,11 @@ cdef void statistics_clear(Statistics *statistics) noexcept nogil:
     mutex_destroy(&statistics.guard)
 
 
+cdef void statistics_reset(Statistics *statistics) noexcept nogil:
+    statistics_clear(statistics)
+    statistics_init(statistics)
+
+
 cdef inline void add(Duration *duration, uint64_t count, uint64_t ns) noexcept nogil:
     duration.count += count
     duration.ns += ns

@@ -130,6 +130,26 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """An input of a warm-up sample: where its data come from."""
+
+    datatype: str
+    dims: tuple[int, ...]  # of one row, without the batch dimension
+    data: str = "zero"  # "zero", "random" or "file"
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSpec:
+    """Executions that an instance makes before it serves."""
+
+    name: str
+    batch_size: int  # requests of one row each; 1 for a model without batch dimension
+    inputs: Mapping[str, WarmupInput]
+    count: int = 1  # executions
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance: a thread and a device."""
 
@@ -181,6 +201,7 @@ class ModelSpec:
     coalesces: bool = False  # identical requests in flight are executed once
     caches: bool = False  # answers are kept in the response cache
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
+    warmup: tuple[WarmupSpec, ...] = ()
     pad_buckets: tuple[int, ...] = ()  # lengths to which padded inputs are filled up
     supplied: tuple[SuppliedSpec, ...] = ()  # further inputs of the model, from the batch
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences

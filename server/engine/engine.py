@@ -26,6 +26,7 @@ from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.version import LoadedVersion
+from server.engine.warmup import warm_up_ensemble
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
@@ -242,9 +243,12 @@ class Engine:
             entry.loaded = await loop.run_in_executor(
                 self._pool, LoadedVersion, prepared.config, backend, source, self.infer, self._max_queued
             )
+            if prepared.spec.ensemble:
+                await warm_up_ensemble(self.infer, entry.loaded.lane, prepared.spec)
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)):
                 log.exception("model %s version %d did not load", folder.name, version)
+            await self._close_failed(entry)
             entry.state, entry.reason = UNAVAILABLE, str(error) or type(error).__name__
             self._publish(folder.name)
             log.error("failed to load '%s' version %d: %s", folder.name, version, entry.reason)
@@ -255,6 +259,12 @@ class Engine:
         log.info("successfully loaded '%s' version %d in %.2f s", folder.name, version, time.monotonic() - begin)
         self._announce(folder.name, version, True)
         return ""
+
+    async def _close_failed(self, entry: _Version) -> None:
+        """Close a version that was made, but did not get warm."""
+        loaded, entry.loaded = entry.loaded, None
+        if loaded is not None:
+            await asyncio.get_running_loop().run_in_executor(self._pool, loaded.close)
 
     def _layers(self) -> list[list[str]]:
         """All models, each ensemble in a later list than the models of its steps."""

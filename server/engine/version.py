@@ -17,6 +17,7 @@ from _native.lane import LaneHandle
 from _native.queue import QueueLane
 from _native.sequencer import SequenceLane
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
+from server.engine.warmup import warm_up
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
@@ -91,14 +92,22 @@ class LoadedVersion:
             thread.start()
         for ready in started:
             ready.result()
+        self.lane.forget_statistics()  # warm-up is no traffic
 
     def _run(self, index: int, spec: InstanceSpec, ready: Future[None]) -> None:
         # the instance is made, used and closed on one thread: frameworks keep state by thread
         try:
             assert self._model is not None  # an ensemble has no instances
             instance = self._model.create_instance(spec)
-            loop = InstanceLoop(self.lane, instance, spec.name, index)
         except BaseException as error:
+            ready.set_exception(error)
+            return
+        try:
+            loop = InstanceLoop(self.lane, instance, spec.name, index)
+            loop.prepare()
+            warm_up(loop, self.spec, spec.name)
+        except BaseException as error:
+            instance.close()
             ready.set_exception(error)
             return
         self._instances.append(instance)

@@ -94,6 +94,24 @@ QUEUE_PREFIX = "queue_policy."
 """Of the parameters that stand for dynamic_batching's default_queue_policy where there is no dynamic_batching."""
 
 
+ALL = (0,)
+"""Every batch size."""
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """`lengths`, or ALL for "all".
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if text.strip() == "all":
+        return ALL
+    try:
+        return lengths(text)
+    except ValueError as error:
+        raise ValueError(f"expected all, or {str(error).removeprefix('expected ')}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelParameter:
     """One parameter; `read` makes a value of its text or raises ValueError with what it expected."""
@@ -178,6 +196,13 @@ PARAMETERS = (
         "REJECT",
         "what becomes of a request whose time is over: `REJECT` it, or `DELAY` it behind the others",
         action,
+    ),
+    ModelParameter(
+        "warmup_batch_sizes",
+        (),
+        "all, or SIZE, ...: before it serves, each instance executes the samples of `model_warmup` at these batch "
+        "sizes, twice; without samples, zeros in the shapes of the inputs, padded ones at each of their buckets",
+        batch_sizes,
     ),
 )
 

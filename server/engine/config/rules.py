@@ -16,6 +16,7 @@ from server.engine.config.queueing import queue_rules
 from server.engine.config.refused import refusals
 from server.engine.config.sequences import broken_sequence_rules
 from server.engine.config.source import NOWHERE, FieldPath, Source
+from server.engine.config.warmup import wrong_warmup
 from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
@@ -59,6 +60,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
     yield from unreadable
     if not unreadable:
         yield from wrong_batches(config)
+        yield from wrong_warmup(config)
     yield from _response_cache(config)
     yield from ensemble_rules(config)
 

@@ -15,6 +15,7 @@ from server.engine.config.queueing import queue_spec
 from server.engine.config.sequences import broken_sequence_rules, sequence_spec
 from server.engine.config.source import NOWHERE, Source
 from server.engine.config.supplied import kept_outputs, supplied_inputs
+from server.engine.config.warmup import warmup_specs
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
@@ -50,6 +51,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         coalesces=own["coalesce_requests"],
         caches=config.response_cache.enable,
         graph_level=graph.level if graph else None,
+        warmup=tuple(warmup_specs(config, model_dir)),
         pad_buckets=own["pad_buckets"],
         supplied=tuple(supplied_inputs(config)),
         kept=tuple(kept_outputs(config)),

@@ -1,4 +1,4 @@
-"""Guards the rules of reshaping, ragged inputs and padding: each broken one is told, in Triton's words if it has some."""
+"""Guards the rules of reshaping, ragged inputs and padding: a broken one is told, in Triton's words if it has some."""
 
 import pytest
 

@@ -92,6 +92,7 @@ SERVED = {
     "instance_group",
     "max_batch_size",
     "model_transaction_policy",
+    "model_warmup",
     "name",
     "optimization",
     "output",

@@ -1,0 +1,119 @@
+"""model_warmup: its rules, and the specification of what instances execute before they serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from backends.api import WarmupInput, WarmupSpec
+from server.engine.config.datatypes import NAME_OF, SIZE_OF
+from server.engine.config.files import inside
+from server.engine.config.findings import Finding
+from server.engine.config.parameters import ALL, of_server
+from server.engine.config.source import FieldPath
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+FOLDER = "warmup"  # of the model, for the files of samples
+TWICE = 2  # some frameworks optimise in the second execution of a shape
+
+
+def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
+    """One finding for each rule that is broken."""
+    known = {tensor.name: tensor for tensor in config.input}
+    for index, sample in enumerate(config.model_warmup):
+        path: FieldPath = ("model_warmup", index)
+        if sample.batch_size > max(1, config.max_batch_size):
+            text = f"warm-up sample '{sample.name}' has batch_size {sample.batch_size}"
+            yield Finding((*path, "batch_size"), text, f"max_batch_size is {config.max_batch_size}")
+        for name, data in sample.inputs.items():
+            where = (*path, "inputs", name)
+            if name not in known:
+                yield Finding(where, f"warm-up sample '{sample.name}' has an input '{name}' that the model lacks")
+            elif data.data_type != known[name].data_type:
+                expected = pb.DataType.Name(known[name].data_type)
+                yield Finding(where, f"input '{name}' of warm-up sample '{sample.name}' must be {expected}")
+            if any(dim < 0 for dim in data.dims):
+                text = f"input '{name}' of warm-up sample '{sample.name}' must have all dims given"
+                yield Finding(where, text, f"got {list(data.dims)}")
+            if data.WhichOneof("input_data_type") is None:
+                text = (
+                    f"input '{name}' of warm-up sample '{sample.name}' needs zero_data, random_data or input_data_file"
+                )
+                yield Finding(where, text)
+    yield from _wrong_sizes(config)
+
+
+def _wrong_sizes(config: pb.ModelConfig) -> Iterator[Finding]:
+    own = of_server(config)
+    path = ("parameters", "warmup_batch_sizes")
+    sizes = own["warmup_batch_sizes"]
+    if sizes and max(sizes) > max(1, config.max_batch_size):
+        yield Finding(path, f"there is no batch of {max(sizes)}, max_batch_size is {config.max_batch_size}")
+    if sizes and not config.model_warmup:
+        for tensor in config.input:
+            padded = tensor.name in own["pad"] and own["pad_buckets"]
+            if -1 in tensor.dims and not tensor.optional and not padded:
+                text = f"input '{tensor.name}' has a variable dimension without buckets"
+                yield Finding(path, text, "write a sample in model_warmup, or pad_buckets")
+
+
+def warmup_specs(config: pb.ModelConfig, model_dir: Path) -> Iterator[WarmupSpec]:
+    """What each instance executes, of a configuration without `wrong_warmup`.
+
+    Raises:
+        ConfigError: a file lies outside the model's folder, is not there or has another size than its tensor.
+    """
+    for sample in config.model_warmup:
+        inputs = {name: _input(sample, name, data, model_dir) for name, data in sample.inputs.items()}
+        if sample.batch_size == 0 and config.max_batch_size > 0:
+            continue  # as in Triton
+        yield WarmupSpec(sample.name, max(1, sample.batch_size), inputs, max(1, sample.count))
+    for size in _sizes(config):
+        for name, inputs in _shapes(config, model_dir):
+            yield WarmupSpec(f"{name}, batch of {size}", size, inputs, TWICE)
+
+
+def _sizes(config: pb.ModelConfig) -> tuple[int, ...]:
+    sizes: tuple[int, ...] = of_server(config)["warmup_batch_sizes"]
+    return tuple(range(1, max(1, config.max_batch_size) + 1)) if sizes == ALL else sizes
+
+
+def _shapes(config: pb.ModelConfig, model_dir: Path) -> Iterator[tuple[str, dict[str, WarmupInput]]]:
+    if config.model_warmup:
+        for sample in config.model_warmup:
+            yield sample.name, {name: _input(sample, name, data, model_dir) for name, data in sample.inputs.items()}
+        return
+    own = of_server(config)
+    inputs = [tensor for tensor in config.input if not tensor.optional]
+    for lengths in product(*(own["pad_buckets"] if -1 in tensor.dims else (0,) for tensor in inputs)):
+        name = " ".join(str(length) for length in lengths if length)
+        yield (
+            f"zeros of length {name}" if name else "zeros",
+            {
+                tensor.name: WarmupInput(
+                    NAME_OF.get(tensor.data_type, ""), tuple(length if dim == -1 else dim for dim in tensor.dims)
+                )
+                for tensor, length in zip(inputs, lengths, strict=True)
+            },
+        )
+
+
+def _input(sample: pb.ModelWarmup, name: str, data: pb.ModelWarmup.Input, model_dir: Path) -> WarmupInput:
+    dims = tuple(data.dims)
+    datatype = NAME_OF.get(data.data_type, "")
+    if not data.input_data_file:
+        return WarmupInput(datatype, dims, "random" if data.random_data else "zero")
+    where = f"input '{name}' of warm-up sample '{sample.name}'"
+    try:
+        file = inside(model_dir / FOLDER, data.input_data_file, model_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not file.is_file():
+        raise ConfigError(f"{where}: there is no file {file}")
+    expected = math.prod(dims) * SIZE_OF.get(datatype, 0)
+    if expected and file.stat().st_size < expected:
+        raise ConfigError(f"{where}: {file} must have {expected} bytes, got {file.stat().st_size}")
+    return WarmupInput(datatype, dims, "file", file)

@@ -1,0 +1,85 @@
+"""Warm-up: what the samples of a model say, as tensors, and their execution by an instance."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+
+import numpy as np
+
+from _native.infer import InferService
+from _native.instance import InstanceLoop
+from _native.lane import LaneHandle
+from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
+from server.engine.config.datatypes import SIZE_OF
+
+log = logging.getLogger("inferd.engine")
+
+FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+SMALL = 2  # random whole numbers are below: as indices they stay inside of small tables, too
+
+
+def warm_up(loop: InstanceLoop, spec: ModelSpec, instance: str) -> None:
+    """Have the instance execute the samples of its model; on the instance's thread.
+
+    Raises:
+        BackendError: one fails; with the sample's name.
+    """
+    begin = time.monotonic()
+    for sample in spec.warmup:
+        tensors = tensors_of(sample, batches=spec.max_batch_size > 0)
+        try:
+            for _ in range(sample.count):
+                loop.rehearse(tensors, sample.batch_size)
+        except ValueError as error:
+            raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    if spec.warmup:
+        log.info("instance %s is warm after %.2f s", instance, time.monotonic() - begin)
+
+
+async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelSpec) -> None:
+    """Have the models of an ensemble execute its samples; on the loop.
+
+    Raises:
+        BackendError: one fails; with the sample's name.
+    """
+    for sample in spec.warmup:
+        tensors = tensors_of(sample, batches=spec.max_batch_size > 0)
+        try:
+            for _ in range(sample.count):
+                done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                service.rehearse(lane, tensors, sample.batch_size, done.set_result)
+                if problem := await done:
+                    raise ValueError(problem)
+        except ValueError as error:
+            raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    lane.forget_statistics()
+
+
+def tensors_of(sample: WarmupSpec, *, batches: bool) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Shape and bytes of each input of one request: one row, if the model has a batch dimension."""
+    return {name: ((1, *data.dims) if batches else data.dims, _bytes(data)) for name, data in sample.inputs.items()}
+
+
+def _bytes(data: WarmupInput) -> bytes:
+    elements = math.prod(data.dims)
+    if data.file is not None:
+        whole = data.file.read_bytes()
+        return whole[: elements * SIZE_OF[data.datatype]] if data.datatype in SIZE_OF else whole
+    if data.datatype == "BYTES":
+        return bytes(4 * elements)  # empty strings, random ones too, as in Triton
+    if data.data == "random":
+        return _random(data.datatype, elements)
+    return bytes(elements * SIZE_OF[data.datatype])
+
+
+def _random(datatype: str, elements: int) -> bytes:
+    random = np.random.default_rng(elements)
+    if datatype in FLOATS:
+        return random.random(elements).astype(FLOATS[datatype]).tobytes()
+    if datatype == "BF16":  # the upper half of FP32
+        return (random.random(elements).astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    size = SIZE_OF[datatype]
+    return random.integers(0, SMALL, elements).astype(f"<u{size}").tobytes()

@@ -1,0 +1,184 @@
+"""Guards warm-up: what is executed before a model is ready, on which thread, and that it is no traffic."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from server.engine.config import Options
+from server.engine.engine import Engine
+from tests.engine.serving import CONFIG, Loader, infer, request, row, serving
+
+SAMPLE = """
+model_warmup {
+  name: "%s" batch_size: %d count: %d
+  inputs { key: "x" value { data_type: TYPE_INT64 dims: [ 2 ] %s } }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    """Requests, blocks and lanes are gone when the engine is closed."""
+
+
+class Seen:
+    """Remembers the batches, and the threads that they ran on."""
+
+    def __init__(self):
+        self.batches, self.threads = [], []
+
+    def __call__(self, batch):
+        self.batches.append(batch.input("x").numpy().copy())
+        self.threads.append(threading.current_thread().name)
+        batch.set_output("y", batch.input("x").numpy())
+
+
+async def loading(root, execute, config):
+    """What goes wrong when the model is loaded; and the engine, which the caller closes."""
+    (root / "m" / "1").mkdir(parents=True, exist_ok=True)
+    (root / "m" / "config.pbtxt").write_text(config)
+    engine = Engine([root], Loader({"m": execute}), Options())
+    return await engine.start(), engine
+
+
+async def test_samples_run_on_each_instance_before_it_serves_and_do_not_count(tmp_path):
+    seen = Seen()
+    config = CONFIG.replace("count: 1", "count: 2") + SAMPLE % ("zeros", 3, 2, "zero_data: true")
+    async with serving(tmp_path, seen, m=config) as engine:
+        assert [batch.tolist() for batch in seen.batches] == [[[0, 0]] * 3] * 4
+        assert sorted(seen.threads) == ["m_0_0", "m_0_0", "m_0_1", "m_0_1"]
+        statistics = engine.model("m").statistics()
+        assert statistics.execution_count == statistics.inference_count == 0
+        assert statistics.inference_stats.success.count == 0
+        assert not statistics.batch_stats
+        await infer(engine, request(x=row(7)))
+        assert engine.model("m").statistics().execution_count == 1
+
+
+async def test_random_data_and_files(tmp_path):
+    seen = Seen()
+    folder = tmp_path / "m" / "warmup"
+    folder.mkdir(parents=True)
+    (folder / "two").write_bytes(np.array([5, 6], dtype=np.int64).tobytes())
+    config = CONFIG + SAMPLE % ("a", 1, 0, "random_data: true") + SAMPLE % ("b", 1, 0, 'input_data_file: "two"')
+    async with serving(tmp_path, seen, m=config):
+        random, file = seen.batches
+        assert random.shape == (1, 2)
+        assert file.tolist() == [[5, 6]]
+
+
+async def test_a_sample_of_batch_size_0_is_skipped(tmp_path):
+    seen = Seen()
+    async with serving(tmp_path, seen, m=CONFIG + SAMPLE % ("none", 0, 1, "zero_data: true")):
+        assert seen.batches == []
+
+
+async def test_all_batch_sizes_with_one_line(tmp_path):
+    seen = Seen()
+    line = 'parameters { key: "warmup_batch_sizes" value { string_value: "all" } }'
+    async with serving(tmp_path, seen, m=CONFIG.replace("dims: [ -1 ]", "dims: [ 3 ]") + line):
+        assert [batch.shape for batch in seen.batches] == [(size, 3) for size in range(1, 9) for _ in range(2)]
+
+
+async def test_all_buckets_of_a_padded_input(tmp_path):
+    seen = Seen()
+    lines = """
+        parameters { key: "warmup_batch_sizes" value { string_value: "1,8" } }
+        parameters { key: "pad" value { string_value: "x=0" } }
+        parameters { key: "pad_buckets" value { string_value: "4,16" } }
+    """
+    async with serving(tmp_path, seen, m=CONFIG + lines):
+        shapes = [batch.shape for batch in seen.batches]
+        assert shapes == [shape for shape in [(1, 4), (1, 16), (8, 4), (8, 16)] for _ in range(2)]
+
+
+async def test_samples_at_several_batch_sizes(tmp_path):
+    seen = Seen()
+    line = 'parameters { key: "warmup_batch_sizes" value { string_value: "2,4" } }'
+    async with serving(tmp_path, seen, m=CONFIG + SAMPLE % ("s", 0, 1, "zero_data: true") + line):
+        assert [batch.shape for batch in seen.batches] == [(2, 2), (2, 2), (4, 2), (4, 2)]
+
+
+async def test_a_failure_fails_the_load_with_the_name_of_the_sample(tmp_path):
+    def fail(batch):
+        raise ValueError("cold")
+
+    problems, engine = await loading(tmp_path, fail, CONFIG + SAMPLE % ("first", 1, 1, "zero_data: true"))
+    try:
+        assert problems == ["failed to load 'm' version 1: failed to run warmup sample 'first': cold"]
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem"),
+    [
+        (SAMPLE % ("s", 9, 1, "zero_data: true"), "has batch_size 9"),
+        (SAMPLE % ("s", 1, 1, ""), "needs zero_data, random_data or input_data_file"),
+        ((SAMPLE % ("s", 1, 1, "zero_data: true")).replace('"x"', '"z"'), "an input 'z' that the model lacks"),
+        ((SAMPLE % ("s", 1, 1, "zero_data: true")).replace("INT64", "FP32"), "must be TYPE_INT64"),
+        ((SAMPLE % ("s", 1, 1, "zero_data: true")).replace("[ 2 ]", "[ -1 ]"), "must have all dims given"),
+        (SAMPLE % ("s", 1, 1, 'input_data_file: "none"'), "there is no file"),
+        (SAMPLE % ("s", 1, 1, 'input_data_file: "../config.pbtxt"'), "must stay within the model directory"),
+        ('parameters { key: "warmup_batch_sizes" value { string_value: "9" } }', "there is no batch of 9"),
+        ('parameters { key: "warmup_batch_sizes" value { string_value: "some" } }', "expected all, or ascending"),
+        ('parameters { key: "warmup_batch_sizes" value { string_value: "1" } }', "variable dimension without buckets"),
+    ],
+)
+async def test_wrong_samples_are_told(tmp_path, sample, problem):
+    problems, engine = await loading(tmp_path, Seen(), CONFIG + sample)
+    await engine.close()
+    [line] = problems
+    assert problem in line
+
+
+async def test_a_sample_that_does_not_fit_the_model_fails_the_load(tmp_path):
+    config = CONFIG.replace("dims: [ -1 ]", "dims: [ 3 ]") + SAMPLE % ("narrow", 1, 1, "zero_data: true")
+    problems, engine = await loading(tmp_path, Seen(), config)
+    await engine.close()
+    [line] = problems
+    assert "failed to run warmup sample 'narrow'" in line
+    assert "Expected [-1,3], got [1,2]" in line
+
+
+async def test_a_native_executor_is_warmed(tmp_path):
+    config = CONFIG.replace('"puppet"', '"identity"') + SAMPLE % ("zeros", 8, 5, "zero_data: true")
+    async with serving(tmp_path, m=config) as engine:
+        assert engine.model("m").statistics().execution_count == 0
+        assert (await infer(engine, request(x=row(1)))).array().tolist() == [[1]]
+
+
+ENSEMBLE = (
+    """
+platform: "ensemble" max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "t" } }
+  step { model_name: "m" model_version: -1 input_map { key: "x" value: "t" } output_map { key: "y" value: "y" } }
+}
+"""
+    + SAMPLE % ("through", 2, 3, "zero_data: true")
+)
+
+
+async def test_an_ensemble_is_warmed_through_its_steps(tmp_path):
+    seen = Seen()
+    async with serving(tmp_path, {"m": seen}, m=CONFIG, e=ENSEMBLE) as engine:
+        assert sum(len(batch) for batch in seen.batches) == 2 * 2 * 3
+        assert engine.model("e").statistics().inference_count == 0
+        assert (await infer(engine, request("e", x=row(4)))).array().tolist() == [[4]]
+
+
+async def test_an_ensemble_whose_sample_fails_is_not_served(tmp_path):
+    def fail(batch):
+        raise ValueError("cold")
+
+    for name, config in (("m", CONFIG), ("e", ENSEMBLE)):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    engine = Engine([tmp_path], Loader({"m": fail}), Options())
+    [problem] = await engine.start()
+    await engine.close()
+    assert problem == "failed to load 'e' version 1: failed to run warmup sample 'through': in ensemble 'e', cold"
