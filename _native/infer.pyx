@@ -159,12 +159,13 @@ cdef class Rehearsal:
     cdef object done
 
     cdef void finish(self) noexcept:
+        cdef object done = self.done
         text = ""
         if self.outcome.status:
             text = text_or_no_memory(self.outcome.details).decode("utf-8", "replace")
             free(self.outcome.details)
-        Py_DECREF(self)
-        self.done(text)
+        Py_DECREF(self)  # it was kept for this call
+        done(text)
 
 
 cdef class InferService:

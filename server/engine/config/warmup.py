@@ -12,7 +12,7 @@ from server.engine.config.datatypes import NAME_OF, SIZE_OF
 from server.engine.config.files import inside
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import ALL, of_server
-from server.engine.config.source import FieldPath
+from server.engine.config.source import FieldPath, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
@@ -60,19 +60,19 @@ def _wrong_sizes(config: pb.ModelConfig) -> Iterator[Finding]:
                 yield Finding(path, text, "write a sample in model_warmup, or pad_buckets")
 
 
-def warmup_specs(config: pb.ModelConfig, model_dir: Path) -> Iterator[WarmupSpec]:
+def warmup_specs(config: pb.ModelConfig, model_dir: Path, source: Source) -> Iterator[WarmupSpec]:
     """What each instance executes, of a configuration without `wrong_warmup`.
 
     Raises:
         ConfigError: a file lies outside the model's folder, is not there or has another size than its tensor.
     """
-    for sample in config.model_warmup:
-        inputs = {name: _input(sample, name, data, model_dir) for name, data in sample.inputs.items()}
+    samples = list(_samples(config, model_dir, source))
+    for sample, inputs in samples:
         if sample.batch_size == 0 and config.max_batch_size > 0:
             continue  # as in Triton
         yield WarmupSpec(sample.name, max(1, sample.batch_size), inputs, max(1, sample.count))
     for size in _sizes(config):
-        for name, inputs in _shapes(config, model_dir):
+        for name, inputs in [(sample.name, inputs) for sample, inputs in samples] or _zeros(config):
             yield WarmupSpec(f"{name}, batch of {size}", size, inputs, TWICE)
 
 
@@ -81,11 +81,21 @@ def _sizes(config: pb.ModelConfig) -> tuple[int, ...]:
     return tuple(range(1, max(1, config.max_batch_size) + 1)) if sizes == ALL else sizes
 
 
-def _shapes(config: pb.ModelConfig, model_dir: Path) -> Iterator[tuple[str, dict[str, WarmupInput]]]:
-    if config.model_warmup:
-        for sample in config.model_warmup:
-            yield sample.name, {name: _input(sample, name, data, model_dir) for name, data in sample.inputs.items()}
-        return
+def _samples(
+    config: pb.ModelConfig, model_dir: Path, source: Source
+) -> Iterator[tuple[pb.ModelWarmup, dict[str, WarmupInput]]]:
+    for index, sample in enumerate(config.model_warmup):
+        inputs = {}
+        for name, data in sample.inputs.items():
+            try:
+                inputs[name] = _input(data, model_dir)
+            except ConfigError as error:
+                where = source.at("model_warmup", index, "inputs", name)
+                raise ConfigError(f"{where}: input '{name}' of warm-up sample '{sample.name}': {error}") from None
+        yield sample, inputs
+
+
+def _zeros(config: pb.ModelConfig) -> Iterator[tuple[str, dict[str, WarmupInput]]]:
     own = of_server(config)
     inputs = [tensor for tensor in config.input if not tensor.optional]
     for lengths in product(*(own["pad_buckets"] if -1 in tensor.dims else (0,) for tensor in inputs)):
@@ -101,19 +111,15 @@ def _shapes(config: pb.ModelConfig, model_dir: Path) -> Iterator[tuple[str, dict
         )
 
 
-def _input(sample: pb.ModelWarmup, name: str, data: pb.ModelWarmup.Input, model_dir: Path) -> WarmupInput:
+def _input(data: pb.ModelWarmup.Input, model_dir: Path) -> WarmupInput:
     dims = tuple(data.dims)
     datatype = NAME_OF.get(data.data_type, "")
     if not data.input_data_file:
         return WarmupInput(datatype, dims, "random" if data.random_data else "zero")
-    where = f"input '{name}' of warm-up sample '{sample.name}'"
-    try:
-        file = inside(model_dir / FOLDER, data.input_data_file, model_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    file = inside(model_dir / FOLDER, data.input_data_file, model_dir)
     if not file.is_file():
-        raise ConfigError(f"{where}: there is no file {file}")
+        raise ConfigError(f"there is no file {file}")
     expected = math.prod(dims) * SIZE_OF.get(datatype, 0)
     if expected and file.stat().st_size < expected:
-        raise ConfigError(f"{where}: {file} must have {expected} bytes, got {file.stat().st_size}")
+        raise ConfigError(f"{file} must have {expected} bytes, got {file.stat().st_size}")
     return WarmupInput(datatype, dims, "file", file)
