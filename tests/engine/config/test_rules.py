@@ -91,7 +91,8 @@ def test_all_broken_rules_are_told_at_once(prepared, io: str) -> None:
         prepared,
         HEAD
         + io
-        + 'input { name: "a" data_type: TYPE_FP32 dims: 0 }\nmodel_warmup { batch_size: 300000 }\ninstance_group { kind: KIND_GPU }',
+        + 'input { name: "a" data_type: TYPE_FP32 dims: 0 }\nmodel_warmup { batch_size: 300000 }\n'
+        + "instance_group { kind: KIND_GPU }",
     )
     assert len(error.splitlines()) == 3
 
