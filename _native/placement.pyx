@@ -228,7 +228,8 @@ cdef bint own_strings(Request *request, const TensorSignature *tensor, InputData
 cdef char *shortened_text(const Placement *placement) noexcept nogil:
     cdef Str name = placement.region.name
     return format_text(
-        "the object of shared memory region '%.*s' has been shortened since it was registered: register it again",
+        "the object of shared memory region '%.*s' has been shortened since it was registered, or the system has no "
+        "memory for it: register it again",
         clip(name.size), name.data)
 
 

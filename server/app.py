@@ -36,7 +36,7 @@ from server.front.tls import Credentials, CredentialsError
 from server.front.tokens import TokenFileError
 from server.observe.load import LoadMeter
 from server.observe.logs import Logs, configure
-from server.rpc.metadata import Identity
+from server.rpc.metadata import EXTENSIONS, Identity
 from server.rpc.service import table
 from server.settings import Settings
 
@@ -181,7 +181,7 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     access = _access(settings, engine)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     door = _door(settings, engine, policy, access)
-    identity = Identity(name=settings.id, version=metadata.version("inferd"))
+    identity = Identity(settings.id, metadata.version("inferd"), _extensions(settings))
     forwarder = Forwarder(settings.grpc_header_forward_pattern) if settings.grpc_header_forward_pattern else None
     if isinstance(door, NativeDoor) and forwarder is not None:
         door.forward(forwarder)
@@ -244,6 +244,11 @@ def _is_reflected_at(settings: Settings, bind: Bind) -> bool:
     if bind.rules.reflection is not None:
         return bind.rules.reflection
     return settings.grpc_reflection == "on" or (settings.grpc_reflection == "auto" and bind.address.is_local)
+
+
+def _extensions(settings: Settings) -> tuple[str, ...]:
+    off = {"system_shared_memory"} if settings.client_shm_access == "none" else set()
+    return tuple(name for name in EXTENSIONS if name not in off)
 
 
 def _is_reflected(settings: Settings) -> bool:

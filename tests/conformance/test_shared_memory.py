@@ -165,6 +165,7 @@ def test_users_have_their_own_regions_and_only_their_own_objects(repository):
 def test_it_can_be_off_everywhere(repository, tmp_path, made):
     with serving("native", repository, tmp_path, "--client-shm-access=none") as server, connected(server.unix) as stub:
         assert refused(register, stub, "r", made, 64)[0] is Code.UNIMPLEMENTED
+        assert "system_shared_memory" not in stub.ServerMetadata(pb.ServerMetadataRequest()).extensions
 
 
 # ---- which objects ----
