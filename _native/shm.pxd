@@ -23,7 +23,7 @@ cdef struct Region:
     RegionKind kind
     int64_t scope            # whose region it is
     Str name
-    uint64_t serial          # of the registration
+    uint64_t owner           # the connection that it goes with; 0: none
     # Holds this structure: one reference for the registry, one for each user; who gives the last one back closes the
     # region. Its `data` is where the region begins in the memory of this process, NULL where it has no such place.
     Block *block
@@ -57,7 +57,6 @@ cdef struct Registry:
     int32_t references       # one for the owner, one for each region that is not closed; atomic
     Mutex guard
     Region *buckets[BUCKETS]
-    uint64_t last_serial
     int64_t count            # regions that are not closed yet, also those that have lost their names. Atomic.
     int64_t byte_size        # of these. Atomic.
     int64_t max_count
@@ -79,7 +78,7 @@ cdef const char *SHM_DISABLED
 cdef class Regions:
     # owns a Registry for Python
     cdef Registry *registry
-    # Enter a region, whose `close` is set, with one more reference to its block; sets its serial. The caller keeps his.
+    # Enter a region, whose `close` is set, with one more reference to its block. The caller keeps his.
     cdef int enter(self, Region *region) except -1
 
 # A region with its own copies of `name` and `key`, not entered yet, whose block has one reference. `data` may be NULL.

@@ -146,18 +146,26 @@ cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, v
     return region
 
 
-cdef Region *take_chain(Registry *registry, int64_t scope, RegionKind kind, bint every_scope) noexcept nogil:
-    # all regions of a scope and kind, out of the registry
+cdef enum:
+    EVERY_KIND = -1
+
+cdef Region *take_chain(Registry *registry, int64_t scope, int kind, uint64_t owner) noexcept nogil:
+    # out of the registry: the regions of an owner or, without one, of a scope and kind, or all
     cdef Region *taken = NULL
     cdef Region *region
     cdef Region **link
+    cdef bint wanted
     cdef int i
     lock(&registry.guard)
     for i in range(BUCKETS):
         link = &registry.buckets[i]
         while link[0] != NULL:
             region = link[0]
-            if every_scope or (region.scope == scope and region.kind == kind):
+            if owner:
+                wanted = region.owner == owner
+            else:
+                wanted = kind == EVERY_KIND or (region.scope == scope and <int>region.kind == kind)
+            if wanted:
                 link[0] = region.next
                 region.next = taken
                 taken = region
@@ -261,11 +269,11 @@ cdef class Regions:
 
     def __dealloc__(self):
         if self.registry != NULL:
-            give_chain(take_chain(self.registry, 0, REGION_SYSTEM, True))
+            give_chain(take_chain(self.registry, 0, EVERY_KIND, 0))
             registry_leave(self.registry)
 
     def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, trusted: bool,
-                   writable: bool) -> int:
+                   writable: bool, owner: int = 0) -> None:
         """Register a part of a shared memory object.
 
         Args:
@@ -276,9 +284,7 @@ cdef class Regions:
             offset, byte_size: the part; the object has it now.
             trusted: use its contents in place; otherwise copy them before use.
             writable: results may be written to it.
-
-        Returns:
-            the serial of the registration, for `remove_serial`.
+            owner: whose `remove_owned` takes it away; 0 for nobody's.
 
         Raises:
             RegionError: the name is taken, a bound is reached, or the system does not map it.
@@ -289,10 +295,10 @@ cdef class Regions:
         region.close = close_system
         region.offset = offset
         region.writable = writable
+        region.owner = owner
         try:
             map_region(region, fd, trusted)
             self.enter(region)
-            return region.serial
         finally:
             block_give(region.block)
 
@@ -311,8 +317,6 @@ cdef class Regions:
             region.registry = registry
             fetch_add32(&registry.references, 1)
             block_share(region.block)
-            registry.last_serial += 1
-            region.serial = registry.last_serial
             fetch_add64(&registry.count, 1)
             fetch_add64(&registry.byte_size, <int64_t>region.size)
             link[0] = region
@@ -350,41 +354,29 @@ cdef class Regions:
             block_give(region.block)
         return True
 
-    def remove_serial(self, serial: int) -> bool:
-        """Unregister what one registration has brought, unless that was done; whether it was there."""
-        cdef uint64_t wanted = serial
-        cdef Region *found = NULL
-        cdef Region **link
-        cdef int i
-        lock(&self.registry.guard)
-        for i in range(BUCKETS):
-            link = &self.registry.buckets[i]
-            while link[0] != NULL and link[0].serial != wanted:
-                link = &link[0].next
-            if link[0] != NULL:
-                found = link[0]
-                link[0] = found.next
-                break
-        unlock(&self.registry.guard)
-        if found == NULL:
-            return False
+    def remove_owned(self, owner: int) -> int:
+        """Unregister all regions of an owner; how many there were."""
+        cdef uint64_t whose = owner
+        cdef uint32_t count
+        if whose == 0:
+            return 0
         with nogil:
-            block_give(found.block)
-        return True
+            count = give_chain(take_chain(self.registry, 0, EVERY_KIND, whose))
+        return count
 
     def remove_all(self, scope: int, kind: int) -> int:
         """Unregister all regions of a kind in a scope; how many there were."""
         cdef int64_t whose = scope
-        cdef RegionKind which = <RegionKind><int>kind
+        cdef int which = kind
         cdef uint32_t count
         with nogil:
-            count = give_chain(take_chain(self.registry, whose, which, False))
+            count = give_chain(take_chain(self.registry, whose, which, 0))
         return count
 
     def close(self) -> None:
         """Unregister everything."""
         with nogil:
-            give_chain(take_chain(self.registry, 0, REGION_SYSTEM, True))
+            give_chain(take_chain(self.registry, 0, EVERY_KIND, 0))
 
     def find(self, scope: int, name: str) -> RegionStatus | None:
         """The region with this name."""

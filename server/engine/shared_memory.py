@@ -91,7 +91,9 @@ class SharedMemory:
             return SHARED
         return NONE if user is None else user.uid
 
-    def register_system(self, user: User | None, name: str, key: str, offset: int, byte_size: int) -> int:
+    def register_system(
+        self, user: User | None, name: str, key: str, offset: int, byte_size: int, owner: int = 0
+    ) -> None:
         """Register a part of a shared memory object.
 
         Args:
@@ -99,9 +101,7 @@ class SharedMemory:
             name: of the region.
             key: of the object: its name in /dev/shm, usually behind a slash.
             offset, byte_size: the part; they may be any.
-
-        Returns:
-            the serial of the registration, for `withdraw`.
+            owner: whose end `withdraw` announces; 0 for a region that stays.
 
         Raises:
             ServerError: with Triton's texts.
@@ -112,7 +112,7 @@ class SharedMemory:
         try:
             found = os.fstat(fd)
             self._check_object(found, user, name, offset, byte_size)
-            return self.regions.add_system(
+            self.regions.add_system(
                 scope,
                 name,
                 key,
@@ -121,6 +121,7 @@ class SharedMemory:
                 byte_size,
                 trusted=writable and self._trusts(user, found),
                 writable=writable,
+                owner=owner,
             )
         except RegionError as error:
             raise _FAMILIES[error.status](str(error)) from error
@@ -135,9 +136,9 @@ class SharedMemory:
         else:
             self.regions.remove_all(scope, kind)
 
-    def withdraw(self, serial: int) -> None:
-        """Unregister what one registration brought, if it is still there."""
-        self.regions.remove_serial(serial)
+    def withdraw(self, owner: int) -> None:
+        """Unregister the regions of an owner."""
+        self.regions.remove_owned(owner)
 
     def status(self, user: User | None, kind: int, name: str) -> list[RegionStatus]:
         """One region, or with an empty name all of a kind that the caller may use.

@@ -213,6 +213,11 @@ class NativeContext:
         """The client's process, when it came over a unix socket."""
         return self._client.credentials
 
+    @property
+    def connection(self) -> int:
+        """A number that the client's connection shares with no other."""
+        return self._client.number
+
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client's connection has ended."""
         self._client.departed.append(callback)

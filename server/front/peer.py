@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import struct
@@ -26,6 +27,7 @@ class Peer:
     address: str  # as gRPC writes it: "ipv4:127.0.0.1:4711", "unix:"
     credentials: PeerCredentials | None = None  # of a process on a unix socket
     auth: AuthContext = field(default_factory=dict)  # of a TLS client; keys and values are grpc's
+    number: int = field(default_factory=itertools.count(1).__next__)
     departed: list[Callable[[], None]] = field(default_factory=list)  # called when the connection has ended
 
 

@@ -188,11 +188,12 @@ class ContextCall:
     def peer_credentials(self) -> PeerCredentials | None:
         return getattr(self._context, "peer_credentials", None)  # grpc.aio's context has none
 
-    def on_disconnect(self, callback: Callable[[], None]) -> bool:
-        register = getattr(self._context, "on_disconnect", None)  # nor does it tell of connections
-        if register is not None:
-            register(callback)
-        return register is not None
+    @property
+    def connection(self) -> int:
+        return getattr(self._context, "connection", 0)  # nor does it tell of connections
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        cast(Any, self._context).on_disconnect(callback)
 
     @property
     def peer_names(self) -> tuple[str, ...]:

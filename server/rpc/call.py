@@ -51,8 +51,12 @@ class Call(Protocol):
     def user(self) -> int:
         """The user of that process; -1 when it is not known."""
 
-    def on_disconnect(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the client's connection has ended; False when the door cannot tell."""
+    @property
+    def connection(self) -> int:
+        """A number that the client's connection shares with no other; 0 where the door does not tell of connections."""
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the client's connection has ended."""
 
     @property
     def peer_names(self) -> tuple[str, ...]:

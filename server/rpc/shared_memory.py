@@ -23,6 +23,7 @@ class SharedMemoryRegistration:
 
     def __init__(self, engine: Engine) -> None:
         self._memory = engine.shared_memory
+        self._owners: set[int] = set()  # connections with regions that go with them, or went before
 
     async def system_status(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
@@ -37,11 +38,8 @@ class SharedMemoryRegistration:
     async def system_register(
         self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        self.register(
-            call,
-            lambda user: self._memory.register_system(
-                user, request.name, request.key, request.offset, request.byte_size
-            ),
+        self._memory.register_system(
+            user_of(call), request.name, request.key, request.offset, request.byte_size, self.owner(call)
         )
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -51,16 +49,24 @@ class SharedMemoryRegistration:
         await _aside(self._memory.unregister, user_of(call), SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    def register(self, call: Call, enter: Callable[[User | None], int]) -> None:
-        """Register a region by `enter(user)`, which returns the serial, for as long as the client asks."""
-        limited = _is_limited(call)
-        serial = enter(user_of(call))
-        if limited and not call.on_disconnect(lambda: _later(self._memory.withdraw, serial)):
-            self._memory.withdraw(serial)
+    def owner(self, call: Call) -> int:
+        """Who a region that `call` registers goes with: its connection, if the client asks for that; 0 for nobody."""
+        if not _is_limited(call):
+            return 0
+        connection = call.connection
+        if not connection:
             raise Unimplemented(
                 f"{LIFETIME}: this front door cannot tell when a connection ends; leave it out, or use "
                 "--transport native"
             )
+        if connection not in self._owners:
+            self._owners.add(connection)
+            call.on_disconnect(lambda: self._departed(connection))
+        return connection
+
+    def _departed(self, owner: int) -> None:
+        self._owners.discard(owner)
+        asyncio.get_running_loop().run_in_executor(None, self._memory.withdraw, owner)
 
 
 def user_of(call: Call) -> User | None:
@@ -80,7 +86,3 @@ def _is_limited(call: Call) -> bool:
 async def _aside(function: Callable[..., None], *arguments: Any) -> None:
     """Call where it may take its time: taking a large mapping away does."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
-
-
-def _later(function: Callable[..., None], *arguments: Any) -> None:
-    asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -44,8 +44,8 @@ def shared_object():
     os.close(fd)
 
 
-def add(regions, fd, name="a", *, scope=SHARED, offset=0, byte_size=SIZE, trusted=False, writable=True):
-    return regions.add_system(scope, name, f"/{name}", fd, offset, byte_size, trusted=trusted, writable=writable)
+def add(regions, fd, name="a", *, scope=SHARED, offset=0, byte_size=SIZE, owner=0):
+    regions.add_system(scope, name, f"/{name}", fd, offset, byte_size, trusted=False, writable=True, owner=owner)
 
 
 def descriptors():
@@ -180,14 +180,16 @@ def test_regions_outlive_their_registry(shared_object):
     assert use.read(0, SIZE) == PATTERN
 
 
-def test_a_registration_is_removed_by_its_serial_and_no_other(regions, shared_object):
-    first = add(regions, shared_object)
-    regions.remove(SHARED, SYSTEM, "a")
-    second = add(regions, shared_object)
-    assert not regions.remove_serial(first), "the name has another region now"
-    assert regions.find(SHARED, "a") is not None
-    assert regions.remove_serial(second)
-    assert regions.find(SHARED, "a") is None
+def test_regions_go_with_their_owner(regions, shared_object):
+    for name, owner in (("a", 1), ("b", 2), ("c", 1), ("d", 0)):
+        add(regions, shared_object, name, owner=owner)
+    regions.remove(SHARED, SYSTEM, "c")
+    add(regions, shared_object, "c", owner=2)
+    assert regions.remove_owned(1) == 1, "the name has another owner's region now"
+    assert [status.name for status in regions.entries(SHARED, SYSTEM)] == ["b", "c", "d"]
+    assert regions.remove_owned(0) == 0
+    assert regions.remove_owned(2) == 2
+    assert [status.name for status in regions.entries(SHARED, SYSTEM)] == ["d"]
 
 
 def test_an_object_that_shrinks_harms_nobody(regions, shared_object):
