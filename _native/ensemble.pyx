@@ -52,7 +52,7 @@ from _native.lane cimport (
     lane_clear,
     lane_init,
 )
-from _native.memory cimport block_share, block_take
+from _native.memory cimport block_give, block_share, block_take
 from _native.plan cimport Plan, PlanStep, plan_build, plan_clear, plan_encloses, plan_needs
 from _native.request cimport (
     REQUEST_TAKEN,
@@ -331,6 +331,8 @@ cdef void accept(Call *call, Response *response) noexcept nogil:
             return
         sequence_copy(&frame.sequence, sequence)
         sequence = &frame.sequence
+        if response.receipt != NULL:
+            frame.receipt = block_share(response.receipt)
     if not step_sequence(response, sequence, &details):
         fail(run, STATUS_INVALID_ARGUMENT if details != NULL else STATUS_RESOURCE_EXHAUSTED, NULL, details)
         free(details)
@@ -427,6 +429,10 @@ cdef bint fill_response(Response *response, const Run *run, Frame *frame) noexce
                 response_fail(response, STATUS_RESOURCE_EXHAUSTED, NULL)
                 return False
         fill_output(response, run, frame, i)
+    if frame.receipt != NULL:
+        # the step that began the frame may wait until the client has read what comes of it
+        block_give(response.receipt)
+        response.receipt = block_share(frame.receipt)
     return response_complete(response)
 
 

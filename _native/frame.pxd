@@ -71,6 +71,7 @@ cdef struct Frame:
     uint32_t unresolved      # wanted outputs of the ensemble that live in it and are not yet known
     bint sent                # the response that it stands for
     Sequence sequence        # of the response that began it
+    Block *receipt           # of that response: given back when the client has done with what was made of it
     Value *values            # by the tensor's place in the scope
     Call *calls              # by the step's place in the scope
 

@@ -144,6 +144,7 @@ cdef void frame_free(Frame *frame) noexcept nogil:
     for i in range(plan.step_count):
         block_give(frame.calls[i].sequence.block)
     block_give(frame.sequence.block)
+    block_give(frame.receipt)
     free(frame)
 
 

@@ -27,7 +27,9 @@ from _native.memory cimport Block, block_give, block_share, block_wrap
 from _native.plan cimport PlanEdge, PlanStep
 from _native.request cimport (
     STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
     STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
     InputData,
     OutputData,
     Request,
@@ -185,6 +187,8 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
     cdef Request *request
     cdef Lane *lane = table_find(table, step.model, step.version, status, details)
     if lane == NULL:
+        if status[0] == STATUS_NOT_FOUND:
+            status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
         return NULL
     request = request_new()
     if request == NULL:

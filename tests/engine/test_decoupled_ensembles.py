@@ -35,6 +35,7 @@ class Stream:
         self.answers = []
         self._done = asyncio.Event()
         self._ticket = None
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
         self._ticket = engine.submit(message.SerializeToString(), self._deliver, stream=True)
 
     def _deliver(self, status, text, response):

@@ -7,8 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from server.errors import Status
-from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+from server.engine.config import Options
+from server.engine.engine import Engine
+from server.errors import Status, Unavailable
+from tests.engine.serving import CONFIG, Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000
 
@@ -565,3 +567,34 @@ async def test_many_at_once(tmp_path):
         for _ in range(10):
             answers = await infer_all(engine, *(request("e", x=row(n)) for n in range(64)))
             assert [answer.array().item() for answer in answers] == [n + 11 for n in range(64)]
+
+
+async def test_an_ensemble_is_ready_while_the_models_of_its_steps_are(tmp_path):
+    models = {"one": plus(1), "ten": plus(10)}
+    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
+        told = []
+        engine.subscribe(lambda name, version, ready: told.append((name, version, ready)))
+        await engine._unload("ten")
+        assert told == [("ten", 1, False), ("e", 1, False)]
+        with pytest.raises(Unavailable, match="in ensemble 'e', Request for unknown model: 'ten'"):
+            engine.model("e")
+        answer = await infer(engine, request("e", x=row(1)))
+        assert answer.status == Status.UNAVAILABLE
+        assert answer.text.startswith("in ensemble 'e', Request for unknown model: 'ten'")
+
+
+async def test_an_ensemble_whose_step_does_not_load(tmp_path):
+    root = tmp_path / "models"
+    async with serving(root, {"one": plus(1), "ten": plus(10)}, one=model(), ten=model(), e=CHAIN):
+        pass
+    (root / "ten" / "config.pbtxt").write_text(model().replace("puppet", "pytorch"))  # there is no model.pt
+    engine = Engine([root], Loader({"one": plus(1)}), Options())
+    try:
+        problems = await engine.start()
+        assert len(problems) == 2
+        assert problems[1].startswith("failed to load 'ten'")
+        assert problems[0].startswith("failed to load 'e': ensemble 'e' depends on 'ten' which has no loaded version")
+        assert (await infer(engine, request("one", x=row(1)))).status == Status.OK
+        assert (await infer(engine, request("e", x=row(1)))).status == Status.NOT_FOUND
+    finally:
+        await engine.close()
