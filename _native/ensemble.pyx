@@ -71,7 +71,13 @@ from _native.request cimport (
     response_new,
 )
 from _native.response cimport response_complete
-from _native.statistics cimport Execution, Statistics, statistics_executed, statistics_failed
+from _native.statistics cimport (
+    Execution,
+    Statistics,
+    queue_time_index,
+    statistics_executed,
+    statistics_failed,
+)
 from _native.step cimport step_accept, step_judge, step_leave, step_request, step_sequence
 from _native.submission cimport Submission, submit_request
 from _native.text cimport clip, format_text, text_or_no_memory
@@ -563,6 +569,7 @@ cdef void account(const Ensemble *ensemble, const Request *request) noexcept nog
     execution.requests = 1
     execution.success_ns = took
     execution.queue_ns = request.phases.queue
+    execution.queue_times[queue_time_index(<int64_t>request.phases.queue)] = 1
     execution.input_ns = request.phases.input
     execution.infer_ns = request.phases.infer
     execution.output_ns = request.phases.output
