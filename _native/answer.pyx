@@ -176,6 +176,21 @@ cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil:
     return message
 
 
+cdef size_t answer_size(const Response *response) noexcept nogil:
+    cdef Answer answer
+    if not answer_measure(&answer, response, False):
+        return 0
+    answer_done(&answer)
+    return answer.size
+
+
+cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil:
+    cdef Answer answer
+    if answer_measure(&answer, response, False):
+        answer_write(&answer, response, out)
+        answer_done(&answer)
+
+
 cdef bytes answer_bytes(const Response *response):
     cdef Answer answer
     cdef bytes out

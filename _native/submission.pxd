@@ -25,6 +25,13 @@ cdef struct Submission:
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
 
+cdef extern from *:
+    # as a caller: the server itself, on behalf of a request that it has admitted, and that must not wait for room
+    """
+    #define INFERD_CALLER_SERVER UINT64_MAX
+    """
+    const uint64_t CALLER_SERVER "INFERD_CALLER_SERVER"
+
 # On the loop: decode, admit, find the model, check and queue a message from outside. Takes `block`. The request, whose
 # sink is set, comes back over the bridge, whatever happens. A negative timeout stands for none.
 cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,

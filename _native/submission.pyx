@@ -53,7 +53,7 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
     cdef char *details = NULL
     if not request_decode(request, block, data, size):
         return False
-    if self.gate != NULL and not may_use(self.gate, request, caller):
+    if self.gate != NULL and caller != CALLER_SERVER and not may_use(self.gate, request, caller):
         return False
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
@@ -85,7 +85,7 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
     cdef int64_t now = now_ns()
     request.bridge = self.bridge
     request.arrived_ns = now
-    if self.max_inflight and self.bridge.in_house >= self.max_inflight:
+    if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
         request.block = block
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from _native.batch import Batch
@@ -243,6 +243,19 @@ class Signature:
     batches: bool  # every input and output has a variable first dimension
 
 
+class Services(Protocol):
+    """What the server does for models that ask it, from any thread."""
+
+    @property
+    def entrance(self) -> object:
+        """A capsule "inferd.submission" around the Submission (see `_native/submission.pxd`) for requests of models."""
+
+    def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
+        """Have something done that is no inference: "is_model_ready" (name, version), "load_model" (name, config, files),
+        "unload_model" (name, unload_dependents). The future's exception is a `BackendError`, or one with a `status`.
+        """
+
+
 class Backend(abc.ABC):
     """One per format; made by `backends.loader` and shared by all models of that format.
 
@@ -252,6 +265,8 @@ class Backend(abc.ABC):
     name: ClassVar[str]
     completes: ClassVar[bool] = False  # models may complete their configurations themselves
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
+
+    services: Services | None = None  # set before the first model is loaded; None: there is no server around it
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
         """`config` is what `--backend-config` says: the options for every backend, then those for this one."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from backends.api import Backend, BackendError
+from backends.api import Backend, BackendError, Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class BackendLoader:
         self._configs = configs
         self._directory = directory
         self._made: dict[str, Backend] = {}
+        self._services: Services | None = None
         self._lock = threading.RLock()
 
     def backend(self, name: str) -> Backend:
@@ -80,7 +81,15 @@ class BackendLoader:
         with self._lock:
             if name not in self._made:
                 self._made[name] = self._make(name)
+                self._made[name].services = self._services
             return self._made[name]
+
+    def serve(self, services: Services) -> None:
+        """What every backend may ask of the server from now on."""
+        with self._lock:
+            self._services = services
+            for backend in self._made.values():
+                backend.services = services
 
     def _config(self, name: str) -> Mapping[str, str]:
         return MappingProxyType({**self._configs.get(GLOBAL, {}), **self._configs.get(name, {})})

@@ -5,6 +5,7 @@ by which other threads call it, and needs the GIL only for what Python must see.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strdup
@@ -14,6 +15,7 @@ from _native.atomic cimport exchange32, load32, store32
 from _native.clock cimport now_ns
 from _native.memory cimport Block, BlockView, block_give, block_view
 from _native.threads cimport lock, unlock
+from backends.python._bls cimport bls_abandon, bls_take
 from backends.python._channel cimport (
     CHANNEL_BROKEN,
     CHANNEL_CLOSED,
@@ -189,6 +191,15 @@ cdef class Link:
         cdef ChannelState next_state = {"down": CHANNEL_DOWN, "broken": CHANNEL_BROKEN, "closed": CHANNEL_CLOSED}[state]
         with nogil:
             channel_down(self.channel, next_state, text)
+            bls_abandon(self.channel)
+
+    def allow_calls(self, entrance) -> None:
+        """Let the workers call other models.
+
+        Args:
+            entrance: a capsule "inferd.submission" around the Submission that they go through; it outlives the workers.
+        """
+        self.channel.submission = PyCapsule_GetPointer(entrance, "inferd.submission")
 
     # -- any thread
 
@@ -381,7 +392,8 @@ cdef class Link:
         memcpy(&head, packet, sizeof(Head))
         if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
             channel_kill(self.channel)
-        elif not side_take(self.channel, &head, packet + sizeof(Head)):
+        elif not (side_take(self.channel, &head, packet + sizeof(Head))
+                  or bls_take(self.channel, &head, packet + sizeof(Head))):
             with gil:
                 self.tell_packet(&head, packet + sizeof(Head))
         return True

@@ -57,6 +57,8 @@ cdef struct Channel:
     char *name               # of the instance
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
+    void *submission         # Submission, for BLS calls; NULL: there are none
+    void *calls              # BlsCalls under way; the loop's
     int64_t timeout_ns       # longest execution; 0: any
 
     Mutex guard              # guards all below up to the next heading

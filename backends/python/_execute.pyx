@@ -25,6 +25,7 @@ from _native.request cimport (
 )
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
+from backends.python._bls cimport bls_leave
 from backends.python._channel cimport (
     CHANNEL_DOWN,
     CHANNEL_UP,
@@ -275,6 +276,12 @@ cdef void learn(Channel *channel, const NativeBatch *batch) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Slots
 
+cdef void told(Request *request, void *owner) noexcept nogil:
+    # the request is abandoned: the worker can see it, and what it has asked of others for it is not needed
+    slot_cancelled(request, owner)
+    bls_leave(<Channel *>owner, request.number)
+
+
 cdef bint begin(Channel *channel, NativeBatch *batch, uint64_t *numbers) noexcept nogil:
     # Take the work socket and a slot for each request. False: no worker is there, or too many requests are open.
     cdef uint32_t i
@@ -296,7 +303,7 @@ cdef bint begin(Channel *channel, NativeBatch *batch, uint64_t *numbers) noexcep
     channel.executing = True
     unlock(&channel.guard)
     for i in range(batch.count):
-        request_follow(batch.requests[i], slot_cancelled, channel)
+        request_follow(batch.requests[i], told, channel)
     return True
 
 

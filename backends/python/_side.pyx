@@ -47,6 +47,8 @@ from backends.python._wire cimport (
 cdef enum:
     MOST_GRANTS = 64         # that a worker may hold on the side socket at a time
 
+cdef uint64_t OF_ARENA = <uint64_t>1 << 63  # bit of the ids of leases that are named by their offset
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Grants
@@ -313,7 +315,7 @@ cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) n
         take_credit_wish(channel, head.id)
     elif head.kind == RELEASE:
         lock(&channel.guard)
-        lease_release(channel, head.id)
+        lease_release(channel, head.id if head.id else OF_ARENA | head.offset)
         unlock(&channel.guard)
     else:
         return False

@@ -12,7 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 from _native.arena import ArenaHandle
-from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, NativeInstance, TensorSpec
+from backends.api import (
+    Backend,
+    BackendError,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    NativeInstance,
+    Services,
+    TensorSpec,
+)
 from backends.python._attend import TeamHandle
 from backends.python.arenas import arena_of
 from backends.python.attendant import Attendant, Post
@@ -60,7 +69,7 @@ class PythonBackend(Backend):
         """Check what is there; the model's code is not looked at before its instances are made."""
         if self._options is None:
             self._options = read_backend_options(self.config)
-        return PythonModel(source, self._options, self._program)
+        return PythonModel(source, self._options, self._program, self.services)
 
     def complete(self, source: ModelSource) -> str | None:
         """Run auto_complete_config, if the model has it, in a process that ends with it."""
@@ -72,8 +81,11 @@ class PythonBackend(Backend):
 class PythonModel(Model):
     """One loaded version: what all its instances are started with."""
 
-    def __init__(self, source: ModelSource, options: BackendOptions, program: Path | None) -> None:
+    def __init__(
+        self, source: ModelSource, options: BackendOptions, program: Path | None, services: Services | None
+    ) -> None:
         self.source = source
+        self._services = services
         self._file = program or source.model_file(MODEL_FILE)
         if not self._file.is_file():
             raise BackendError(f"unable to find '{self._file}' for model '{source.spec.name}'")
@@ -97,7 +109,7 @@ class PythonModel(Model):
         options = self._model_options
         launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
         timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
-        return PythonInstance(Post(launch, self.arena, self._team, timeout, self._timeout))
+        return PythonInstance(Post(launch, self.arena, self._team, timeout, self._timeout), self._services)
 
     def complete(self) -> dict[str, Any]:
         """The configuration as the model completes it.
@@ -143,13 +155,16 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 class PythonInstance(NativeInstance):
     """A worker process, and the one that follows it when it dies."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, services: Services | None = None) -> None:
         self._name = post.launch.name
+        self._services = services
         self._changed: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._asked: Future[bool] | None = None  # is_ready() of the model
         self._questions = 0
         self._attendant = Attendant(post, self._on_packet, self._on_change)
+        if services is not None:
+            self._attendant.link.allow_calls(services.entrance)
         self._attendant.start()
         self.executor = self._attendant.link.executor
         self.gate = self._attendant.link.gate
@@ -208,5 +223,25 @@ class PythonInstance(NativeInstance):
             if record:
                 log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
             self._answered(number, bool(flags & protocol.TRUE))
+        elif kind == protocol.CALL:
+            self._serve_call(number, json.loads(record))
         elif kind == protocol.LOG:
             log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
+
+    def _serve_call(self, number: int, call: dict[str, Any]) -> None:
+        """What the model asks of the server that is no inference; see CALL in worker/protocol.py."""
+        if self._services is None:
+            self._tell(number, {"error": "there is no server around this model", "code": protocol.CODE_UNAVAILABLE})
+            return
+        what = str(call.pop("call"))
+        self._services.ask(what, call).add_done_callback(lambda done: self._tell(number, _said(done)))
+
+    def _tell(self, number: int, answer: Mapping[str, object]) -> None:
+        self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(answer).encode())
+
+
+def _said(done: Future[object]) -> Mapping[str, object]:
+    error = done.exception()
+    if error is None:
+        return {"result": done.result()}
+    return {"error": str(error) or type(error).__name__, "code": protocol.CODE_INTERNAL}

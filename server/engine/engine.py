@@ -24,6 +24,7 @@ from server.caching import CacheConfig, LocalCache
 from server.engine import config as configuration
 from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
+from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.version import LoadedVersion
 from server.engine.warmup import warm_up_ensemble
@@ -123,6 +124,7 @@ class Engine:
     async def start(self) -> list[str]:
         """Load every model of the repositories; what went wrong, one line for each model that is not ready."""
         loop = asyncio.get_running_loop()
+        self._loader.serve(EngineServices(self))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
         loop.add_reader(self._bridge.timer_fd, self._on_timer)
         folders = await loop.run_in_executor(self._pool, scan, self._repositories)

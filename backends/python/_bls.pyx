@@ -1,0 +1,429 @@
+"""Business logic scripting: calls that a model makes to other models.
+
+A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the same
+words, queued. It is made on the loop, where an errand brings it; what becomes of it is sent to the worker from there,
+as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model waits in
+its own worker, and only its own instance is taken meanwhile.
+
+A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. At most
+BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the receipts of the
+responses with them, so that a decoupled model does not run ahead of the model that asked it.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strlen
+
+from _native.answer cimport answer_size, answer_write_to
+from _native.arena cimport arena_take
+from _native.atomic cimport load32
+from _native.bridge cimport Errand, bridge_abandon, bridge_post
+from _native.clock cimport now_ns
+from _native.memory cimport Block, block_give, block_share, block_take
+from _native.request cimport (
+    STATUS_CANCELLED,
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+    Request,
+    Response,
+    request_free,
+    request_new,
+)
+from _native.submission cimport CALLER_SERVER, Submission, submit_message
+from _native.threads cimport lock, unlock
+from backends.python._channel cimport (
+    Channel,
+    Lease,
+    Slot,
+    channel_give,
+    channel_kill,
+    channel_share,
+    side_send,
+    slot_find,
+)
+from backends.python._side cimport side_record
+from backends.python._wire cimport (
+    BLS_CANCEL,
+    BLS_CREDIT,
+    BLS_REQUEST,
+    BLS_RESPONSE,
+    BLS_WINDOW,
+    CODE_CANCELLED,
+    CODE_INTERNAL,
+    CODE_INVALID_ARG,
+    CODE_NOT_FOUND,
+    CODE_UNAVAILABLE,
+    CODE_UNSUPPORTED,
+    DECOUPLED,
+    EMPTY,
+    FAILED,
+    FINAL,
+    IN_ARENA,
+    PACKET,
+    BlsRecord,
+    Head,
+)
+
+cdef enum:
+    LONGEST_TEXT = 32 << 10
+
+cdef uint64_t OF_ARENA = <uint64_t>1 << 63  # bit of the ids of leases that are named by their offset
+
+cdef struct Held:
+    # a response that waits for credit
+    Held *next
+    Head head
+    Block *record            # with the bytes, or with the lease to be
+    Block *receipt
+
+cdef struct BlsCall:
+    Errand errand
+    Channel *channel
+    uint64_t id
+    bint decoupled
+    int64_t timeout_ns       # from when the errand was posted; -1: none
+    Block *block             # holds the message
+    const uint8_t *data
+    size_t size
+    uint64_t parent          # number of the request on whose behalf it is made; 0: none
+    # all on the loop
+    Request *request         # NULL: over
+    BlsCall *next
+    uint32_t credit
+    Held *first_held
+    Held *last_held
+
+cdef struct Wish:
+    # something for the loop about the calls of a channel
+    Errand errand
+    Channel *channel
+    uint64_t id              # of the call; 0: all calls
+    uint32_t credit          # 0: it is not wanted any more
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the worker
+
+cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    if head.kind == BLS_REQUEST:
+        take_call(channel, head, record)
+    elif head.kind == BLS_CREDIT:
+        wish(channel, head.id, <uint32_t>max(<uint64_t>1, min(head.offset, <uint64_t>1 << 20)))
+    elif head.kind == BLS_CANCEL:
+        wish(channel, head.id, 0)
+    else:
+        return False
+    return True
+
+
+cdef void bls_abandon(Channel *channel) noexcept nogil:
+    wish(channel, 0, 0)
+
+
+cdef void wish(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
+    cdef Wish *one
+    if channel.submission == NULL:
+        return
+    one = <Wish *>calloc(1, sizeof(Wish))
+    if one == NULL:
+        channel_kill(channel)
+        return
+    one.errand.run = grant_wish
+    one.channel = channel_share(channel)
+    one.id = id
+    one.credit = credit
+    bridge_post((<Submission *>channel.submission).bridge, &one.errand)
+
+
+cdef void take_call(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>calloc(1, sizeof(BlsCall))
+    cdef BlsRecord bls
+    if call == NULL:
+        channel_kill(channel)
+        return
+    if head.flags & IN_ARENA:
+        call.block = side_record(channel, head)
+    else:
+        call.block = block_take(max(<uint32_t>1, head.size))
+        if call.block != NULL:
+            memcpy(call.block.data, record, head.size)
+    if call.block == NULL or channel.submission == NULL or head.size < sizeof(BlsRecord):
+        block_give(call.block)
+        free(call)
+        channel_kill(channel)
+        return
+    memcpy(&bls, call.block.data, sizeof(BlsRecord))
+    call.data = call.block.data + sizeof(BlsRecord)
+    call.size = min(<size_t>bls.message_size, <size_t>head.size - sizeof(BlsRecord))
+    call.id = head.id
+    call.decoupled = head.flags & DECOUPLED
+    call.timeout_ns = <int64_t>min(bls.timeout_us, <uint64_t>1 << 52) * 1000 if bls.timeout_us else -1
+    call.credit = BLS_WINDOW
+    call.channel = channel_share(channel)
+    call.parent = bls.parent
+    call.errand.run = make_call
+    bridge_post((<Submission *>channel.submission).bridge, &call.errand)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the loop
+
+cdef bint inherit(BlsCall *call) noexcept nogil:
+    # the deadline; False: nobody waits for the request on whose behalf the call is made
+    cdef Slot *slot
+    cdef int64_t left
+    cdef bint waits = True
+    if call.parent == 0:
+        return True
+    lock(&call.channel.guard)
+    slot = slot_find(call.channel, call.parent)
+    if slot != NULL:
+        waits = not load32(&slot.request.abandoned)
+        if slot.request.deadline_ns:
+            left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
+            call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)
+    unlock(&call.channel.guard)
+    return waits
+
+
+cdef void make_call(Errand *errand) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>errand
+    cdef Channel *channel = call.channel
+    cdef Request *request = request_new()
+    call.next = <BlsCall *>channel.calls
+    channel.calls = call
+    if request == NULL:
+        block_give(call.block)
+        end_with_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
+        return
+    if not inherit(call):
+        request_free(request)
+        block_give(call.block)
+        end_with_error(call, STATUS_CANCELLED, "nobody waits for the request on whose behalf the call is made")
+        return
+    request.single = not call.decoupled
+    request.deliver = deliver
+    request.sink = call
+    request.user = -1
+    call.request = request
+    submit_message(<Submission *>channel.submission, request, call.block, call.data, call.size, call.timeout_ns,
+                   CALLER_SERVER)
+
+
+cdef void grant_wish(Errand *errand) noexcept nogil:
+    cdef Wish *one = <Wish *>errand
+    cdef BlsCall *call = <BlsCall *>one.channel.calls
+    cdef BlsCall *following
+    while call != NULL:
+        following = call.next
+        if one.id == 0:
+            leave(call)
+            remove(call)
+        elif call.id == one.id and one.credit:
+            call.credit += one.credit
+            send_held(call)
+        elif call.id == one.id:
+            leave(call)
+            end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
+            break
+        call = following
+    channel_give(one.channel)
+    free(one)
+
+
+cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>channel.calls
+    while call != NULL:
+        if call.parent == number:
+            wish(channel, call.id, 0)  # later: another request cannot be abandoned from within this
+        call = call.next
+
+
+cdef void leave(BlsCall *call) noexcept nogil:
+    cdef Request *request = call.request
+    call.request = NULL
+    if request != NULL:
+        bridge_abandon(request)
+
+
+cdef void remove(BlsCall *call) noexcept nogil:
+    # it is over
+    cdef BlsCall **link = <BlsCall **>&call.channel.calls
+    cdef Held *held
+    while link[0] != call:
+        link = &link[0].next
+    link[0] = call.next
+    while call.first_held != NULL:
+        held = call.first_held
+        call.first_held = held.next
+        block_give(held.record)
+        block_give(held.receipt)
+        free(held)
+    channel_give(call.channel)
+    free(call)
+
+
+cdef void deliver(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>sink
+    cdef bint final = response == NULL or response.final
+    if final:
+        call.request = NULL
+    if status != STATUS_OK:
+        answer_error(call, status, details, final)
+    else:
+        answer(call, response, final)
+    if final and call.first_held == NULL:
+        remove(call)
+
+
+cdef uint32_t code_of_status(int status) noexcept nogil:
+    if status == STATUS_NOT_FOUND:
+        return CODE_NOT_FOUND
+    if status == STATUS_INVALID_ARGUMENT:
+        return CODE_INVALID_ARG
+    if status == STATUS_UNAVAILABLE:
+        return CODE_UNAVAILABLE
+    if status == STATUS_UNIMPLEMENTED:
+        return CODE_UNSUPPORTED
+    if status == STATUS_CANCELLED:
+        return CODE_CANCELLED
+    return CODE_INTERNAL
+
+
+cdef void answer_error(BlsCall *call, int status, const char *details, bint final) noexcept nogil:
+    cdef Head head
+    cdef size_t size = min(strlen(details), <size_t>LONGEST_TEXT)
+    cdef Block *record = block_take(max(<size_t>1, size))
+    if record == NULL:
+        channel_kill(call.channel)
+        return
+    memcpy(record.data, details, size)
+    memset(&head, 0, sizeof(Head))
+    head.flags = FAILED | (FINAL if final else 0)
+    head.code = <uint16_t>code_of_status(status)
+    head.size = <uint32_t>size
+    pass_on(call, &head, record, NULL)
+
+
+cdef void end_with_error(BlsCall *call, int status, const char *details) noexcept nogil:
+    call.credit = 1
+    drop_held(call)
+    answer_error(call, status, details, True)
+    remove(call)
+
+
+cdef void drop_held(BlsCall *call) noexcept nogil:
+    cdef Held *held
+    while call.first_held != NULL:
+        held = call.first_held
+        call.first_held = held.next
+        block_give(held.record)
+        block_give(held.receipt)
+        free(held)
+    call.last_held = NULL
+
+
+cdef void answer(BlsCall *call, const Response *response, bint final) noexcept nogil:
+    cdef Head head
+    cdef Block *record = NULL
+    cdef size_t size
+    memset(&head, 0, sizeof(Head))
+    head.flags = FINAL if final else 0
+    if response.empty:
+        head.flags |= EMPTY
+        pass_on(call, &head, NULL, response.receipt)
+        return
+    size = answer_size(response)
+    if size + sizeof(Head) > PACKET:
+        head.flags |= IN_ARENA
+        record = arena_take(call.channel.arena, size)
+    elif size:
+        record = block_take(size)
+    if record == NULL or size >> 32:
+        block_give(record)
+        answer_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", final)
+        return
+    answer_write_to(response, record.data)
+    head.size = <uint32_t>size
+    pass_on(call, &head, record, response.receipt)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# To the worker
+
+cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *receipt) noexcept nogil:
+    # takes the record; in order, and as the credit allows
+    cdef Held *held
+    head.kind = BLS_RESPONSE
+    head.id = call.id
+    if call.first_held == NULL and call.credit:
+        call.credit -= 1
+        send(call.channel, head, record)
+        return
+    held = <Held *>malloc(sizeof(Held))
+    if held == NULL:
+        block_give(record)
+        channel_kill(call.channel)
+        return
+    held.next = NULL
+    held.head = head[0]
+    held.record = record
+    held.receipt = NULL
+    if receipt != NULL:
+        held.receipt = block_share(receipt)
+    if call.last_held == NULL:
+        call.first_held = held
+    else:
+        call.last_held.next = held
+    call.last_held = held
+
+
+cdef void send_held(BlsCall *call) noexcept nogil:
+    cdef Held *held
+    while call.first_held != NULL and call.credit:
+        held = call.first_held
+        call.first_held = held.next
+        if call.first_held == NULL:
+            call.last_held = NULL
+        call.credit -= 1
+        send(call.channel, &held.head, held.record)
+        block_give(held.receipt)
+        free(held)
+    if call.first_held == NULL and call.request == NULL:
+        remove(call)
+
+
+cdef void send(Channel *channel, Head *head, Block *record) noexcept nogil:
+    # takes the record; one in the arena is the worker's until RELEASE
+    if head.flags & IN_ARENA:
+        head.offset = <uint64_t>(record.data - channel.arena.base)
+        if not lend(channel, record, head.offset):
+            channel_kill(channel)
+            return
+        side_send(channel, head, NULL, 0)
+    elif record == NULL:
+        side_send(channel, head, NULL, 0)
+    else:
+        side_send(channel, head, record.data, head.size)
+        block_give(record)
+
+
+cdef bint lend(Channel *channel, Block *block, uint64_t offset) noexcept nogil:
+    cdef Lease *lease = <Lease *>malloc(sizeof(Lease))
+    if lease == NULL:
+        block_give(block)
+        return False
+    lease.id = OF_ARENA | offset
+    lease.count = 1
+    lease.blocks[0] = block
+    lock(&channel.guard)
+    lease.next = channel.leases
+    channel.leases = lease
+    unlock(&channel.guard)
+    return True

@@ -1,0 +1,158 @@
+"""Models that call other models, through a real server: chains, errors, streams, deadlines, cancellation."""
+
+import asyncio
+
+import numpy as np
+
+from tests.backends.python.served import CONFIG, add_model, ask, serving
+from tests.backends.python.test_decoupled import COUNTDOWN, DECOUPLED
+from tests.engine.serving import Pending, infer_all, request, row
+
+# Adds one, after having asked the model that is named like itself with one letter less.
+CHAIN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.next = args["model_name"][:-1]
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0]
+            if self.next:
+                call = pb_utils.InferenceRequest(
+                    model_name=self.next, requested_output_names=["y"], inputs=[pb_utils.Tensor("x", x.as_numpy())])
+                answer = call.exec()
+                if answer.has_error():
+                    answers.append(pb_utils.InferenceResponse(error=answer.error()))
+                    continue
+                values = pb_utils.get_output_tensor_by_name(answer, "y").as_numpy()
+            else:
+                values = x.as_numpy()
+                if values.flat[0] == -1:
+                    answers.append(pb_utils.InferenceResponse(
+                        error=pb_utils.TritonError("no further", pb_utils.TritonError.UNSUPPORTED)))
+                    continue
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", values + 1)]))
+        return answers
+"""
+
+# Asks the decoupled model for a countdown and sums it up.
+SUM = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(model_name="count", requested_output_names=["y"],
+                                             inputs=[pb_utils.Tensor("x", request.inputs()[0].as_numpy())])
+            total = 0
+            for answer in call.exec(decoupled=True):
+                for tensor in answer.output_tensors():
+                    total += int(tensor.as_numpy().sum())
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[total]], np.int64))]))
+        return answers
+"""
+
+SLOW = """
+import pathlib, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.told = pathlib.Path(args["model_repository"]) / "told"
+
+    def execute(self, requests):
+        [request] = requests
+        while not request.is_cancelled():
+            time.sleep(0.001)
+        self.told.write_text("cancelled")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", request.inputs()[0].as_numpy())])]
+"""
+
+
+async def test_a_chain_of_three(tmp_path):
+    async with serving(tmp_path, a=CHAIN, ab=CHAIN, abc=CHAIN) as engine:
+        answer = await ask(engine, 1, 2, model="abc")
+        assert (answer.status, answer.text) == (0, "")
+        assert answer.array().tolist() == [[4, 5]]
+        large = np.arange(100_000).reshape(1, -1)
+        [answer] = await infer_all(engine, request("abc", x=large))
+        assert (answer.array() == large + 3).all()
+        answers = await infer_all(engine, *(request("abc", x=row(value)) for value in range(50)))
+        assert [answer.array().item() for answer in answers] == [value + 3 for value in range(50)]
+
+
+async def test_errors_of_the_called_come_to_the_caller(tmp_path):
+    async with serving(tmp_path, a=CHAIN, ab=CHAIN, x=CHAIN.replace("[:-1]", " + 'none'")) as engine:
+        answer = await ask(engine, -1, model="ab")
+        assert (answer.status, answer.text) == (12, "no further")
+        answer = await ask(engine, 1, model="x")
+        assert (answer.status, answer.text) == (5, "Request for unknown model: 'xnone' is not found")
+
+
+async def test_a_decoupled_model_is_iterated_over(tmp_path):
+    add_model(tmp_path, "count", COUNTDOWN, DECOUPLED)
+    async with serving(tmp_path, sum=SUM) as engine:
+        assert (await ask(engine, 500, model="sum")).array().item() == 500 * 501 // 2
+
+
+async def test_deadline_and_cancellation_are_inherited(tmp_path):
+    add_model(tmp_path, "a", SLOW)
+    async with serving(tmp_path, ab=CHAIN) as engine:
+        answer = await ask(engine, 1, model="ab", timeout_ns=200_000_000)
+        assert answer.status == 4
+        while not (tmp_path / "a" / "told").exists():
+            await asyncio.sleep(0)
+        (tmp_path / "a" / "told").unlink()
+        pending = Pending(engine, request("ab", x=row(1)))
+        while not engine.model("a").statistics().execution_count and engine.infer.in_house < 2:
+            await asyncio.sleep(0)
+        pending.ticket.cancel()
+        while not (tmp_path / "a" / "told").exists():
+            await asyncio.sleep(0)
+
+
+async def test_a_dead_callee_is_an_error_and_a_dead_caller_takes_its_calls_along(tmp_path):
+    dies = """
+    import os
+    class TritonPythonModel:
+        def execute(self, requests):
+            os._exit(1)
+    """
+    caller = """
+    import os, threading
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            call = pb_utils.InferenceRequest(model_name="slow", requested_output_names=["y"],
+                                             inputs=[pb_utils.Tensor("x", requests[0].inputs()[0].as_numpy())])
+            threading.Timer(0.2, os._exit, (1,)).start()
+            call.exec()
+    """
+    add_model(tmp_path, "slow", SLOW)
+    async with serving(tmp_path, a=dies, ab=CHAIN, caller=caller) as engine:
+        answer = await ask(engine, 1, model="ab")
+        assert answer.status == 14
+        assert "exited with status 1" in answer.text
+        assert (await ask(engine, 1, model="caller")).status == 14
+        while not (tmp_path / "slow" / "told").exists():
+            await asyncio.sleep(0)
+
+
+async def test_whether_a_model_is_ready(tmp_path):
+    code = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            ready = [pb_utils.is_model_ready("m"), pb_utils.is_model_ready("none"), pb_utils.is_model_ready("m", "7")]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([ready], np.int64))]) for _ in requests]
+    """
+    add_model(tmp_path, "m", code, CONFIG)
+    async with serving(tmp_path) as engine:
+        assert (await ask(engine, 1)).array().tolist() == [[1, 0, 0]]
