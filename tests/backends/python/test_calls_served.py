@@ -68,6 +68,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         [request] = requests
+        self.told.write_text("began")
         while not request.is_cancelled():
             time.sleep(0.001)
         self.told.write_text("cancelled")
@@ -101,20 +102,28 @@ async def test_a_decoupled_model_is_iterated_over(tmp_path):
         assert (await ask(engine, 500, model="sum")).array().item() == 500 * 501 // 2
 
 
-async def test_deadline_and_cancellation_are_inherited(tmp_path):
+async def until_told(root, model, word):
+    """Wait until the model has written this."""
+    told = root / model / "told"
+    while not told.exists() or told.read_text() != word:
+        await asyncio.sleep(0)
+
+
+async def test_the_deadline_is_inherited(tmp_path):
     add_model(tmp_path, "a", SLOW)
     async with serving(tmp_path, ab=CHAIN) as engine:
         answer = await ask(engine, 1, model="ab", timeout_ns=200_000_000)
         assert answer.status == 4
-        while not (tmp_path / "a" / "told").exists():
-            await asyncio.sleep(0)
-        (tmp_path / "a" / "told").unlink()
+        await until_told(tmp_path, "a", "cancelled")
+
+
+async def test_cancellation_is_inherited(tmp_path):
+    add_model(tmp_path, "a", SLOW)
+    async with serving(tmp_path, ab=CHAIN) as engine:
         pending = Pending(engine, request("ab", x=row(1)))
-        while not engine.model("a").statistics().execution_count and engine.infer.in_house < 2:
-            await asyncio.sleep(0)
+        await until_told(tmp_path, "a", "began")
         pending.ticket.cancel()
-        while not (tmp_path / "a" / "told").exists():
-            await asyncio.sleep(0)
+        await until_told(tmp_path, "a", "cancelled")
 
 
 async def test_a_dead_callee_is_an_error_and_a_dead_caller_takes_its_calls_along(tmp_path):
@@ -140,8 +149,7 @@ async def test_a_dead_callee_is_an_error_and_a_dead_caller_takes_its_calls_along
         assert answer.status == 14
         assert "exited with status 1" in answer.text
         assert (await ask(engine, 1, model="caller")).status == 14
-        while not (tmp_path / "slow" / "told").exists():
-            await asyncio.sleep(0)
+        await until_told(tmp_path, "slow", "cancelled")
 
 
 async def test_whether_a_model_is_ready(tmp_path):
