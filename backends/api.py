@@ -251,8 +251,10 @@ class Services(Protocol):
         """A capsule "inferd.submission" around the Submission (see `_native/submission.pxd`) for requests of models."""
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
-        """Have something done that is no inference: "is_model_ready" (name, version), "load_model" (name, config, files),
-        "unload_model" (name, unload_dependents). The future's exception is a `BackendError`, or one with a `status`.
+        """Have something done that is no inference.
+
+        "is_model_ready" (name, version), "load_model" (name, config, files), "unload_model" (name, unload_dependents).
+        The future's exception is a `BackendError`, or one with a `status`.
         """
 
 

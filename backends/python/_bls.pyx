@@ -1,8 +1,8 @@
 """Business logic scripting: calls that a model makes to other models.
 
-A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the same
-words, queued. It is made on the loop, where an errand brings it; what becomes of it is sent to the worker from there,
-as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model waits in
+A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
+same words, queued. It is made on the loop, where an errand brings it; what becomes of it is sent to the worker from
+there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model waits in
 its own worker, and only its own instance is taken meanwhile.
 
 A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. At most
@@ -23,7 +23,6 @@ from _native.clock cimport now_ns
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
     STATUS_CANCELLED,
-    STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
     STATUS_OK,

@@ -1,6 +1,7 @@
 """Models that call other models, through a real server: chains, errors, streams, deadlines, cancellation."""
 
 import asyncio
+import time
 
 import numpy as np
 
@@ -105,8 +106,12 @@ async def test_a_decoupled_model_is_iterated_over(tmp_path):
 async def until_told(root, model, word):
     """Wait until the model has written this."""
     told = root / model / "told"
-    while not told.exists() or told.read_text() != word:
-        await asyncio.sleep(0)
+
+    def wait():
+        while not told.exists() or told.read_text() != word:
+            time.sleep(0.002)
+
+    await asyncio.to_thread(wait)
 
 
 async def test_the_deadline_is_inherited(tmp_path):
