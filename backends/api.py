@@ -150,12 +150,25 @@ class WarmupSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    """What an instance must hold while it executes, where the server limits that."""
+
+    name: str
+    count: int
+    is_global: bool = False  # one pool for the server, not one for each device
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance: a thread and a device."""
 
     name: str
     kind: str = "CPU"
     device: int = 0
+    host_policy: str = ""  # its name; empty for the usual one of the kind
+    passive: bool = False  # made, but given no requests
+    resources: tuple[ResourceSpec, ...] = ()
+    priority: int = 0  # an instance of priority 2 gets resources half as often as one of 1; 0 counts as 1
 
 
 @dataclass(frozen=True, slots=True)

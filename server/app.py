@@ -23,6 +23,9 @@ from backends.loader import BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.engine.hosts import HostPolicyError, parse_host_policies
+from server.engine.instances import Placement
+from server.engine.resources import ResourceError, Resources, parse_limits
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.front.access import Access
 from server.front.door import Door
@@ -173,7 +176,19 @@ def _engine(settings: Settings) -> Engine:
             max_copied=settings.grpc_max_message_size or 2**31 - 1,
         ),
         cache=settings.cache,
+        placement=_placement(settings),
     )
+
+
+def _placement(settings: Settings) -> Placement:
+    try:
+        limits = parse_limits(settings.rate_limit_resource)
+        hosts = parse_host_policies(settings.host_policy)
+    except ResourceError as error:
+        raise StartError(f"rate-limit-resource: {error}") from error
+    except HostPolicyError as error:
+        raise StartError(f"host-policy: {error}") from error
+    return Placement(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None)
 
 
 async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal, logs: Logs) -> float:

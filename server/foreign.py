@@ -49,7 +49,6 @@ _NO_CONTROL = "models are loaded at start; model control is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "caches are built in: --cache-config tells which"
-_NO_RATE_LIMIT = "the rate limiter is not served yet"
 
 FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
     {
@@ -97,9 +96,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         **_refused("repository agents are not served yet", ["repoagent-directory"]),
         "cache-directory": Ignored(_NO_CACHE),
         "response-cache-byte-size": Refused("write --cache-config local,size=BYTES", ("0",)),
-        **_refused(_NO_RATE_LIMIT, ["rate-limit"], "off"),
-        **_refused(_NO_RATE_LIMIT, ["rate-limit-resource"]),
-        **_refused("host policies are not served yet", ["host-policy"]),
         # -- GPUs --
         **_refused(_NO_GPU, ["model-load-gpu-limit"]),
         "enable-peer-access": Ignored(_NO_GPU, silent=("false",), is_flag=True),

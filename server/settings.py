@@ -84,6 +84,15 @@ class Settings:
     model_load_thread_count: int = 4
     """How many models are loaded at a time."""
 
+    rate_limit: Literal["off", "execution_count"] = "off"
+    """Whether instances execute only while they hold the resources of their rate_limiter."""
+
+    rate_limit_resource: tuple[str, ...] = ()
+    """NAME:COUNT or NAME:COUNT:DEVICE: how much there is of a resource; may be given several times."""
+
+    host_policy: tuple[str, ...] = ()
+    """NAME,numa-node=N or NAME,cpu-cores=0-3,8-11: where instances run; may be given several times."""
+
     backend_directory: Path | None = None
     """Folder with further backends: one Python module or package each."""
 

@@ -22,13 +22,15 @@ from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache
 from server.engine import config as configuration
+from server.engine.instances import Placement
 from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.version import LoadedVersion
 from server.engine.warmup import warm_up_ensemble
-from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+from server.errors import ConfigError, Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
 
@@ -82,6 +84,7 @@ class Engine:
         max_queued: requests that may wait for one version of a model; 0 for any number.
         shared_memory: what clients may do with shared memory.
         cache: where answers of models with response_cache are kept.
+        placement: where instances run and what limits them.
     """
 
     def __init__(
@@ -96,12 +99,14 @@ class Engine:
         max_queued: int = 0,
         shared_memory: SharedMemoryPolicy | None = None,
         cache: CacheConfig = None,
+        placement: Placement | None = None,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
         self._options = options
         self._strict = strict_readiness
         self._max_queued = max_queued
+        self._placement = placement
         self._models: dict[str, _Model] = {}
         self._watchers: list[Watcher] = []
         self._after_delivery: list[Callable[[], None]] = []
@@ -243,7 +248,14 @@ class Engine:
         try:
             backend = None if prepared.spec.ensemble else self._loader.backend(prepared.spec.backend)
             entry.loaded = await loop.run_in_executor(
-                self._pool, LoadedVersion, prepared.config, backend, source, self.infer, self._max_queued
+                self._pool,
+                LoadedVersion,
+                prepared.config,
+                backend,
+                source,
+                self.infer,
+                self._max_queued,
+                self._placement,
             )
             if prepared.spec.ensemble:
                 await warm_up_ensemble(self.infer, entry.loaded.lane, prepared.spec)
@@ -335,6 +347,39 @@ class Engine:
         except ServerError:
             return False
         return True
+
+    async def scale(self, name: str, counts: Mapping[str, int]) -> None:
+        """Have so many instances of these instance groups, in every ready version of the model, while it serves.
+
+        New instances are made before others end; an instance that ends finishes its batch.
+
+        Args:
+            name: of the model.
+            counts: instances of each group that is to change, by the group's name as ModelConfig shows it.
+
+        Raises:
+            NotFound, Unavailable: as for a request for the model.
+            ConfigError: there is no such group, or the number is not served.
+            BackendError: an instance cannot be made, or the model's scheduler ties requests to instances.
+        """
+        self.model(name)
+        loop = asyncio.get_running_loop()
+        for loaded in self.versions(name):
+            config = model_config_pb2.ModelConfig()
+            config.CopyFrom(loaded.config)
+            groups = {group.name: group for group in config.instance_group}
+            for group, count in counts.items():
+                if group not in groups or count < 1:
+                    known = ", ".join(groups) or "none"
+                    raise ConfigError(
+                        f"expected at least 1 instance of a group of model '{name}', which has {known}, got {count} of "
+                        f"'{group}'"
+                    )
+                groups[group].count = count
+            configuration.validate_instances(config)
+            specs = configuration.instance_specs(config)
+            await loop.run_in_executor(self._pool, loaded.change_instances, config, specs)
+            log.info("'%s' version %d has %d instances", name, loaded.version, len(specs))
 
     # -- what there is --
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from _native.ensemble import EnsembleLane
 from _native.infer import InferService
-from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from _native.queue import QueueLane
 from _native.sequencer import SequenceLane
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
-from server.engine.warmup import warm_up
+from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
+from server.engine.instances import Instances, Placement
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
@@ -49,6 +47,7 @@ class LoadedVersion:
         source: where the version lies.
         service: through which an ensemble's steps go.
         max_queue: requests that may wait; 0 for any number.
+        placement: where instances run and what limits them.
 
     The environment variable TRITONSERVER_DELAY_SCHEDULER, a hook of Triton's tests, holds the first batch of every
     model with dynamic batching back until so many requests wait.
@@ -64,16 +63,17 @@ class LoadedVersion:
         source: ModelSource,
         service: InferService,
         max_queue: int = 0,
+        placement: Placement | None = None,
     ) -> None:
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
         self._model: Model | None = backend.load(source) if backend else None
         self.lane = _make_lane(source, service, max_queue)
-        self._threads: list[threading.Thread] = []
-        self._instances: list[Instance] = []
+        self._instances = Instances(self.spec, self._model, self.lane, placement or Placement())
         try:
-            self._start()
+            self._instances.start(self.spec.instances)
+            self.lane.forget_statistics()  # warm-up is no traffic
         except BaseException:
             self.close()
             raise
@@ -82,49 +82,20 @@ class LoadedVersion:
     def name(self) -> str:
         return self.spec.name
 
-    def _start(self) -> None:
-        started = []
-        for index, spec in enumerate(self.spec.instances):
-            ready: Future[None] = Future()
-            thread = threading.Thread(target=self._run, args=(index, spec, ready), name=spec.name, daemon=True)
-            self._threads.append(thread)
-            started.append(ready)
-            thread.start()
-        for ready in started:
-            ready.result()
-        self.lane.forget_statistics()  # warm-up is no traffic
+    def change_instances(self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec]) -> None:
+        """Have these instances instead, while requests go on; see `Instances.change`.
 
-    def _run(self, index: int, spec: InstanceSpec, ready: Future[None]) -> None:
-        # the instance is made, used and closed on one thread: frameworks keep state by thread
-        try:
-            assert self._model is not None  # an ensemble has no instances
-            instance = self._model.create_instance(spec)
-        except BaseException as error:
-            ready.set_exception(error)
-            return
-        try:
-            loop = InstanceLoop(self.lane, instance, spec.name, index)
-            loop.prepare()
-            warm_up(loop, self.spec, spec.name)
-        except BaseException as error:
-            instance.close()
-            ready.set_exception(error)
-            return
-        self._instances.append(instance)
-        ready.set_result(None)
-        loop.run()
-        try:
-            instance.close()
-        except Exception:
-            log.exception("instance %s did not close", spec.name)
+        Raises:
+            BackendError: it cannot be done, and nothing has changed.
+        """
+        self._instances.change(specs)
+        self.config = config
+        self.spec = replace(self.spec, instances=tuple(specs))
 
     def close(self) -> None:
         """Refuse further requests, finish those that are queued, and free the model."""
         self.lane.close()
-        for instance in self._instances:
-            instance.drain()
-        for thread in self._threads:
-            thread.join()
+        self._instances.join()
         if self._model is None:
             return
         try:
@@ -135,18 +106,19 @@ class LoadedVersion:
     @property
     def ready(self) -> bool:
         """Whether some instance can execute."""
-        return not self._instances or any(instance.ready for instance in self._instances)
+        live = self._instances.live
+        return not live or any(instance.ready for instance in live)
 
     def watch(self, changed: Callable[[], object]) -> None:
         """Have `changed` called, on any thread, whenever `ready` may have changed."""
-        for instance in self._instances:
-            instance.watch(changed)
+        self._instances.watch(changed)
 
     async def check(self) -> bool:
         """`ready`, and what the model itself says where it has an opinion: some instance must agree."""
         if not self.ready:
             return False
-        asked = [answer for instance in self._instances if instance.ready and (answer := instance.check()) is not None]
+        live = self._instances.live
+        asked = [answer for instance in live if instance.ready and (answer := instance.check()) is not None]
         if not asked:
             return True
         waits = [asyncio.wrap_future(answer) for answer in asked]

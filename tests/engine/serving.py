@@ -21,6 +21,7 @@ from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.engine.instances import Placement
 from server.pb import grpc_service_pb2 as pb
 
 Execute = Callable[[Batch], None]
@@ -107,7 +108,12 @@ class Loader(BackendLoader):
 
 @asynccontextmanager
 async def serving(
-    root: Path, execute: Execute | Mapping[str, Execute] = echo, *, max_queued: int = 0, **configs: str
+    root: Path,
+    execute: Execute | Mapping[str, Execute] = echo,
+    *,
+    max_queued: int = 0,
+    placement: Placement | None = None,
+    **configs: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
     configs = configs or {"m": CONFIG}
@@ -115,9 +121,10 @@ async def serving(
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options(), max_queued=max_queued)
-    assert await engine.start() == []
+    engine = Engine([root], Loader(models), Options(), max_queued=max_queued, placement=placement)
     try:
+        problems = await engine.start()
+        assert not problems, problems
         yield engine
     finally:
         await engine.close()

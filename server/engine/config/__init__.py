@@ -25,9 +25,9 @@ from server.engine.config.findings import raise_any
 from server.engine.config.parse import parse_file
 from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried
-from server.engine.config.rules import validate
+from server.engine.config.rules import validate, validate_instances
 from server.engine.config.source import Source
-from server.engine.config.specification import to_spec
+from server.engine.config.specification import instance_specs, to_spec
 from server.engine.repository import ModelFolder, select_versions, versions_of
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
@@ -39,12 +39,14 @@ __all__ = [
     "compose",
     "config_from_json",
     "config_to_json",
+    "instance_specs",
     "load_config",
     "models_of",
     "prepare",
     "read",
     "to_spec",
     "validate",
+    "validate_instances",
 ]
 
 FILE = "config.pbtxt"

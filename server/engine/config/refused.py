@@ -30,7 +30,6 @@ class Field:
 
 _NO_GPU = "GPUs are not served yet"
 _NO_TENSORRT = "only TensorRT has it, which is not served"
-_NO_RATE_LIMIT = "the rate limiter is not served yet"
 _NO_ACCELERATOR = "execution accelerators are not served yet"
 
 REFUSED = (
@@ -42,12 +41,8 @@ REFUSED = (
     Field("input.is_non_linear_format_io", _NO_TENSORRT),
     Field("output.is_non_linear_format_io", _NO_TENSORRT),
     # instances
-    Field("instance_group.rate_limiter.resources", _NO_RATE_LIMIT),
-    Field("instance_group.rate_limiter.priority", _NO_RATE_LIMIT),
     Field("instance_group.profile", _NO_TENSORRT),
-    Field("instance_group.passive", "passive instances are not served yet"),
     Field("instance_group.secondary_devices", "secondary devices are not served"),
-    Field("instance_group.host_policy", "host policies are not served yet"),
     # optimization
     Field("optimization.priority", "priorities of streams and threads are not served yet"),
     Field("optimization.cuda.graphs", _NO_GPU),

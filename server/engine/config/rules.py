@@ -44,6 +44,15 @@ def validate(config: pb.ModelConfig, source: Source = NOWHERE, scalars: Collecti
     raise_any([*refusals(config), *broken_rules(config, scalars)], config.name, source)
 
 
+def validate_instances(config: pb.ModelConfig) -> None:
+    """Check the instance groups of a configuration whose number of instances has changed.
+
+    Raises:
+        ConfigError: they break a rule; one line for each.
+    """
+    raise_any(_instance_groups(config), config.name, NOWHERE)
+
+
 def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[Finding]:
     yield from _max_batch_size(config)
     yield from _version_policy(config)
@@ -189,5 +198,19 @@ def _instance_groups(config: pb.ModelConfig) -> Iterator[Finding]:
             text = f"there are two instance groups named '{group.name}'"
             yield Finding((*path, "name"), text, "name them differently")
         names.add(group.name)
+        yield from _rate_limiter(group, path)
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        text = "all instances are passive: requests would wait for ever"
+        yield Finding(("instance_group",), text, "write passive: false for one group")
     if total > MAX_INSTANCES:
         yield Finding(("instance_group",), f"at most {MAX_INSTANCES} instances are served", f"got {total}")
+
+
+def _rate_limiter(group: pb.ModelInstanceGroup, path: FieldPath) -> Iterator[Finding]:
+    names = [resource.name for resource in group.rate_limiter.resources]
+    for index, name in enumerate(names):
+        where = (*path, "rate_limiter", "resources", index)
+        if not name:
+            yield Finding(where, f"resource {index} of instance group {group.name} must have a name")
+        elif name in names[:index]:
+            yield Finding(where, f"resource '{name}' of instance group {group.name} is given twice")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import BatchingSpec, InstanceSpec, ModelSpec, TensorSpec
+from backends.api import BatchingSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
@@ -45,7 +45,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         batching=_batching(config),
         queue=queue_spec(config),
         sequence=None if any(broken_sequence_rules(config)) else sequence_spec(config, model_dir, source),
-        instances=tuple(_instances(config)),
+        instances=tuple(instance_specs(config)),
         parameters=MappingProxyType(of_backend(config)),
         default_model_filename=_model_filename(config, model_dir, source),
         coalesces=own["coalesce_requests"],
@@ -114,11 +114,20 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
     return BatchingSpec(tuple(sizes), batching.max_queue_delay_microseconds)
 
 
-def _instances(config: pb.ModelConfig) -> list[InstanceSpec]:
+def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
     """`<group>_<i>` for each instance of each group."""
     kinds = pb.ModelInstanceGroup.Kind
     return [
-        InstanceSpec(f"{group.name}_{i}", kinds.Name(group.kind).removeprefix("KIND_"))
+        InstanceSpec(
+            f"{group.name}_{i}",
+            kinds.Name(group.kind).removeprefix("KIND_"),
+            host_policy=group.host_policy,
+            passive=group.passive,
+            resources=tuple(
+                ResourceSpec(each.name, each.count, getattr(each, "global")) for each in group.rate_limiter.resources
+            ),
+            priority=group.rate_limiter.priority,
+        )
         for group in config.instance_group
         for i in range(group.count)
     ]

@@ -1,0 +1,193 @@
+"""The instances of one version: each on a thread of its own, where its host policy says, with its resources."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from _native.instance import InstanceLoop
+from _native.lane import LaneHandle
+from _native.limiter import ClaimHandle
+from _native.queue import QueueLane
+from backends.api import BackendError, Instance, InstanceSpec, Model, ModelSpec
+from server.engine.hosts import HostPolicy, HostPolicyError
+from server.engine.resources import Resources
+from server.engine.warmup import warm_up
+
+log = logging.getLogger("inferd.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a server's instances share: where they may run, and what limits them."""
+
+    hosts: Mapping[str, HostPolicy] = field(default_factory=lambda: MappingProxyType({}))
+    resources: Resources | None = None  # None: the rate limiter is off
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One instance and its thread."""
+
+    spec: InstanceSpec
+    thread: threading.Thread | None = None
+    instance: Instance | None = None
+    loop: InstanceLoop | None = None
+    over: threading.Event = field(default_factory=threading.Event)  # a passive instance waits for it
+
+
+class Instances:
+    """Made and changed outside the event loop: that takes as long as the framework takes.
+
+    Args:
+        spec: of the model.
+        model: whose instances they are; None for an ensemble, which has none.
+        lane: where their batches come from.
+        placement: see there.
+    """
+
+    def __init__(self, spec: ModelSpec, model: Model | None, lane: LaneHandle, placement: Placement) -> None:
+        self._spec = spec
+        self._model = model
+        self._lane = lane
+        self._placement = placement
+        self._seats: list[_Seat] = []
+        self._made = 0
+        self._watchers: list[Callable[[], object]] = []
+
+    @property
+    def live(self) -> list[Instance]:
+        """Those that are made, passive ones included."""
+        return [seat.instance for seat in self._seats if seat.instance is not None]
+
+    def start(self, specs: Sequence[InstanceSpec]) -> None:
+        """Make further instances, all at a time, and have them take batches.
+
+        Raises:
+            BackendError: one cannot be made; then none of them is left.
+        """
+        started = []
+        for spec in specs:
+            seat, ready = _Seat(spec), Future[None]()
+            seat.thread = threading.Thread(
+                target=self._run, args=(self._made, seat, ready), name=spec.name, daemon=True
+            )
+            self._made += 1
+            started.append((seat, ready))
+            seat.thread.start()
+        self._seats = [*self._seats, *(seat for seat, _ in started)]
+        failures = [error for _, ready in started if (error := ready.exception()) is not None]
+        if failures:
+            self._retire([seat for seat, _ in started])
+            raise failures[0]
+        for seat, _ in started:
+            for changed in self._watchers:
+                assert seat.instance is not None
+                seat.instance.watch(changed)
+
+    def change(self, specs: Sequence[InstanceSpec]) -> None:
+        """Have exactly these, told apart by their names: new ones are made first, then others end.
+
+        Requests go on meanwhile; an instance that ends finishes its batch. The warm-up of new ones counts as traffic.
+
+        Raises:
+            BackendError: a new one cannot be made, or the scheduler ties requests to instances; nothing has changed.
+        """
+        if not isinstance(self._lane, QueueLane):
+            raise BackendError("the number of instances can change only for models whose requests are independent")
+        wanted = {spec.name for spec in specs}
+        present = {seat.spec.name for seat in self._seats}
+        self.start([spec for spec in specs if spec.name not in present])
+        self._retire([seat for seat in self._seats if seat.spec.name not in wanted])
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Have `changed` called, on any thread, whenever the readiness of an instance may have changed."""
+        self._watchers.append(changed)
+        for instance in self.live:
+            instance.watch(changed)
+
+    def join(self) -> None:
+        """Return when all have ended; the lane is closed."""
+        for seat in self._seats:
+            seat.over.set()
+            if seat.instance is not None:
+                seat.instance.drain()
+        for seat in self._seats:
+            if seat.thread is not None:
+                seat.thread.join()
+
+    def _retire(self, seats: Sequence[_Seat]) -> None:
+        for seat in seats:
+            seat.over.set()
+            if seat.loop is not None:
+                seat.loop.retire()
+            if seat.instance is not None:
+                seat.instance.drain()
+        if isinstance(self._lane, QueueLane):
+            self._lane.nudge()
+        for seat in seats:
+            if seat.thread is not None:
+                seat.thread.join()
+        self._seats = [seat for seat in self._seats if seat not in seats]
+
+    def _run(self, index: int, seat: _Seat, ready: Future[None]) -> None:
+        # the instance is made, used and closed on one thread: frameworks keep state by thread
+        claim = None
+        resources = self._placement.resources
+        try:
+            self._bind(seat.spec)
+            if resources is not None and seat.spec.resources:
+                claim = resources.claim(seat.spec)
+            instance = self._make(index, seat, claim)
+        except BaseException as error:
+            ready.set_exception(error)
+        else:
+            ready.set_result(None)
+            self._serve(seat)
+            try:
+                instance.close()
+            except Exception:
+                log.exception("instance %s did not close", seat.spec.name)
+        finally:
+            if claim is not None and resources is not None:
+                resources.forget(claim)
+
+    def _make(self, index: int, seat: _Seat, claim: ClaimHandle | None) -> Instance:
+        assert self._model is not None  # an ensemble has no instances
+        instance = self._model.create_instance(seat.spec)
+        try:
+            loop = InstanceLoop(self._lane, instance, seat.spec.name, index, claim)
+            loop.prepare()
+            warm_up(loop, self._spec, seat.spec.name)
+        except BaseException:
+            instance.close()
+            raise
+        seat.instance, seat.loop = instance, loop
+        return instance
+
+    @staticmethod
+    def _serve(seat: _Seat) -> None:
+        if seat.spec.passive:
+            seat.over.wait()
+        elif seat.loop is not None:
+            seat.loop.run()
+
+    def _bind(self, spec: InstanceSpec) -> None:
+        policy = self._placement.hosts.get(spec.host_policy or usual_policy(spec))
+        if policy is None:
+            if spec.host_policy:
+                log.warning("instance %s: there is no host policy '%s': nothing is bound", spec.name, spec.host_policy)
+            return
+        try:
+            policy.bind()
+        except HostPolicyError as error:
+            raise BackendError(str(error)) from error
+
+
+def usual_policy(spec: InstanceSpec) -> str:
+    """The name of the host policy of an instance whose group names none."""
+    return {"GPU": f"gpu_{spec.device}", "MODEL": "model"}.get(spec.kind, "cpu")

@@ -1,0 +1,108 @@
+"""The rate limiter's resources: what instances need to execute, and how much of it there is.
+
+With `--rate-limit=execution_count`, tritonserver's, an instance executes only while it holds what the `rate_limiter` of
+its group names. There is as much of a resource as `--rate-limit-resource` says, else as much as the neediest instance
+takes. The waiting and granting is native (`_native.limiter`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from _native.limiter import ClaimHandle, RateLimiter, Resource
+from backends.api import BackendError, InstanceSpec, ResourceSpec
+
+EVERYWHERE = -1
+"""The device of a global resource."""
+
+
+class ResourceError(ValueError):
+    """Limits that contradict each other or cannot be read; the text says why."""
+
+
+def parse_limits(entries: Iterable[str]) -> dict[tuple[str, int | None], int]:
+    """`("R1:3", "R2:2:0")` as {(name, device): count}; the device is None where none is given.
+
+    Raises:
+        ResourceError: an entry has another form, or is given twice.
+    """
+    found: dict[tuple[str, int | None], int] = {}
+    for entry in entries:
+        name, *numbers = entry.split(":")
+        if not name or not 1 <= len(numbers) <= 2 or not all(number.isdecimal() for number in numbers):
+            raise ResourceError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got {entry!r}")
+        key = (name, int(numbers[1]) if len(numbers) == 2 else None)
+        if key in found:
+            raise ResourceError(f"resource '{entry}' is given twice")
+        found[key] = int(numbers[0])
+    return found
+
+
+class Resources:
+    """All resources of a server. Its methods may be called from any thread."""
+
+    def __init__(self, limits: dict[tuple[str, int | None], int]) -> None:
+        self._limits = limits
+        self._limiter = RateLimiter()
+        self._pools: dict[tuple[str, int], Resource] = {}
+        self._needed: dict[tuple[str, int], dict[object, int]] = {}  # by whom, of those that live
+        self._guard = threading.Lock()
+
+    def claim(self, spec: InstanceSpec) -> ClaimHandle:
+        """The claim of an instance, to be given back with `forget`.
+
+        Raises:
+            BackendError: there will never be what it needs.
+        """
+        with self._guard:
+            wanted = [(self._key(spec, need), need.count) for need in spec.resources]
+            for key, count in wanted:
+                self._check(key, count)
+            pools = [(self._pool(key, count), count) for key, count in wanted]
+            claim = ClaimHandle(self._limiter, pools, spec.priority)
+            for key, count in wanted:
+                self._needed[key][id(claim)] = count
+            return claim
+
+    def forget(self, claim: ClaimHandle) -> None:
+        """The instance is gone: what nobody limits is as much as those that are left need."""
+        with self._guard:
+            for key, needed in self._needed.items():
+                if needed.pop(id(claim), None) is not None and needed and self._limit(key) is None:
+                    self._limiter.resize(self._pools[key], max(needed.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Instances that wait for resources."""
+        return self._limiter.waiting
+
+    @staticmethod
+    def _key(spec: InstanceSpec, need: ResourceSpec) -> tuple[str, int]:
+        return need.name, EVERYWHERE if need.is_global else spec.device
+
+    def _limit(self, key: tuple[str, int]) -> int | None:
+        name, device = key
+        return self._limits.get((name, device), self._limits.get((name, None)))
+
+    def _check(self, key: tuple[str, int], count: int) -> None:
+        name, device = key
+        for other, needed in self._needed.items():
+            if needed and other[0] == name and (other[1] == EVERYWHERE) != (device == EVERYWHERE):
+                raise BackendError(f'Resource "{name}" is present as both global and device-specific resource')
+        limit = self._limit(key)
+        if limit is not None and limit < count:
+            raise BackendError(
+                f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more model '
+                f"instances, the minimum required count is {count}"
+            )
+
+    def _pool(self, key: tuple[str, int], count: int) -> Resource:
+        limit = self._limit(key)
+        if key not in self._pools:
+            self._pools[key] = Resource(key[0], count if limit is None else limit)
+            self._needed[key] = {}
+        pool = self._pools[key]
+        if limit is None and pool.total < count:
+            self._limiter.resize(pool, count)
+        return pool
