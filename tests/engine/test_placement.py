@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from server.caching import LocalCache
-from server.engine.config import Options
-from server.engine.engine import Engine
-from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
-from tests.engine.serving import CONFIG, Loader, Pending, infer, request, row
+from server.engine.shared_memory import SYSTEM
+from tests.engine.placing import USER, Served, memory, placed
+from tests.engine.serving import CONFIG, request, row
+
+__all__ = ["memory"]
 
 FIXED = CONFIG.replace('name: "y" data_type: TYPE_INT64 dims: [ -1 ]', 'name: "y" data_type: TYPE_INT64 dims: [ 2 ]')
-USER = User(os.geteuid(), os.getpid())
-SIZE = 1 << 16
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(native_counters):
     """Requests and regions are gone when the engine is closed."""
-
-
-@pytest.fixture
-def memory():
-    """A shared memory object of 64 KiB, as an array that begins at its first byte."""
-    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="inferd-test-") as file:
-        file.truncate(SIZE)
-        array = np.memmap(file.name, np.int64, "r+")
-        array.key = Path(file.name).name
-        yield array
-
-
-class Served:
-    """An engine around one model, with the region "r"."""
-
-    def __init__(self, root, execute, memory, config=CONFIG, *, access="auto", cache=None):
-        (root / "m" / "1").mkdir(parents=True)
-        (root / "m" / "config.pbtxt").write_text(config)
-        policy = SharedMemoryPolicy(access=access)
-        self.engine = Engine([root], Loader({"m": execute}), Options(), cache=cache, shared_memory=policy)
-        self.memory = memory
-
-    async def __aenter__(self):
-        assert await self.engine.start() == []
-        self.engine.shared_memory.register_system(USER, "r", self.memory.key, 0, SIZE)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.engine.close()
-
-    def start(self, message):
-        return Pending(self.engine, message, user=USER.uid)
-
-    async def ask(self, message):
-        answer = await infer(self.engine, message, user=USER.uid)
-        assert answer.status == 0, answer.text
-        return answer
-
-
-def placed(columns=2, *, at=0, to=None, room=None, rows=1):
-    """A request with x at this element of the region, and y to be written at another one."""
-    message = request()
-    tensor = message.inputs.add(name="x", datatype="INT64", shape=[rows, columns])
-    refer(tensor, at, 8 * rows * columns)
-    if to is not None:
-        refer(message.outputs.add(name="y"), to, 8 * rows * columns if room is None else room)
-    return message
-
-
-def refer(tensor, at, size):
-    tensor.parameters["shared_memory_region"].string_param = "r"
-    tensor.parameters["shared_memory_offset"].int64_param = 8 * at
-    tensor.parameters["shared_memory_byte_size"].int64_param = size
 
 
 def address(batch, name="x"):
@@ -202,3 +144,40 @@ async def test_the_engine_closes_with_regions_in_use(tmp_path, memory):
         pending = served.start(placed(to=8))
     assert (await pending.answer()).status == 0
     assert memory[8] == 1
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "m"
+    model_version: -1
+    input_map { key: "x" value: "x" }
+    output_map { key: "y" value: "y" }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("access", "seen"), [("map", [-1, -1]), ("copy", [1, 2])])
+async def test_steps_of_an_ensemble(tmp_path, memory, access, seen):
+    """A step gets the client's tensor under the same rules, and the ensemble's result is written to its place."""
+
+    def execute(batch):
+        x = batch.input("x").numpy()
+        memory[:2] = -1
+        batch.set_output("y", x * 2)
+
+    served = Served(tmp_path, execute, memory, access=access)
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    async with served:
+        memory[:2] = 1, 2
+        message = placed(to=8)
+        message.model_name = "e"
+        answer = await served.ask(message)
+        assert list(answer.response.raw_output_contents) == [b""]
+    assert memory[8:10].tolist() == [2 * value for value in seen]
