@@ -103,6 +103,7 @@ bench: setup
 soak: setup
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
+	$(PY) -m bench.chaos
 
 proto: $(INSTALLED)
 	$(PY) tools/generate_pb.py

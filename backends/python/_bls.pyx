@@ -2,8 +2,8 @@
 
 A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
 same words, queued. It is made on the loop, where an errand brings it; what becomes of it is sent to the worker from
-there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model waits in
-its own worker, and only its own instance is taken meanwhile.
+there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model
+waits in its own worker, and only its own instance is taken meanwhile.
 
 A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. At most
 BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the receipts of the

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -217,16 +216,11 @@ async def test_children_of_a_worker_end_with_it(tmp_path):
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def named_memory() -> set[Path]:
-    """What lies in /dev/shm."""
-    return set(Path("/dev/shm").iterdir())
-
-
-async def test_nothing_lies_in_dev_shm(tmp_path):
-    before = named_memory()
+async def test_shared_memory_has_no_name_that_could_be_left_behind(tmp_path):
     async with serving(tmp_path, m=MISCHIEF) as engine:
         await ask(engine, *range(100_000))
-        assert named_memory() == before
+        for process in (psutil.Process(), *workers()):
+            assert not [mapped.path for mapped in process.memory_maps() if mapped.path.startswith("/dev/shm")]
 
 
 async def test_arguments_of_initialize(tmp_path):

@@ -1,0 +1,254 @@
+"""Python models whose workers are killed, stopped and made to misbehave under load.
+
+    python -m bench.chaos                two minutes, as `make soak` does
+    python -m bench.chaos --seconds 10
+
+Two models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
+prints garbage and answers with too much, as its inputs say; and `calm`, which nobody touches. Every request must get
+exactly one answer, the right one or an error; `calm` must never fail; no memory may have a name under which it could be
+left behind. Then the server itself is killed with SIGKILL, which must take its workers along, and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+import psutil
+
+from bench.processes import ServerProcess, free_port
+from server.pb import grpc_service_pb2 as pb
+
+PATH = "/inference.GRPCInferenceService/ModelInfer"
+READY = "/inference.GRPCInferenceService/ModelReady"
+SHARED_MEMORY = Path("/dev/shm")
+DEADLINE = 30.0  # seconds of each request: no answer by then is one that was lost
+
+MODEL = """
+import os, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        what = int(x.flat[0])
+        if what == -1:
+            raise ValueError("on purpose")
+        if what == -2:
+            os._exit(7)
+        if what == -3:
+            time.sleep(3600)
+        if what == -4:
+            print("\\0\\xff" * 10000)
+        if what == -5:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros((1, 3_000_000), np.int64))])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+"""
+
+CONFIG = """
+backend: "python"
+max_batch_size: 16
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 2 }
+dynamic_batching { }
+parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }
+"""
+
+
+@dataclass
+class Tally:
+    """What requests got."""
+
+    asked: int = 0
+    answers: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def write_models(folder: Path) -> Path:
+    """The repository."""
+    for name in ("wild", "calm"):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1" / "model.py").write_text(MODEL)
+        (folder / name / "config.pbtxt").write_text(CONFIG)
+    return folder
+
+
+def start(repository: Path, log: Path) -> ServerProcess:
+    """The server, from this source tree."""
+    port = free_port()
+    command = [sys.executable, "-m", "server", "serve", "--model-repository", repository, "--grpc-port", str(port)]
+    root = str(Path(__file__).parent.parent)
+    return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=60)
+
+
+def workers(server: ServerProcess, model: str = "") -> list[psutil.Process]:
+    """The worker processes of a model's instances, or of all."""
+    found = []
+    for process in server.processes()[1:]:
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if command and command[-1].startswith(model) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def message(model: str, x: np.ndarray) -> bytes:
+    """A request with one row."""
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="x", datatype="INT64", shape=x.shape)
+    request.raw_input_contents.append(x.tobytes())
+    return request.SerializeToString()
+
+
+async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally) -> None:
+    """One request, and what came of it."""
+    tally.asked += 1
+    try:
+        data = await channel.unary_unary(PATH, None, None)(message(model, x), timeout=DEADLINE)
+    except grpc.aio.AioRpcError as error:
+        tally.answers[error.code().name] += 1
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            tally.wrong.append(f"{model}: a request got no answer in {DEADLINE:g} s")
+        return
+    tally.answers["OK"] += 1
+    answer = pb.ModelInferResponse.FromString(data)
+    if x.flat[0] != -5 and answer.raw_output_contents[0] != x.tobytes():
+        tally.wrong.append(f"{model}: a wrong answer")
+
+
+async def load(address: str, model: str, until: float, seed: int, tally: Tally) -> None:
+    """One client: request after request, on a connection of its own."""
+    chance = random.Random(seed)
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        while time.monotonic() < until:
+            size = chance.choice((1, 4, 64, 3000, 100_000))
+            x = np.arange(size, dtype=np.int64).reshape(1, -1) + seed
+            if model == "wild" and chance.random() < 0.003:
+                x[0, 0] = -chance.randrange(1, 6)
+            await ask(channel, model, x, tally)
+
+
+async def torment(server: ServerProcess, until: float, seed: int) -> int:
+    """Signals for the workers of `wild`, at random; how many."""
+    chance = random.Random(seed)
+    count = 0
+    while time.monotonic() < until:
+        await asyncio.sleep(chance.uniform(0.1, 1.0))
+        found = await asyncio.to_thread(workers, server, "wild")
+        if found:
+            with contextlib.suppress(psutil.Error):
+                chance.choice(found).send_signal(chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
+                count += 1
+    return count
+
+
+async def run_load(server: ServerProcess, seconds: float, seed: int) -> tuple[Tally, Tally, int]:
+    """Both models under load, one of them tormented."""
+    wild, calm = Tally(), Tally()
+    until = time.monotonic() + seconds
+    clients = [load(server.address, "wild", until, seed + i, wild) for i in range(6)]
+    clients += [load(server.address, "calm", until, seed + 100 + i, calm) for i in range(2)]
+    *_, signals = await asyncio.gather(*clients, torment(server, until - 1, seed))
+    return wild, calm, signals
+
+
+def gone(processes: list[psutil.Process], patience: float = 10.0) -> bool:
+    """Whether these processes have ended, or do so soon."""
+    _, alive = psutil.wait_procs(processes, timeout=patience)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive if process.is_running())
+
+
+def named_memory(server: ServerProcess) -> set[str]:
+    """Shared memory of the server and its workers that has a name in a file system, where it could be left behind."""
+    found = set()
+    for process in server.processes():
+        with contextlib.suppress(psutil.Error, OSError):
+            found |= {mapped.path for mapped in process.memory_maps() if mapped.path.startswith(str(SHARED_MEMORY))}
+    return found
+
+
+def run(seconds: float, seed: int) -> list[str]:
+    """Everything; what was wrong, in sentences."""
+    folder = Path(tempfile.mkdtemp(prefix="inferd-chaos-"))
+    wrong: list[str] = []
+    try:
+        repository = write_models(folder / "models")
+        server = start(repository, folder / "log")
+        try:
+            wild, calm, signals = asyncio.run(run_load(server, seconds, seed))
+            print(f"wild: {wild.asked} requests, {dict(wild.answers)}, {signals} signals; "
+                  f"calm: {calm.asked} requests, {dict(calm.answers)}", flush=True)  # fmt: skip
+            wrong += wild.wrong + calm.wrong
+            if wild.asked != wild.answers.total() or calm.asked != calm.answers.total():
+                wrong.append("a request has not got exactly one answer")
+            if calm.answers["OK"] != calm.asked:
+                wrong.append(f"the untouched model has failed requests: {dict(calm.answers)}")
+            if not wild.answers["OK"]:
+                wrong.append("the tormented model has answered nothing")
+            if named_memory(server):
+                wrong.append(f"memory that would be left behind: {', '.join(sorted(named_memory(server)))}")
+            mine = workers(server)
+            os.kill(server.pid, signal.SIGKILL)
+            if not gone(mine):
+                wrong.append("workers have outlived the server")
+        finally:
+            server.stop()
+        wrong += run_again(repository, folder / "again")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return wrong
+
+
+def run_again(repository: Path, log: Path) -> list[str]:
+    """A server started after the one that was killed serves, and ends with all it has started."""
+    server = start(repository, log)
+    tally = Tally()
+    try:
+        asyncio.run(load(server.address, "calm", time.monotonic() + 1, 1, tally))
+        mine = workers(server)
+    finally:
+        status = server.stop()
+    wrong = [] if tally.answers["OK"] == tally.asked else [f"after the restart: {dict(tally.answers)}"]
+    if status != 0:
+        wrong.append(f"the server ended with {status}")
+    if not gone(mine):
+        wrong.append("workers have outlived a server that was stopped")
+    return wrong
+
+
+def main() -> int:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    wrong = run(arguments.seconds, arguments.seed)
+    for sentence in dict.fromkeys(wrong):
+        print(f"WRONG: {sentence}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
