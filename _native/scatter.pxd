@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.batch cimport NativeBatch
 from _native.memory cimport Block
+from _native.request cimport Request
 
 # Whether some request of the batch asked for this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
@@ -18,3 +19,6 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
 # False: the batch has failed.
 cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
                           size_t size, const int64_t *shape, uint32_t rank) noexcept nogil
+# The same for a request that may have left its batch. False: `wrong` says why, from malloc; NULL: no memory.
+cdef bint request_set_state(Request *request, uint32_t state, Block *block, const uint8_t *data, size_t size,
+                            const int64_t *shape, uint32_t rank, char **wrong) noexcept nogil

@@ -197,16 +197,24 @@ cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, co
 
 cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
                           size_t size, const int64_t *shape, uint32_t rank) noexcept nogil:
-    cdef Request *request = batch.requests[index]
+    cdef char *wrong = NULL
+    if request_set_state(batch.requests[index], state, block, data, size, shape, rank, &wrong):
+        return True
+    batch_fail(batch, wrong)
+    return False
+
+
+cdef bint request_set_state(Request *request, uint32_t state, Block *block, const uint8_t *data, size_t size,
+                            const int64_t *shape, uint32_t rank, char **wrong) noexcept nogil:
     cdef InputData *goes_to
+    wrong[0] = NULL
     if request.unasked or request.states == NULL:
         block_give(block)
         return True
-    goes_to = &request.states[batch.signature.state_count + state]
+    goes_to = &request.states[request.signature.state_count + state]
     if not (block_own(&block, &data, size)
             and (not is_in_region(request, data) or block_replace(&block, &data, size))):
         block_give(block)
-        batch_fail(batch, NULL)
         return False
     block_give(goes_to.block)
     goes_to.present = True
@@ -215,14 +223,14 @@ cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Bl
     goes_to.size = size
     goes_to.rank = rank
     memcpy(goes_to.shape, shape, rank * sizeof(int64_t))
-    if batch.signature.max_batch_size > 0:
+    if request.signature.max_batch_size > 0:
         goes_to.shape[0] = request.rows
-    return check_state(batch, state, goes_to)
+    wrong[0] = wrong_state(request.signature, state, goes_to)
+    return wrong[0] == NULL
 
 
-cdef bint check_state(NativeBatch *batch, uint32_t state, const InputData *goes_to) noexcept nogil:
-    # it fits the input that it comes back as
-    cdef const Signature *signature = batch.signature
+cdef char *wrong_state(const Signature *signature, uint32_t state, const InputData *goes_to) noexcept nogil:
+    # why it does not fit the input that it comes back as; NULL when it does
     cdef const TensorSignature *tensor
     cdef bint batches = signature.max_batch_size > 0
     cdef bint good
@@ -238,9 +246,8 @@ cdef bint check_state(NativeBatch *batch, uint32_t state, const InputData *goes_
             if tensor.dims[k] != -1 and tensor.dims[k] != goes_to.shape[k + batches]:
                 good = False
         if not good:
-            batch_fail(batch, format_text(
+            return format_text(
                 "the output for state '%s' must have shape %s, got %s", tensor.name.data,
                 shape_text(want, sizeof(want), batches, <const long *>tensor.dims, tensor.rank),
-                shape_text(got, sizeof(got), False, <const long *>goes_to.shape, goes_to.rank)))
-            return False
-    return True
+                shape_text(got, sizeof(got), False, <const long *>goes_to.shape, goes_to.rank))
+    return NULL

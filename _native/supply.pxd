@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.memory cimport Block
-from _native.request cimport Request
+from _native.request cimport InputData, Request
 from _native.signature cimport MAX_RANK, Signature
 
 cdef struct GatheredInput:
@@ -31,3 +31,7 @@ cdef enum EndReason:
 # memory; `out` then holds nothing.
 cdef bint supply(const Signature *signature, uint32_t index, Request *const *requests, uint32_t count, uint32_t rows,
                  GatheredInput *out) noexcept nogil
+# Every supplied input of each request on its own, for executors that work request by request: `count` times
+# supplied_count of them, STATE included. NULL: no memory, or nothing is supplied.
+cdef InputData *supply_each(const Signature *signature, Request *const *requests, uint32_t count) noexcept nogil
+cdef void supply_free(const Signature *signature, InputData *supplied, uint32_t count) noexcept nogil

@@ -7,10 +7,11 @@ Triton gives them ("Sequence Batcher" in its user guide, "architecture.md").
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from _native.datatype cimport DT_BYTES, DT_FP32, datatype_size
-from _native.memory cimport block_take
+from _native.memory cimport block_give, block_share, block_take
 from _native.request cimport Correlation, InputData, Request
 from _native.shape cimport elements_of
 from _native.signature cimport (
@@ -23,6 +24,7 @@ from _native.signature cimport (
     SUPPLY_ITEM_SHAPE_FLATTEN,
     SUPPLY_MAX_ELEMENT_COUNT_AS_SHAPE,
     SUPPLY_START,
+    SUPPLY_STATE,
     Signature,
     Supplied,
     SupplyKind,
@@ -210,3 +212,42 @@ cdef bint supply_control(const Signature *signature, uint32_t index, Request *co
     out.shape[out.rank] = 1
     out.rank += 1
     return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For each request
+
+cdef bint supply_one(const Signature *signature, uint32_t index, Request *const *request, InputData *out) noexcept nogil:
+    cdef GatheredInput made
+    if signature.supplied[index].kind == SUPPLY_STATE:
+        out[0] = request[0].states[signature.supplied[index].source]
+        if out.block != NULL:
+            block_share(out.block)
+        return True
+    if not supply(signature, index, request, 1, request[0].rows, &made):
+        return False
+    out.present = True
+    out.data = made.data
+    out.size = made.size
+    out.block = made.block
+    out.rank = made.rank
+    memcpy(out.shape, made.shape, made.rank * sizeof(int64_t))
+    return True
+
+
+cdef InputData *supply_each(const Signature *signature, Request *const *requests, uint32_t count) noexcept nogil:
+    cdef uint32_t each = signature.supplied_count
+    cdef InputData *supplied = <InputData *>calloc(max(<uint32_t>1, count * each), sizeof(InputData)) if each else NULL
+    cdef uint32_t i
+    for i in range(count * each if supplied != NULL else 0):
+        if not supply_one(signature, i % each, &requests[i // each], &supplied[i]):
+            supply_free(signature, supplied, count)
+            return NULL
+    return supplied
+
+
+cdef void supply_free(const Signature *signature, InputData *supplied, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count * signature.supplied_count if supplied != NULL else 0):
+        block_give(supplied[i].block)
+    free(supplied)

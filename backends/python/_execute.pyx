@@ -12,10 +12,11 @@ from libc.string cimport memcpy, memset
 
 from _native.arena cimport arena_holds, arena_take
 from _native.atomic cimport exchange32, load32
-from _native.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, execute_fn
+from _native.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
 from _native.clock cimport now_ns
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
+    STATUS_INTERNAL,
     STATUS_UNAVAILABLE,
     InputData,
     Request,
@@ -23,6 +24,8 @@ from _native.request cimport (
     request_follow,
     request_unfollow,
 )
+from _native.signature cimport Signature
+from _native.supply cimport supply_each, supply_free
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
 from backends.python._bls cimport bls_leave
@@ -58,6 +61,7 @@ from backends.python._wire cimport (
     PLACE_ARENA,
     PLACE_INLINE,
     RESPONSE_OPEN,
+    RESPONSE_RESCHEDULE,
     WIRE_SEQUENCE_END,
     WIRE_SEQUENCE_START,
     ExecuteHead,
@@ -83,13 +87,28 @@ cdef inline bint refers(const Channel *channel, const InputData *input) noexcept
     return input.size >= REFER_FROM and arena_holds(channel.arena, input.data)
 
 
+cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nogil:
+    # asked for, or the state of a sequence
+    return request.signature.outputs[output].state > 0 or request.response.outputs[output].wanted
+
+
+cdef inline const InputData *data_of(const NativeBatch *batch, const InputData *supplied, uint32_t i,
+                                     uint32_t input) noexcept nogil:
+    # of request i: what it carries, or what it is supplied with
+    cdef const Signature *signature = batch.signature
+    if input < signature.input_count:
+        return &batch.requests[i].inputs[input]
+    return &supplied[i * signature.supplied_count + input - signature.input_count]
+
+
 cdef inline uint32_t wanted_outputs(const Request *request) noexcept nogil:
     # ALL_OUTPUTS, or how many
+    cdef uint32_t total = request.signature.output_count + request.signature.kept_count
     cdef uint32_t count = 0
     cdef uint32_t i
-    for i in range(request.signature.output_count):
-        count += request.response.outputs[i].wanted
-    return count if count < request.signature.output_count else <uint32_t>ALL_OUTPUTS
+    for i in range(total):
+        count += is_wanted(request, i)
+    return count if count < total else <uint32_t>ALL_OUTPUTS
 
 
 cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nogil:
@@ -106,32 +125,34 @@ cdef size_t extra_size(const Request *request, uint32_t wanted) noexcept nogil:
     return aligned(size, 8)
 
 
-cdef size_t heads_size(const NativeBatch *batch) noexcept nogil:
+cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noexcept nogil:
     # of the record without tensors
     cdef size_t size = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
     cdef const Request *request
+    cdef const InputData *data
     cdef uint32_t i, input, wanted
     for i in range(batch.count):
         request = batch.requests[i]
         size += sizeof(RequestRecord)
-        for input in range(batch.signature.input_count):
-            if request.inputs[input].present:
-                size += sizeof(TensorRecord) + request.inputs[input].rank * sizeof(int64_t)
+        for input in range(batch.signature.input_count + batch.signature.supplied_count):
+            data = data_of(batch, supplied, i, input)
+            if data.present:
+                size += sizeof(TensorRecord) + data.rank * sizeof(int64_t)
         wanted = wanted_outputs(request)
         if has_extra(request, wanted):
             size += extra_size(request, wanted)
     return size
 
 
-cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch) noexcept nogil:
+cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
     # of those that are copied into the record
     cdef size_t size = 0
     cdef const InputData *data
     cdef uint32_t i, input
     for i in range(batch.count):
-        for input in range(batch.signature.input_count):
-            data = &batch.requests[i].inputs[input]
-            if data.present and not refers(channel, data):
+        for input in range(batch.signature.input_count + batch.signature.supplied_count):
+            data = data_of(batch, supplied, i, input)
+            if data.present and not (input < batch.signature.input_count and refers(channel, data)):
                 size += aligned(data.size, TENSOR_ALIGNMENT)
     return size
 
@@ -145,13 +166,14 @@ cdef struct Writer:
     bint in_arena
 
 
-cdef void write_tensor(Writer *writer, uint32_t index, uint8_t datatype, const InputData *data) noexcept nogil:
+cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t index,
+                       const InputData *data) noexcept nogil:
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
     out.index = <uint16_t>index
-    out.datatype = datatype
+    out.datatype = <uint8_t>signature.inputs[index].datatype
     out.rank = <uint8_t>data.rank
     out.size = data.size
-    if refers(writer.channel, data):
+    if index < signature.input_count and refers(writer.channel, data):
         out.place = PLACE_ARENA
         out.offset = <uint64_t>(data.data - writer.channel.arena.base)
     else:
@@ -174,8 +196,8 @@ cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) n
     out.priority = request.priority
     out.outputs = wanted
     if wanted != <uint32_t>ALL_OUTPUTS:
-        for index in range(request.signature.output_count):
-            if request.response.outputs[index].wanted:
+        for index in range(request.signature.output_count + request.signature.kept_count):
+            if is_wanted(request, index):
                 memcpy(at, &index, sizeof(uint16_t))
                 at += sizeof(uint16_t)
     out.id_size = request.id.size
@@ -193,7 +215,10 @@ cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) n
     writer.at += extra_size(request, wanted)
 
 
-cdef void write_request(Writer *writer, const Request *request, uint64_t number) noexcept nogil:
+cdef void write_request(Writer *writer, const NativeBatch *batch, const InputData *supplied, uint32_t index,
+                        uint64_t number) noexcept nogil:
+    cdef const Request *request = batch.requests[index]
+    cdef const InputData *data
     cdef RequestRecord *out = <RequestRecord *>(writer.record + writer.at)
     cdef uint32_t wanted = wanted_outputs(request)
     cdef uint32_t i
@@ -202,16 +227,18 @@ cdef void write_request(Writer *writer, const Request *request, uint64_t number)
     out.flags = ((<uint32_t>WIRE_SEQUENCE_START if request.sequence_start else 0)
                  | (<uint32_t>WIRE_SEQUENCE_END if request.sequence_end else 0))
     writer.at += sizeof(RequestRecord)
-    for i in range(request.signature.input_count):
-        if request.inputs[i].present:
+    for i in range(request.signature.input_count + request.signature.supplied_count):
+        data = data_of(batch, supplied, index, i)
+        if data.present:
             out.inputs += 1
-            write_tensor(writer, i, <uint8_t>request.signature.inputs[i].datatype, &request.inputs[i])
+            write_tensor(writer, request.signature, i, data)
     if has_extra(request, wanted):
         out.extra = <uint32_t>writer.at
         write_extra(writer, request, wanted)
 
 
-cdef void write_record(Writer *writer, const NativeBatch *batch, const uint64_t *numbers, Block *grant) noexcept nogil:
+cdef void write_record(Writer *writer, const NativeBatch *batch, const InputData *supplied, const uint64_t *numbers,
+                       Block *grant) noexcept nogil:
     cdef ExecuteHead *head = <ExecuteHead *>writer.record
     cdef uint32_t *offsets = <uint32_t *>(head + 1)
     cdef uint32_t i
@@ -222,7 +249,7 @@ cdef void write_record(Writer *writer, const NativeBatch *batch, const uint64_t 
     writer.at = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
     for i in range(batch.count):
         offsets[i] = <uint32_t>writer.at
-        write_request(writer, batch.requests[i], numbers[i])
+        write_request(writer, batch, supplied, i, numbers[i])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -358,11 +385,23 @@ cdef void lost(Channel *channel, NativeBatch *batch) noexcept nogil:
 
 cdef bint send_execute(Channel *channel, NativeBatch *batch, const uint64_t *numbers) noexcept nogil:
     # False: the batch has failed, or the worker is gone
+    cdef InputData *supplied = supply_each(batch.signature, batch.requests, batch.count)
+    cdef bint sent
+    if supplied == NULL and batch.signature.supplied_count:
+        batch_fail(batch, NULL)
+        return False
+    sent = send_inputs(channel, batch, supplied, numbers)
+    supply_free(batch.signature, supplied, batch.count)
+    return sent
+
+
+cdef bint send_inputs(Channel *channel, NativeBatch *batch, const InputData *supplied,
+                      const uint64_t *numbers) noexcept nogil:
     cdef Writer writer
     cdef Head head
     cdef Block *outputs = NULL
-    cdef size_t heads = aligned(heads_size(batch), TENSOR_ALIGNMENT)
-    cdef size_t size = heads + tensors_size(channel, batch)
+    cdef size_t heads = aligned(heads_size(batch, supplied), TENSOR_ALIGNMENT)
+    cdef size_t size = heads + tensors_size(channel, batch, supplied)
     cdef uint64_t wanted = <uint64_t>(channel.bytes_per_row * batch.rows)
     if wanted:
         outputs = grant(channel, wanted + 4096)
@@ -382,7 +421,7 @@ cdef bint send_execute(Channel *channel, NativeBatch *batch, const uint64_t *num
         head.offset = writer.base
     else:
         writer.record = channel.packet + sizeof(Head)
-    write_record(&writer, batch, numbers, outputs)
+    write_record(&writer, batch, supplied, numbers, outputs)
     channel.batches += 1
     head.kind = EXECUTE
     head.id = channel.batches
@@ -526,6 +565,10 @@ cdef bint take_responses(Channel *channel, NativeBatch *batch, const uint64_t *n
             at += used
             if status == RESPONSE_OPEN:
                 detach(channel, batch, i, numbers[i])
+            elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
+                request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
+                    "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
+                    channel.name))
     block_give(origin.record_block)
     return used != 0
 

@@ -31,6 +31,7 @@ from _native.request cimport (
     Response,
     response_fail,
 )
+from _native.scatter cimport request_set_state
 from _native.signature cimport MAX_RANK, TensorSignature
 from _native.text cimport format_text
 from backends.python._wire cimport (
@@ -136,16 +137,23 @@ cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, c
     return NULL
 
 
+cdef inline bint is_classified(const Response *response, uint32_t output) noexcept nogil:
+    return output < response.request.signature.output_count and response.outputs[output].classes > 0
+
+
 cdef void take_tensor(const Origin *origin, Response *response, const TensorRecord *record,
                       const int64_t *shape) noexcept nogil:
     cdef const Request *request = response.request
+    cdef const TensorSignature *tensor
     cdef OutputData *out
     cdef const uint8_t *data = NULL
     cdef Block *block = NULL
     cdef char *wrong
-    if record.index >= request.signature.output_count or not response.outputs[record.index].wanted:
+    if record.index >= request.signature.output_count + request.signature.kept_count:
         return
-    out = &response.outputs[record.index]
+    tensor = &request.signature.outputs[record.index]
+    if not tensor.state and not response.outputs[record.index].wanted:
+        return
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
         data = origin.record + record.offset
         block = origin.record_block
@@ -153,18 +161,24 @@ cdef void take_tensor(const Origin *origin, Response *response, const TensorReco
         data = origin.arena.base + record.offset
         block = holder_of(origin, request, data, record.size)
     if block == NULL:
-        wrong = format_text("output '%s' lies where the worker may not put it", request.signature.outputs[
-            record.index].name.data)
+        wrong = format_text("output '%s' lies where the worker may not put it", tensor.name.data)
     else:
-        wrong = wrong_tensor(request, &request.signature.outputs[record.index], record, shape, data, out.classes > 0)
+        wrong = wrong_tensor(request, tensor, record, shape, data, is_classified(response, record.index))
+    if wrong == NULL and tensor.state and not request_set_state(
+            response.request, tensor.state - 1, block_share(block), data, record.size, shape, record.rank, &wrong):
+        response_fail(response, STATUS_INTERNAL, wrong)
+        return
     if wrong != NULL:
         response_fail(response, STATUS_INTERNAL, wrong)
         return
+    if record.index >= request.signature.output_count or not response.outputs[record.index].wanted:
+        return
+    out = &response.outputs[record.index]
     block_give(out.block)  # of a model that answers an output twice
     out.block = block_share(block)
     out.data = data
     out.size = record.size
-    out.datatype = request.signature.outputs[record.index].datatype
+    out.datatype = tensor.datatype
     out.rank = record.rank
     memcpy(out.shape, shape, record.rank * sizeof(int64_t))
 
