@@ -2,15 +2,21 @@
 
     python -m bench.overload                    2 and 5 times the capacity, 30 s each, on the native door
     python -m bench.overload --door grpcio --seconds 10 --factor 2
+    python -m bench.overload --policy timeout   no limit but 20 ms in the queue
 
-The model is a stub whose batches of at most 8 take 5 ms, and its queue holds 64; `--queue 0` shows a server without a
-bound. Capacity is measured first, in a closed loop. Beside the load a probe makes one call after the other, so that
-latencies of accepted and refused calls are told apart.
+The model is a stub whose batches of at most 8 take 5 ms. What bounds its queue is the policy: `server`
+(--max-queued-requests-per-model) and `size` (max_queue_size) let 64 wait, which `--queue` changes, `timeout`
+(default_timeout_microseconds) any number for 20 ms, `none` any number for as long as it takes. Capacity is measured
+first, in a closed loop, below every bound. Beside the load a probe makes one call after the other, so that latencies of
+accepted and refused calls are told apart. What the policy promises for the accepted ones stands beside their p99: the
+batches that were before them in the queue, or the time in it, then the batch that is executed when they come and their
+own.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import threading
@@ -26,12 +32,33 @@ from bench.driver import INFER_PATH, Driver, Fixed
 from bench.report import Report
 from bench.repository import Identity, write
 
-MODEL = Identity("stub", (("FP32", 1),), max_batch_size=8, parameters={"delay_us": "5000"})
+ROWS, BATCH_MS, TIMEOUT_MS = 8, 5, 20
+POLICIES = ("server", "size", "timeout", "none")
 REQUEST = messages.identity(64, "stub").request
 CONNECTIONS = 8
 OK, UNAVAILABLE = 0, 14
-HEAD = """| offered | calls/s | goodput/s | of capacity | refused/s | other ends | accepted p99 ms | refused p99 ms |
-|---|---|---|---|---|---|---|---|"""
+HEAD = """\
+| offered | calls/s | goodput/s | of capacity | refused/s | other ends | accepted p99 ms | promised | refused p99 ms |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def model(policy: str, queue: int) -> Identity:
+    """The stub with this policy."""
+    said = {"size": f"max_queue_size: {queue}", "timeout": f"default_timeout_microseconds: {TIMEOUT_MS * 1000}"}
+    return Identity(
+        "stub",
+        (("FP32", 1),),
+        max_batch_size=ROWS,
+        batching=f"dynamic_batching {{ default_queue_policy {{ {said.get(policy, '')} }} }}",
+        parameters={"delay_us": str(BATCH_MS * 1000)},
+    )
+
+
+def promised_ms(policy: str, queue: int) -> float | None:
+    """The longest time of an accepted request, but for what the server and the driver need."""
+    if policy == "timeout":
+        return TIMEOUT_MS + BATCH_MS
+    return (math.ceil(queue / ROWS) + 1) * BATCH_MS if queue and policy != "none" else None
 
 
 @dataclass
@@ -74,15 +101,23 @@ def drive(address: str, seconds: float, *, rate: float = 0.0, in_flight: int = 1
         return driver.run(Fixed([REQUEST]), in_flight=in_flight, seconds=seconds, rate=rate)
 
 
-def line(name: str, report: Report, capacity: float, probe: Probe) -> str:
+def line(name: str, report: Report, capacity: float, probe: Probe, promised: float | None) -> str:
     """A row of the table."""
     answered, refused = report.statuses.get(OK, 0), report.statuses.get(UNAVAILABLE, 0)
     others = report.requests - answered - refused
     goodput = answered / report.seconds
-    return (
-        f"| {name} | {report.requests / report.seconds:,.0f} | {goodput:,.0f} | {goodput / capacity:.1%} "
-        f"| {refused / report.seconds:,.0f} | {others} | {probe.p99(OK)} | {probe.p99(UNAVAILABLE)} |"
+    cells = (
+        name,
+        f"{report.requests / report.seconds:,.0f}",
+        f"{goodput:,.0f}",
+        f"{goodput / capacity:.1%}",
+        f"{refused / report.seconds:,.0f}",
+        str(others),
+        probe.p99(OK),
+        str(promised or "-"),
+        probe.p99(UNAVAILABLE),
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -90,26 +125,28 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--door", choices=inferd.DOORS, default="native")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--factor", type=float, action="append", help="times the capacity; 2 and 5 when not given")
+    parser.add_argument("--policy", choices=POLICIES, default="server")
     parser.add_argument("--queue", type=int, default=64)
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
-    options = (f"--max-queued-requests-per-model={arguments.queue}",)
+    policy, queue = arguments.policy, arguments.queue
+    options = (f"--max-queued-requests-per-model={queue if policy == 'server' else 0}",)
     with tempfile.TemporaryDirectory(prefix="inferd-overload-") as folder:
-        repository = write(Path(folder) / "models", [MODEL])
+        repository = write(Path(folder) / "models", [model(policy, queue)])
         server = inferd.start(repository, Path(folder) / "log", door=arguments.door, options=options)
         try:
             drive(server.address, 1.0, in_flight=4)
             measured = drive(server.address, 5.0, in_flight=4)
             capacity = measured.statuses[OK] / measured.seconds
-            print(f"capacity {capacity:,.0f}/s, queue {arguments.queue}, {arguments.door} door")
+            print(f"capacity {capacity:,.0f}/s, policy {policy}, {arguments.door} door")
             print(HEAD)
             for factor in arguments.factor or (2.0, 5.0):
                 with Probe(server.address) as probe:
                     report = drive(server.address, arguments.seconds, rate=factor * capacity, in_flight=256)
-                print(line(f"{factor:g} x", report, capacity, probe), flush=True)
+                print(line(f"{factor:g} x", report, capacity, probe, promised_ms(policy, queue)), flush=True)
         finally:
             server.stop()
     return 0

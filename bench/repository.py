@@ -64,6 +64,13 @@ SOAK = (
     Identity("soak_four", (("BF16", 1), ("UINT32", 2), ("INT8", 1), ("INT32", 1)), max_batch_size=8, parameters=GATHER),
     Identity("soak_single", (("UINT64", 2), ("UINT16", 1)), max_batch_size=0, parameters=GATHER),
     Identity("soak_alone", (("FP32", 2),), batching="", parameters=GATHER),
+    Identity("soak_ordered", (("FP32", 1),), instances=2, batching="dynamic_batching { preserve_ordering: true }"),
+    Identity(
+        "soak_levels",
+        (("INT32", 1),),
+        batching="dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
+        parameters=GATHER,
+    ),
     Identity("soak_slow", (("FP32", 1),), instances=2, parameters=GATHER | SLOW),
 )
 
