@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import grpc
 import psutil
 
-from bench import digits, inferd, messages, system, table
+from bench import digits, inferd, messages, python_models, system, table
 from bench.driver import INFER_PATH, Driver, Fixed
 from bench.messages import Exchange
 from bench.peers import AbsentError, GrpcAioEcho, Nghttpd, Peer, Triton
@@ -64,6 +64,16 @@ class Inferd(Peer):
 
     def launch(self) -> ServerProcess:
         repository = write(self.folder / "models", BENCH)
+        return inferd.start(repository, self.folder / "log", door=self.door)
+
+
+class InferdPython(Inferd):
+    """With the model.py files that Triton gets."""
+
+    name: ClassVar[str] = "inferd (model.py)"
+
+    def launch(self) -> ServerProcess:
+        repository = python_models.write(self.folder / "models")
         return inferd.start(repository, self.folder / "log", door=self.door)
 
 
@@ -122,6 +132,7 @@ class Work:
 
 
 EVERYONE = (Nghttpd, GrpcAioEcho, Triton, Inferd, InferdGrpcio)
+PYTHON = (Triton, InferdPython)
 ECHOES = (Nghttpd, GrpcAioEcho, Inferd, InferdGrpcio)
 
 
@@ -148,6 +159,19 @@ def works() -> list[Work]:
             4,
             4,
             (Inferd, InferdGrpcio),
+        ),
+        Work("python", "the same model.py: 64-byte tensor, 1 x 32", small, 1, 32, PYTHON),
+        Work("python_single", "the same model.py: 64-byte tensor, 1 in flight", small, 1, 1, PYTHON),
+        Work(
+            "python_large", "the same model.py: 600 kB there and back, 4 x 4", messages.identity(600_000), 4, 4, PYTHON
+        ),
+        Work(
+            "python_chain",
+            "the same three model.py, each asks the next: 64-byte tensor, 1 x 32",
+            messages.identity(64, python_models.CHAIN),
+            1,
+            32,
+            PYTHON,
         ),
         # Without the servers on gRPC's C core: with two such messages in flight they stop answering this driver after a
         # while; which side is at fault is not known.

@@ -1,4 +1,4 @@
-"""Triton Inference Server 24.10 from the wheel of PyTriton, with an identity model of its Python backend.
+"""Triton Inference Server 24.10 from the wheel of PyTriton, with models of its Python backend.
 
 The wheel carries the server's binary, its core and the Python backend, and no other backend.
 """
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from bench import python_models
 from bench.driver import Driver, Fixed
 from bench.peers.base import AbsentError, Peer
 from bench.peers.download import unpacked_wheel
@@ -20,27 +21,6 @@ NUMPY_WHEEL = "numpy==1.26.4"
 STUB = "triton_python_backend_stub"
 STUB_PYTHON = "3.11"  # the stub is linked to the libpython of this version
 START_SECONDS = 60
-
-MODEL = """import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy())])
-"""
-
-CONFIG = """name: "identity"
-backend: "python"
-max_batch_size: 64
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-dynamic_batching { }
-instance_group { count: 1 kind: KIND_CPU }
-"""
 
 
 class Triton(Peer):
@@ -67,17 +47,15 @@ class Triton(Peer):
 
     def launch(self) -> ServerProcess:
         home = self.home()
-        model = self.folder / "models" / "identity"
-        (model / "1").mkdir(parents=True, exist_ok=True)
-        (model / "config.pbtxt").write_text(CONFIG)
-        (model / "1" / "model.py").write_text(MODEL)
+        repository = python_models.write(self.folder / "models")
         # The stub ignores PYTHONPATH but looks beside model.py. With numpy 2 it would hand over empty tensors.
         for part in unpacked_wheel(NUMPY_WHEEL, python=STUB_PYTHON).glob("numpy*"):
-            (model / "1" / part.name).symlink_to(part)
+            for model in repository.iterdir():
+                (model / "1" / part.name).symlink_to(part)
         port = free_port()
         command: list[str | Path] = [
             home / "bin" / "tritonserver",
-            f"--model-repository={model.parent}",
+            f"--model-repository={repository}",
             f"--backend-directory={home / 'backends'}",
             "--allow-http=false",
             "--allow-metrics=false",

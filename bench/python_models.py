@@ -1,0 +1,65 @@
+"""Models written in Python, the same for Triton and for the server under test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+IDENTITY = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy())])
+"""
+
+# Each of the chain asks the next one; the last is its own end.
+CALLER = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+        call = pb_utils.InferenceRequest(
+            model_name="NEXT",
+            requested_output_names=["OUTPUT0"],
+            inputs=[pb_utils.Tensor("INPUT0", tensor.as_numpy())],
+        )
+        answer = call.exec()
+        if answer.has_error():
+            raise pb_utils.TritonModelException(answer.error().message())
+        output = pb_utils.get_output_tensor_by_name(answer, "OUTPUT0")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", output.as_numpy())])
+"""
+
+CONFIG = """name: "NAME"
+backend: "python"
+max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching { }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+
+CHAIN = "chain"
+MODELS = {
+    "identity": IDENTITY,
+    CHAIN: CALLER.replace("NEXT", "chain_second"),
+    "chain_second": CALLER.replace("NEXT", "chain_third"),
+    "chain_third": IDENTITY,
+}
+
+
+def write(folder: Path) -> Path:
+    """Write the repository; returns the folder."""
+    for name, code in MODELS.items():
+        (folder / name / "1").mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.pbtxt").write_text(CONFIG.replace("NAME", name))
+        (folder / name / "1" / "model.py").write_text(code)
+    return folder
