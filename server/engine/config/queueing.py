@@ -12,6 +12,12 @@ from server.pb import model_config_pb2 as pb
 
 MAX_LEVELS = 256
 
+INSTEAD = {
+    "dynamic_batching": "write dynamic_batching {{ default_queue_policy {{ {} }} }}",
+    "sequence_batching": "remove it; sequence_max_backlog bounds what waits",
+    "ensemble_scheduling": "remove it; ensembles have parameters of their own",
+}
+
 DELAY = pb.ModelQueuePolicy.DELAY
 
 
@@ -51,13 +57,14 @@ def _from_parameters(config: pb.ModelConfig) -> QueuePolicySpec:
 
 def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
     """What must hold, with Triton's texts."""
-    if not config.HasField("dynamic_batching"):
-        return
-    for key in config.parameters:
+    scheduler = config.WhichOneof("scheduling_choice")
+    for key in config.parameters if scheduler else ():
         if key.startswith(QUEUE_PREFIX):
-            text = f"parameter '{key}' is for models without dynamic_batching"
             field = key.removeprefix(QUEUE_PREFIX)
-            yield Finding(("parameters", key), text, f"write dynamic_batching {{ default_queue_policy {{ {field} }} }}")
+            text = f"parameter '{key}' is for models without {scheduler}"
+            yield Finding(("parameters", key), text, INSTEAD[scheduler].format(field))
+    if scheduler != "dynamic_batching":
+        return
     yield from _priorities(config.dynamic_batching)
     if config.dynamic_batching.preserve_ordering:
         yield from _ordering(config)

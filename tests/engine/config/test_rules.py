@@ -71,6 +71,12 @@ def error_of(prepared, text: str) -> str:
             4,
             "is for models without dynamic_batching",
         ),
+        (
+            "max_batch_size: 8\nsequence_batching { }\n"
+            'parameters { key: "queue_policy.max_queue_size" value { string_value: "1" } }',
+            4,
+            "is for models without sequence_batching for model 'm': remove it; sequence_max_backlog",
+        ),
         ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but server does not support GPUs"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
         ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),
