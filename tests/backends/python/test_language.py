@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ SEEDS = ROOT.parent / "shared" / "seeds"
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's models, hardly trained: enough to tell that answers come from them."""
     folder = tmp_path_factory.mktemp("language")
-    command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(folder), "--steps", "4", "--epochs", "2"]
+    command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(folder), "--steps", "3", "--epochs", "1"]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return folder
 
@@ -59,6 +61,66 @@ def client(repository: Path) -> Iterator[triton.InferenceServerClient]:
 
 def test_the_classifier_of_the_example(client: triton.InferenceServerClient) -> None:
     assert classified(client) == ["good news", "bad news"]
+
+
+def said(answers: queue.Queue[Any]) -> list[str]:
+    """The words of a stream."""
+    words = []
+    while True:
+        answer = answers.get(timeout=120)
+        assert not isinstance(answer, Exception), answer
+        if answer.get_response().parameters["triton_final_response"].bool_param:
+            return words
+        words.append(answer.as_numpy("word").item().decode())
+
+
+def test_the_chat_of_the_example_streams_words(client: triton.InferenceServerClient) -> None:
+    def chat(seed: int) -> list[str]:
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error or result))
+        try:
+            text = np.array([b"What is an exception?"], object)
+            given = triton.InferInput("text", [1], "BYTES").set_data_from_numpy(text)
+            parameters = {"seed": seed, "longest": 6}
+            client.async_stream_infer("chat", [given], parameters=parameters, enable_empty_final_response=True)
+            return said(answers)
+        finally:
+            client.stop_stream()
+
+    first = chat(1)
+    assert 0 < len(first) <= 6
+    assert all(first)
+    assert chat(1) == first
+    assert chat(2) != first
+
+
+def test_the_public_chat(repository: Path, seeds: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "ibuddha_chitchat", tmp_path / "ibuddha_chitchat")
+    program = tmp_path / "ibuddha_chitchat_bls" / "1"
+    program.mkdir(parents=True)
+    shutil.copy(seeds / "chat_bls_model.py", program / "model.py")
+    shutil.copy(seeds / "configs" / "chat_bls_python.pbtxt", program.parent / "config.pbtxt")
+    tokens = ([0, 13086, 5, 6, 7, 13087], [1] * 6, [13086] * 5 + [13087])
+    inputs = [
+        triton.InferInput(f"INPUT__{i}", [1, 6], "INT64").set_data_from_numpy(np.array([values]))
+        for i, values in enumerate(tokens)
+    ]
+    with (
+        doors.running_server("native", tmp_path) as process,
+        triton.InferenceServerClient(process.address) as client,
+    ):
+        answer = client.infer("ibuddha_chitchat_bls", inputs)
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error or result))
+        client.async_stream_infer("ibuddha_chitchat_bls", inputs)
+        streamed = answers.get(timeout=120)
+        client.stop_stream()
+    for each in (answer, streamed):
+        found, confidences = each.as_numpy("OUTPUT__0"), each.as_numpy("OUTPUT__1")
+        assert found.dtype == np.int32
+        assert 1 <= len(found) == len(confidences) <= 64
+        assert not set(found.tolist()) & {0, 1, 2, 13086, 13087}
+        assert ((confidences > 0) & (confidences <= 1)).all()
 
 
 def test_the_public_classifier(repository: Path, seeds: Path, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Talk to the chat, and have sentences classified.
+
+    python client.py [-u HOST:PORT] [TEXT]
+
+Only tritonclient is used, so it runs against Triton just as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+
+SENTENCES = ("The function returns a new list.", "It is an error to call it twice.")
+
+
+def text_input(*texts: str, shape: list[int]) -> triton.InferInput:
+    """The input `text`."""
+    array = np.array([text.encode() for text in texts], object).reshape(shape)
+    return triton.InferInput("text", shape, "BYTES").set_data_from_numpy(array)
+
+
+def chat(client: triton.InferenceServerClient, text: str) -> None:
+    """Print the answer word by word, as the words come."""
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    client.async_stream_infer("chat", [text_input(text, shape=[1])], enable_empty_final_response=True)
+    print(f"> {text}")
+    while not isinstance(answer := answers.get(), Exception):
+        if answer.get_response().parameters["triton_final_response"].bool_param:
+            break
+        print(answer.as_numpy("word").item().decode(), end=" ", flush=True)
+    print(answer if isinstance(answer, Exception) else "")
+    client.stop_stream()
+
+
+def classify(client: triton.InferenceServerClient, *sentences: str) -> None:
+    """Print what each sentence is."""
+    found = client.infer("sentiment", [text_input(*sentences, shape=[len(sentences), 1])]).as_numpy("prob")
+    for sentence, label in zip(sentences, found.ravel(), strict=True):
+        print(f"{label.decode():10} {sentence}")
+
+
+def main() -> None:
+    """Do both."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("text", nargs="?", default="What is an exception?")
+    parser.add_argument("-u", "--url", default="127.0.0.1:8001")
+    arguments = parser.parse_args()
+    with triton.InferenceServerClient(arguments.url) as client:
+        chat(client, arguments.text)
+        classify(client, *SENTENCES, arguments.text)
+
+
+if __name__ == "__main__":
+    main()
