@@ -23,15 +23,17 @@ class Call(Waiter):
 
     Attributes:
         number: by which the channel knows it.
+        model: that is called.
         decoupled: more than one response may come.
         final: the last response has been delivered.
     """
 
-    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "number")
+    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "model", "number")
 
-    def __init__(self, channel: Channel, decoupled: bool) -> None:
+    def __init__(self, channel: Channel, model: str, decoupled: bool) -> None:
         super().__init__()
         self.number = 0
+        self.model = model
         self.decoupled = decoupled
         self.final = False
         self._channel = channel
@@ -175,7 +177,7 @@ def start(request: InferenceRequest, decoupled: bool) -> Call:
     Raises:
         TritonModelException: called while the model is initialized or finalized.
     """
-    call = _new_call(decoupled)
+    call = _new_call(request, decoupled)
     call._channel.call(request, call, PARENT.get())
     return call
 
@@ -185,7 +187,7 @@ def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[An
     import asyncio
 
     loop = asyncio.get_running_loop()
-    call = _new_call(decoupled)
+    call = _new_call(request, decoupled)
     call._channel.expect()
     if decoupled:
         future: asyncio.Future[Any] = loop.create_future()
@@ -196,8 +198,8 @@ def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[An
     return future
 
 
-def _new_call(decoupled: bool) -> Call:
+def _new_call(request: InferenceRequest, decoupled: bool) -> Call:
     runtime = current()
     if not runtime.initialized or runtime.finalizing:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
-    return Call(runtime.channel, decoupled)
+    return Call(runtime.channel, request.model_name(), decoupled)
