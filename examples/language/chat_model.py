@@ -47,6 +47,8 @@ class Chat(nn.Module):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.places = nn.Embedding(LONGEST, WIDTH)
+        for embedding in (self.words, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
         self.norm = nn.LayerNorm(WIDTH)
         # What keeps numbers that are no word from being chosen.

@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 
 from tests.conformance import doors
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
