@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from bench.peers.download import unpacked_wheel
 from bench.peers.triton import NUMPY_WHEEL, START_SECONDS, STUB_PYTHON, Triton
 from bench.processes import ServerProcess, free_port
@@ -71,21 +73,25 @@ def started(folder: Path) -> ServerProcess:
     return ServerProcess(command, port, log=folder / "log", env=environment, patience=START_SECONDS)
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def run(file: Path) -> None:
     """One file of the suite against a Triton of its own."""
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
         server = started(Path(folder))
         try:
             command = [sys.executable, "-m", "pytest", str(file), "--target", server.address]
-            command += ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+            command += ["-q", "--tb=line", "-rfE", "-p", "no:cacheprovider"]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
-            alive = bool(server.processes())
+            ended = next(iter(server.processes())).status() == psutil.STATUS_ZOMBIE
+            log = server.log_end()
         finally:
             server.stop()
-    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    print(
-        f"== {file.name}: {done.stdout.splitlines()[-1]}{'' if alive else '; TRITON ENDED MEANWHILE'}", *told, sep="\n"
-    )
+    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ", str(ROOT)))]
+    print(f"== {file.name}: {done.stdout.splitlines()[-1]}", *told, sep="\n")
+    if ended:
+        print(f"Triton ended meanwhile:\n{log}")
 
 
 def main() -> int:
