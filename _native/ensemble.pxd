@@ -21,7 +21,9 @@ cdef struct Ensemble:
     Submission *submission
     uint32_t requests        # in it
     uint32_t max_inflight    # requests of one step at a time; 0: any number
+    uint32_t max_requests    # in it at a time; 0: any number
     int64_t timeout_ns       # how long a request may be in it; 0: as long as it takes
+    bint overridable         # a request may name a shorter time
     Turn *turns              # by step
     bint passing             # turns are being passed on
 

@@ -83,6 +83,9 @@ from _native.submission cimport Submission, submit_request
 from _native.text cimport clip, format_text, text_or_no_memory
 
 
+cdef int64_t LONGEST_TIMEOUT_US = 0x7fffffffffffffff // 4000    # a time plus it does not overflow
+
+
 cdef inline Ensemble *ensemble_of(const Run *run) noexcept nogil:
     return <Ensemble *>run.ensemble
 
@@ -596,12 +599,27 @@ cdef void finish(Run *run) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # The scheduler
 
+cdef inline bint is_full(const Ensemble *ensemble) noexcept nogil:
+    if ensemble.max_requests and ensemble.requests >= ensemble.max_requests:
+        return True
+    return ensemble.lane.max_queue and ensemble.requests >= ensemble.lane.max_queue
+
+
+cdef int64_t timeout_of(const Ensemble *ensemble, const Request *request) noexcept nogil:
+    # how long the request may be in it; 0: as long as it takes
+    cdef int64_t own = min(request.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    if ensemble.overridable and own and (ensemble.timeout_ns == 0 or own < ensemble.timeout_ns):
+        return own
+    return ensemble.timeout_ns
+
+
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Ensemble *ensemble = <Ensemble *>lane
     cdef Run *run
+    cdef int64_t timeout
     if load32(&ensemble.closed):
         return LANE_CLOSED
-    if lane.max_queue and ensemble.requests >= lane.max_queue:
+    if is_full(ensemble):
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Exceeds maximum queue size: ensemble '%s' version %s has %u requests in it, which is its limit",
             lane.signature.name.data, lane.signature.version_text.data, ensemble.requests))
@@ -613,8 +631,9 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
         return LANE_REFUSED
     request.state = REQUEST_TAKEN
     request.run = run
-    if ensemble.timeout_ns:
-        request.expires_ns = request.queued_ns + ensemble.timeout_ns
+    timeout = timeout_of(ensemble, request)
+    if timeout:
+        request.expires_ns = request.queued_ns + timeout
     ensemble.requests += 1
     give_inputs(run)
     proceed(run)
@@ -642,7 +661,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Request timeout expired: ensemble '%s' version %s has had it for %lld us, as long as it may",
             lane.signature.name.data, lane.signature.version_text.data,
-            <long long>((<Ensemble *>lane).timeout_ns // 1000)))
+            <long long>(request.expires_ns - request.queued_ns) // 1000))
         request.response.reason = "QUEUE_TIMEOUT"
         finish(run)
     return False
@@ -681,7 +700,10 @@ cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
         if ensemble.turns == NULL:
             raise MemoryError
         ensemble.max_inflight = spec.ensemble.max_inflight
-        ensemble.timeout_ns = spec.ensemble.timeout_us * 1000
+        policy = spec.queue.levels[0]
+        ensemble.max_requests = policy.max_size
+        ensemble.timeout_ns = min(policy.timeout_us, LONGEST_TIMEOUT_US) * 1000
+        ensemble.overridable = policy.overridable
         lane_init(&ensemble.lane, &ENSEMBLE, spec, version)
     except BaseException:
         plan_clear(&ensemble.plan)

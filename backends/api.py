@@ -191,8 +191,6 @@ class EnsembleSpec:
 
     steps: tuple[StepSpec, ...]
     max_inflight: int = 0  # requests of one step at a time, over all requests; 0: any number
-    max_queue_size: int = 0  # requests in the ensemble at a time; 0: what the server allows any model
-    timeout_us: int = 0  # how long a request may be in the ensemble; 0: as long as it takes
 
 
 @dataclass(frozen=True, slots=True)

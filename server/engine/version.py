@@ -150,7 +150,7 @@ class LoadedVersion:
 def _make_lane(source: ModelSource, service: InferService, max_queue: int) -> LaneHandle:
     ensemble = source.spec.ensemble
     if ensemble:
-        return EnsembleLane(source.spec, source.version, service, max_queue=ensemble.max_queue_size or max_queue)
+        return EnsembleLane(source.spec, source.version, service, max_queue=max_queue)
     if source.spec.sequence:
         return SequenceLane(source.spec, source.version, max_queue=max_queue)
     return QueueLane(source.spec, source.version, max_queue=max_queue, held=_held(source.spec))

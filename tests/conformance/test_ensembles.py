@@ -51,7 +51,9 @@ def ensembles(tmp_path_factory):
         "e": ensemble("fast", "fast", "fast"),
         "nested": ensemble("e", "fast"),
         "slow_e": ensemble("fast", "slow"),
-        "one_at_a_time": ensemble("slow", extra='parameters { key: "max_queue_size" value { string_value: "1" } }'),
+        "one_at_a_time": ensemble(
+            "slow", extra='parameters { key: "queue_policy.max_queue_size" value { string_value: "1" } }'
+        ),
     }
     for name, config in configs.items():
         (root / name / "1").mkdir(parents=True)

@@ -398,8 +398,8 @@ async def test_a_failing_step_ends_the_others(tmp_path):
 async def test_a_full_queue_of_a_step(tmp_path):
     gate = Gate(plus(1))
     one_step = ensemble(step("one", {"x": "x"}, {"y": "y"}), max_batch_size=1)
-    one_step += parameter("max_queue_size", "8")
-    async with serving(tmp_path, {"one": gate}, max_queued=1, one=model(max_batch_size=1), e=one_step) as engine:
+    queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+    async with serving(tmp_path, {"one": gate}, one=model(max_batch_size=1, extra=queue), e=one_step) as engine:
         first = Pending(engine, request("e", x=row(1)))
         await gate.entered()
         second = Pending(engine, request("e", x=row(2)))
@@ -494,7 +494,7 @@ async def test_at_most_max_inflight_requests_of_a_step(tmp_path):
 
 async def test_at_most_max_queue_size_requests_in_an_ensemble(tmp_path):
     gate = Gate(plus(1))
-    config = ensemble(step("one", {"x": "x"}, {"y": "y"}), extra=parameter("max_queue_size", "2"))
+    config = ensemble(step("one", {"x": "x"}, {"y": "y"}), extra=parameter("queue_policy.max_queue_size", "2"))
     async with serving(tmp_path, {"one": gate}, one=model(), e=config) as engine:
         first = Pending(engine, request("e", x=row(0)))
         second = Pending(engine, request("e", x=row(1)))
@@ -511,7 +511,9 @@ async def test_at_most_max_queue_size_requests_in_an_ensemble(tmp_path):
 
 async def test_the_timeout_of_an_ensemble(tmp_path):
     gate = Gate(plus(1))
-    config = ensemble(step("one", {"x": "x"}, {"y": "y"}), extra=parameter("default_timeout_microseconds", "20000"))
+    config = ensemble(
+        step("one", {"x": "x"}, {"y": "y"}), extra=parameter("queue_policy.default_timeout_microseconds", "20000")
+    )
     async with serving(tmp_path, {"one": gate}, one=model(), e=config) as engine:
         hold = Pending(engine, request("one", x=row(0)))
         await gate.entered()

@@ -2,12 +2,9 @@
 
 What can be said only with the models of the steps at hand is in `server.engine.config.composition`.
 
-Parameters of an ensemble, which the format has no fields for:
-
-    gate[STEP]       the step runs where this BOOL tensor of the ensemble is true; "!name": where it is false. STEP is
-                     the step's number, from 0, or its model's name where no other step has it.
-    max_queue_size   requests that may be in the ensemble at a time.
-    default_timeout_microseconds   how long a request may be in the ensemble.
+A parameter `gate[STEP]`, which the format has no field for, makes a step conditional: it runs where this BOOL tensor of
+the ensemble is true; "!name": where it is false. STEP is the step's number, from 0, or its model's name where no other
+step has it. The parameters `queue_policy.*` hold for all requests that are in the ensemble.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ log = logging.getLogger("inferd.config")
 MAX_STEPS = 1024
 
 GATE = re.compile(r"gate\[(.*)\]")
-NUMBERS = {"max_queue_size": 1 << 31, "default_timeout_microseconds": 1 << 53}
-"""Parameters that are numbers, and what they must be below."""
+TIMEOUT_ACTION = "queue_policy.timeout_action"
 
 
 def step_path(index: int, *rest: str | int) -> FieldPath:
@@ -60,17 +56,7 @@ def ensemble_spec(config: pb.ModelConfig) -> EnsembleSpec | None:
         return None
     gates = _gates(config)
     steps = tuple(_step_spec(step, gates.get(index)) for index, step in enumerate(config.ensemble_scheduling.step))
-    return EnsembleSpec(
-        steps,
-        max_inflight=config.ensemble_scheduling.max_inflight_requests,
-        max_queue_size=_number(config, "max_queue_size"),
-        timeout_us=_number(config, "default_timeout_microseconds"),
-    )
-
-
-def _number(config: pb.ModelConfig, key: str) -> int:
-    text = config.parameters[key].string_value if key in config.parameters else ""
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return EnsembleSpec(steps, max_inflight=config.ensemble_scheduling.max_inflight_requests)
 
 
 def _step_spec(step: pb.ModelEnsembling.Step, gate: Gate | None) -> StepSpec:
@@ -131,8 +117,8 @@ def _parameters(config: pb.ModelConfig) -> Iterator[Finding]:
     for key, value in sorted(config.parameters.items()):
         path: FieldPath = ("parameters", key)
         text = value.string_value
-        if key in NUMBERS and not (text.isascii() and text.isdecimal() and int(text) < NUMBERS[key]):
-            yield Finding(path, f"parameter '{key}' must be a number from 0 to {NUMBERS[key] - 1}", f"got '{text}'")
+        if key == TIMEOUT_ACTION and text == "DELAY":
+            yield Finding(path, f"parameter '{key}' cannot be DELAY: there is no queue in an ensemble", "write REJECT")
         if not (gate := GATE.fullmatch(key)):
             continue
         try:
@@ -150,7 +136,7 @@ def _parameters(config: pb.ModelConfig) -> Iterator[Finding]:
 def warn_parameters(config: pb.ModelConfig, source: Source) -> None:
     """Log a line for each parameter of an ensemble that nothing reads."""
     for key in sorted(of_backend(config)):
-        if key not in NUMBERS and not GATE.fullmatch(key):
+        if not GATE.fullmatch(key):
             where = source.at("parameters", key)
             log.warning("%s: parameter '%s' of ensemble '%s' has no effect", where, key, config.name)
 

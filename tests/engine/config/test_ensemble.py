@@ -261,14 +261,10 @@ def test_wrong_gates(tmp_path: Path, gates: str, expected: str) -> None:
     assert expected in error_of(tmp_path, GATED + last + two + gates)
 
 
-@pytest.mark.parametrize("key", ["max_queue_size", "default_timeout_microseconds"])
-def test_numbers(tmp_path: Path, key: str) -> None:
-    def text(value):
-        return f'{HEAD}{scheduling(step())}parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-
-    ensemble = composed(tmp_path, e=text("12"))["e"].spec.ensemble
-    assert 12 in (ensemble.max_queue_size, ensemble.timeout_us)
-    assert f"parameter '{key}' must be a number from 0" in error_of(tmp_path, text("many"))
+def test_an_ensemble_has_no_queue_to_delay_in(tmp_path: Path) -> None:
+    key = "queue_policy.timeout_action"
+    text = f'{HEAD}{scheduling(step())}parameters {{ key: "{key}" value {{ string_value: "DELAY" }} }}\n'
+    assert "cannot be DELAY: there is no queue in an ensemble for model 'e': write REJECT" in error_of(tmp_path, text)
 
 
 def test_check_names_the_edge(tmp_path: Path, capsys) -> None:
