@@ -121,7 +121,7 @@ async def serving(
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options(), max_queued=max_queued, placement=placement)
+    engine = Engine([root], Loader(models), Options(), placement=placement)
     try:
         problems = await engine.start()
         assert not problems, problems
