@@ -30,8 +30,8 @@ LARGE = 16 << 20
 SMALL = 64
 # without a batch dimension, as models with such tensors mostly are: each request is executed for itself
 MODELS = (
-    Identity("identity", (("FP32", 2),), max_batch_size=0, parameters=GATHER),
-    Identity("large_in", (("FP32", 2), ("FP32", 2)), max_batch_size=0, parameters=GATHER),
+    Identity("identity", (("FP32", 2),), max_batch_size=0, instances=2, parameters=GATHER),
+    Identity("large_in", (("FP32", 2), ("FP32", 2)), max_batch_size=0, instances=2, parameters=GATHER),
 )
 ACCESS = {"in place": "map", "copied": "copy"}
 
