@@ -31,26 +31,27 @@ def memory():
 class Served:
     """An engine around one model, with the region "r"."""
 
-    def __init__(self, root, execute, memory, config=CONFIG, *, access="auto", cache=None):
+    def __init__(self, root, execute, memory, config=CONFIG, *, access="auto", shared=False, user=USER, cache=None):
         (root / "m" / "1").mkdir(parents=True)
         (root / "m" / "config.pbtxt").write_text(config)
-        policy = SharedMemoryPolicy(access=access)
+        policy = SharedMemoryPolicy(access=access, shared=shared)
+        self.user = user
         self.engine = Engine([root], Loader({"m": execute}), Options(), cache=cache, shared_memory=policy)
         self.memory = memory
 
     async def __aenter__(self):
         assert await self.engine.start() == []
-        self.engine.shared_memory.register_system(USER, "r", self.memory.key, 0, SIZE)
+        self.engine.shared_memory.register_system(self.user, "r", self.memory.key, 0, SIZE)
         return self
 
     async def __aexit__(self, *_):
         await self.engine.close()
 
     def start(self, message):
-        return Pending(self.engine, message, user=USER.uid)
+        return Pending(self.engine, message, user=-1 if self.user is None else self.user.uid)
 
     async def ask(self, message):
-        answer = await infer(self.engine, message, user=USER.uid)
+        answer = await infer(self.engine, message, user=-1 if self.user is None else self.user.uid)
         assert answer.status == 0, answer.text
         return answer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from server.caching import LocalCache
-from server.engine.shared_memory import SYSTEM
+from server.engine.shared_memory import SYSTEM, User
 from tests.engine.placing import USER, Served, memory, placed
 from tests.engine.serving import CONFIG, request, row
 
@@ -56,6 +56,32 @@ async def test_what_is_copied_does_not_change_while_the_model_runs(tmp_path, mem
         await served.ask(placed(to=8))
     assert places == [None], "a model does not work in memory that a stranger may change"
     assert memory[8:10].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "in_place"),
+    [
+        ({}, True),
+        ({"user": User(USER.uid, 0)}, False),
+        ({"user": None, "shared": True}, False),
+        ({"user": None, "shared": True, "access": "map"}, True),
+        ({"shared": True}, True),
+        ({"access": "copy"}, False),
+    ],
+    ids=["own user", "in another PID namespace", "over TCP", "over TCP, all trusted", "own user, all admitted", "none"],
+)
+async def test_whom_the_server_trusts(tmp_path, memory, options, in_place):
+    def execute(batch):
+        x = batch.input("x").numpy()
+        memory[0] = 20
+        seen.append(x[0, 0] == 20)
+        batch.set_output("y", x + 1)
+
+    seen = []
+    async with Served(tmp_path, execute, memory, **options) as served:
+        memory[:2] = 1, 2
+        await served.ask(placed())
+    assert seen == [in_place]
 
 
 @pytest.mark.parametrize(
