@@ -143,7 +143,8 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
             stream_reset(stream)
             return
         memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
-        memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
+        if count:  # else `metadata` may be NULL, which memcpy forbids
+            memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
         count += 2
         if stream.answer_encoding != ENCODING_IDENTITY:
             set_nv(&headers[count], "grpc-encoding", encoding_name(stream.answer_encoding))
