@@ -43,6 +43,7 @@ from _native.request cimport (
     request_reserve,
 )
 from _native.signature cimport MAX_RANK, Signature, TensorSignature, tensor_find
+from _native.split cimport MAX_PARTS
 from _native.text cimport clip, format_text, shape_text
 
 
@@ -51,6 +52,7 @@ cdef extern from *:
 
 cdef enum:
     OVERWRITE_WINDOW = 1024
+    MAX_ROWS = 1 << 30       # of a request that is split
 
 
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
@@ -392,13 +394,16 @@ cdef bint check_tensor(Request *request, int index) noexcept nogil:
 
 cdef bint check_rows(Request *request, const TensorSignature *tensor, const InputData *input) noexcept nogil:
     cdef const Signature *signature = request.signature
+    cdef int64_t most = signature.max_batch_size
+    if signature.splits:
+        most = min(most * MAX_PARTS, <int64_t>MAX_ROWS)
     if input.rank == 0:
         refuse(request, format_text("input '%.*s' has no shape but model requires batch dimension for '%.*s'",
                                     tensor.name.size, tensor.name.data, signature.name.size, signature.name.data))
         return False
-    if input.shape[0] > signature.max_batch_size:
+    if input.shape[0] > most:
         refuse(request, format_text("inference request batch-size must be <= %lld for '%.*s', got %lld",
-                                    <long long>signature.max_batch_size, signature.name.size, signature.name.data,
+                                    <long long>most, signature.name.size, signature.name.data,
                                     <long long>input.shape[0]))
         return False
     if input.shape[0] == 0:

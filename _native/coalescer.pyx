@@ -16,7 +16,6 @@ from libc.string cimport memcpy, strlen
 from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
 from _native.clock cimport now_ns
-from _native.codec cimport infer_message_copy_parameters
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.question cimport QUESTION_PARAMETERS, Digest, question_digest, question_same
 from _native.request cimport (
@@ -27,8 +26,7 @@ from _native.request cimport (
     OutputData,
     Response,
     request_free,
-    request_new,
-    request_reserve,
+    request_twin,
     response_fail,
 )
 from _native.statistics cimport (
@@ -95,34 +93,6 @@ cdef void unlist(Memo *memo) noexcept nogil:
     self.count -= 1
 
 
-cdef Request *work_for(const Request *request) noexcept nogil:
-    # a request with the same question that shares the data
-    cdef Request *work = request_new()
-    cdef uint32_t i
-    if work == NULL:
-        return NULL
-    if not (request_reserve(work, request.signature)
-            and infer_message_copy_parameters(&work.message, &request.message)):
-        request_free(work)
-        return NULL
-    work.block = block_share(request.block) if request.block != NULL else NULL
-    work.id = request.id
-    work.priority = request.priority
-    work.timeout_us = request.timeout_us
-    work.rows = request.rows
-    for i in range(request.signature.input_count):
-        work.inputs[i] = request.inputs[i]
-        if work.inputs[i].block != NULL:
-            block_share(work.inputs[i].block)
-    for i in range(request.signature.output_count):
-        work.response.outputs[i].wanted = request.response.outputs[i].wanted
-        work.response.outputs[i].classes = request.response.outputs[i].classes
-    work.lane = request.lane
-    work.arrived_ns = request.arrived_ns
-    fetch_add32(&(<Lane *>work.lane).in_flight, 1)
-    return work
-
-
 cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noexcept nogil:
     cdef Memo *memo
     cdef Memo **bucket
@@ -131,10 +101,11 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     memo = <Memo *>calloc(1, sizeof(Memo))
     if memo == NULL:
         return NULL
-    memo.work = work_for(request)
+    memo.work = request_twin(request)
     if memo.work == NULL:
         free(memo)
         return NULL
+    fetch_add32(&(<Lane *>memo.work.lane).in_flight, 1)
     memo.work.deliver = answered
     memo.work.sink = memo
     memo.home = self

@@ -150,6 +150,9 @@ cdef void request_free(Request *request) noexcept nogil
 # Make room for the tensors of a model, none present and no output wanted. False: status and details are set.
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
+# Another request with the same question, which shares the data; without sink, deadline and place. NULL: no memory.
+cdef Request *request_twin(const Request *request) noexcept nogil
+
 # Set the error that the request ends with; `details` is from malloc (format_text) and is taken over; NULL stands for
 # "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil

@@ -5,8 +5,13 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memset
 
 from _native.atomic cimport load32, store32
-from _native.codec cimport infer_message_clear, infer_message_free, infer_message_init
-from _native.memory cimport LIVE_REQUESTS, block_give, live_add
+from _native.codec cimport (
+    infer_message_clear,
+    infer_message_copy_parameters,
+    infer_message_free,
+    infer_message_init,
+)
+from _native.memory cimport LIVE_REQUESTS, block_give, block_share, live_add
 from _native.shape cimport bucket_of
 from _native.shm cimport placements_free
 from _native.signature cimport TensorSignature
@@ -191,6 +196,32 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
         request.response.outputs[i].block = NULL
     request.signature = signature
     return True
+
+
+cdef Request *request_twin(const Request *request) noexcept nogil:
+    cdef Request *twin = request_new()
+    cdef uint32_t i
+    if twin == NULL:
+        return NULL
+    if not (request_reserve(twin, request.signature)
+            and infer_message_copy_parameters(&twin.message, &request.message)):
+        request_free(twin)
+        return NULL
+    twin.block = block_share(request.block) if request.block != NULL else NULL
+    twin.lane = request.lane
+    twin.id = request.id
+    twin.priority = request.priority
+    twin.timeout_us = request.timeout_us
+    twin.rows = request.rows
+    twin.arrived_ns = request.arrived_ns
+    for i in range(request.signature.input_count):
+        twin.inputs[i] = request.inputs[i]
+        if twin.inputs[i].block != NULL:
+            block_share(twin.inputs[i].block)
+    for i in range(request.signature.output_count):
+        twin.response.outputs[i].wanted = request.response.outputs[i].wanted
+        twin.response.outputs[i].classes = request.response.outputs[i].classes
+    return twin
 
 
 cdef bint same_shape(const Signature *signature, const TensorSignature *tensor, const InputData *a,

@@ -7,6 +7,8 @@ from _native.batch cimport NativeBatch
 from _native.memory cimport Block
 from _native.request cimport Request
 
+# The length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before.
+cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil
 # Whether some request of the batch asked for this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
 # Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on

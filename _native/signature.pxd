@@ -67,6 +67,7 @@ cdef struct Signature:
     uint32_t bucket_count
     bint decoupled               # a request may have any number of responses
     bint single_answers          # of a decoupled model, whose only response may be asked for by ModelInfer
+    bint splits                  # a request may have more rows than max_batch_size
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
 
 # A copy of the text as UTF-8 from malloc, terminated.

@@ -233,6 +233,7 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         buckets_build(signature, spec.pad_buckets)
         signature.decoupled = spec.decoupled
         signature.single_answers = spec.single_answers
+        signature.splits = spec.splits
         signature.uniform = True
         for i in range(signature.input_count):
             signature.required_inputs += not signature.inputs[i].optional

@@ -19,6 +19,7 @@ from _native.request cimport (
     request_fail,
 )
 from _native.statistics cimport statistics_failed
+from _native.split cimport split_enter
 from _native.table cimport table_find
 from _native.text cimport format_text
 from _native.timers cimport timers_have_room
@@ -117,7 +118,6 @@ cdef bint is_own(const Request *request) noexcept nogil:
 cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     cdef Request *work
-    cdef Pushed pushed
     request.bridge = self.bridge
     if request.arrived_ns == 0:
         request.arrived_ns = now_ns()
@@ -135,6 +135,32 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request = work
         request.bridge = self.bridge
         request.queued_ns = request.arrived_ns
+    if lane.signature.splits and request.rows > lane.signature.max_batch_size:
+        push_parts(self, request)
+    else:
+        push(self, request)
+
+
+cdef void push_parts(Submission *self, Request *whole) noexcept nogil:
+    cdef Request *part = split_enter(whole)
+    cdef Request *following
+    if part == NULL:
+        request_fail(whole, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(whole)
+        return
+    if whole.deadline_ns:
+        bridge_watch(self.bridge, whole)
+    while part != NULL:
+        following = part.next
+        part.bridge = self.bridge
+        part.queued_ns = part.arrived_ns
+        push(self, part)
+        part = following
+
+
+cdef void push(Submission *self, Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef Pushed pushed
     if lane.order != NULL and not order_enter(lane.order, request):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)

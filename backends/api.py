@@ -210,6 +210,7 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_model_filename: str = ""
     coalesces: bool = False  # identical requests in flight are executed once
+    splits: bool = False  # a request with more rows than max_batch_size becomes several
     caches: bool = False  # answers are kept in the response cache
     graph_level: int | None = None  # optimization.graph.level, where the configuration has one
     warmup: tuple[WarmupSpec, ...] = ()

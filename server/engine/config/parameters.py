@@ -135,6 +135,12 @@ PARAMETERS = (
         "let ModelInfer ask a decoupled model, for the one response that it gives: a second one makes the request fail",
     ),
     ModelParameter(
+        "split_requests",
+        False,
+        "a request with more rows than `max_batch_size` becomes several, at most 4096, which batches and instances share. "
+        "Statistics count the parts",
+    ),
+    ModelParameter(
         "pad",
         MappingProxyType({}),
         "INPUT=VALUE, ...: requests share a batch although these inputs differ in their one variable dimension, which "

@@ -71,6 +71,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
         yield from wrong_batches(config)
         yield from wrong_warmup(config)
     yield from _response_cache(config)
+    yield from _splitting(config)
     yield from ensemble_rules(config)
 
 
@@ -161,6 +162,18 @@ def _dynamic_batching(config: pb.ModelConfig) -> Iterator[Finding]:
     if config.dynamic_batching.max_queue_delay_microseconds > 1 << 62:
         path = ("dynamic_batching", "max_queue_delay_microseconds")
         yield Finding(path, f"dynamic batching delay must be <= {1 << 62}")
+
+
+def _splitting(config: pb.ModelConfig) -> Iterator[Finding]:
+    path: FieldPath = ("parameters", "split_requests")
+    if "split_requests" not in config.parameters:
+        return
+    if config.max_batch_size == 0:
+        yield Finding(path, "requests without a batch dimension cannot be split", "write max_batch_size")
+    if config.HasField("sequence_batching") or config.HasField("ensemble_scheduling"):
+        yield Finding(path, "requests of sequences and ensembles are not split", "remove it")
+    if config.model_transaction_policy.decoupled:
+        yield Finding(path, "requests of decoupled models are not split", "remove it")
 
 
 def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:

@@ -49,6 +49,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         parameters=MappingProxyType(of_backend(config)),
         default_model_filename=_model_filename(config, model_dir, source),
         coalesces=own["coalesce_requests"],
+        splits=own["split_requests"],
         caches=config.response_cache.enable,
         graph_level=graph.level if graph else None,
         warmup=tuple(warmup_specs(config, model_dir, source)),
