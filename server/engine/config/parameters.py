@@ -137,8 +137,8 @@ PARAMETERS = (
     ModelParameter(
         "split_requests",
         False,
-        "a request with more rows than `max_batch_size` becomes several, at most 4096, which batches and instances share. "
-        "Statistics count the parts",
+        "a request with more rows than `max_batch_size` becomes several, at most 4096, which batches and instances "
+        "share. Statistics count the parts",
     ),
     ModelParameter(
         "pad",
