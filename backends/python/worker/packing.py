@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
 
+# A response with one output up to its data: head, tensor and shape in one go.
+_ONE_OUTPUT = tuple(Struct(p.RESPONSE_HEAD.format + p.TENSOR.format[1:] + f"{rank}q") for rank in range(33))
+_PADDING = tuple(bytes(size) for size in range(8))
+
 SMALL = 4096
 """Bytes of an output that goes into the record rather than into memory of its own."""
 
@@ -92,15 +96,13 @@ class RequestReader:
         at += _REQUEST_SIZE
         names = self._names.inputs
         inputs = []
-        for _ in range(count):
+        while count:
             index, datatype, rank, place, offset, size = _TENSOR.unpack_from(record, at)
             at += _TENSOR_SIZE
             shape = SHAPES[rank].unpack_from(record, at)
             at += rank << 3
-            if place:
-                inputs.append(received(names[index], datatype, shape, arena(), offset, size))
-            else:
-                inputs.append(received(names[index], datatype, shape, record, offset, size))
+            inputs.append(received(names[index], datatype, shape, arena() if place else record, offset, size))
+            count -= 1
         request = _new_request(ReceivedRequest)
         request._channel = self._channel
         request._key = number
@@ -242,18 +244,16 @@ class ResponseWriter:
         # The common case, without the lists of the general one.
         shape = tensor._shape
         rank = len(shape)
-        head = _RESPONSE_HEAD.size + _TENSOR_SIZE + (rank << 3)
+        layout = _ONE_OUTPUT[rank]
+        head = layout.size
         place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs)
         if borrowed:
-            self._borrowed.append((len(self._parts) + 1, (index, tensor._dtype, rank, place, offset, size)))
-        total = p.align(head + len(data))
-        self._parts += (
-            _RESPONSE_HEAD.pack(p.STATUS_OK, 0, 1, 0, 0, total),
-            _TENSOR.pack(index, tensor._dtype, rank, place, offset, size),
-            SHAPES[rank].pack(*shape),
-            data,
-            bytes(total - head - len(data)),
-        )
+            self._add_tensors([(index, tensor)], None, inputs)
+            return
+        inline = len(data)
+        total = (head + inline + 7) & -8
+        fields = (p.STATUS_OK, 0, 1, 0, 0, total, index, tensor._dtype, rank, place, offset, size)
+        self._parts += (layout.pack(*fields, *shape), data, _PADDING[total - head - inline])
         self.size += total
 
     def _add_tensors(
@@ -273,7 +273,7 @@ class ResponseWriter:
             heads.append(_TENSOR.pack(index, tensor._dtype, len(shape), place, offset, size))
             heads.append(SHAPES[len(shape)].pack(*shape))
             datas.append(data)
-            datas.append(bytes(-len(data) & 7))
+            datas.append(_PADDING[-len(data) & 7])
             at += p.align(len(data))
         self._add(p.STATUS_OK, 0, len(tensors), b"", encoded, heads, datas)
 
@@ -282,7 +282,7 @@ class ResponseWriter:
         body = _RESPONSE_HEAD.size + sum(map(len, heads)) + len(text) + len(parameters)
         total = p.align(body) + sum(map(len, datas))
         head = _RESPONSE_HEAD.pack(status, code, tensors, len(text), len(parameters), total)
-        self._parts += (head, *heads, text, parameters, bytes(-body & 7), *datas)
+        self._parts += (head, *heads, text, parameters, _PADDING[-body & 7], *datas)
         self.size += total
 
     def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:

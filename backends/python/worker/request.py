@@ -134,7 +134,7 @@ class InferenceRequest:
 
     def requested_output_names(self) -> list[str]:
         """The outputs wanted."""
-        return self._outputs
+        return list(self._outputs)
 
     def model_name(self) -> str:
         """The model that is asked. (Not in Triton.)"""

@@ -202,13 +202,15 @@ def test_calls_of_threads_are_answered_in_any_order(tmp_path: Path) -> None:
             assert peer.done()[0].outputs["OUT"].tolist() == [*range(0, 80, 10), 990]
 
 
-def test_many_threads_and_the_main_thread_call_at_once(tmp_path: Path) -> None:
+def test_threads_and_the_main_thread_call_at_once_again_and_again(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
         def execute(self, requests):
             wrong = []
+            together = threading.Barrier(6)
             def work(first):
-                for i in range(first, first + 50):
+                for i in range(first, first + 40):
+                    together.wait()
                     if float(result(ask([i]).exec())[0]) != 2 * i:
                         wrong.append(i)
             threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(1, 6)]
@@ -219,13 +221,10 @@ def test_many_threads_and_the_main_thread_call_at_once(tmp_path: Path) -> None:
     """
     with worker(tmp_path, source) as peer:
         peer.start(Sent({"IN": ONE}))
-        held: list[Call] = []
-        for k in range(300):
-            held.append(Call(peer))
-            if k % 3 == 2 or len(held) == 6 or k > 290:  # in bunches, the last first; never all six callers at once
-                while held:
-                    call = held.pop()
-                    call.answer(call.value * 2)
+        for i in range(40):
+            calls = [Call(peer) for _ in range(6)]
+            for call in calls if i % 2 else reversed(calls):
+                call.answer(call.value * 2)
         assert peer.done()[0].outputs["OUT"].tolist() == [0]
 
 
