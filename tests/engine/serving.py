@@ -111,7 +111,6 @@ async def serving(
     root: Path,
     execute: Execute | Mapping[str, Execute] = echo,
     *,
-    max_queued: int = 0,
     placement: Placement | None = None,
     **configs: str,
 ) -> AsyncIterator[Engine]:
