@@ -212,3 +212,40 @@ async def test_streams_side_by_side(tmp_path):
         for n, stream in enumerate(streams):
             found = [a.array().item() for a in await stream.all() if len(a.response.outputs)]
             assert found == [n + 2, n + 102, n + 202]
+
+
+async def test_cancelling_streams_at_random_leaves_nothing(tmp_path):
+    def sometimes(batch):
+        array = batch.input("x").numpy()
+        if (array == 77).any():
+            raise RuntimeError("77")
+        batch.set_output("y", array + 1)
+
+    inner = ensemble(
+        step("split", {"x": "x"}, {"y": "t"}),
+        step("some", {"x": "t"}, {"y": "y"}),
+        scheduling="max_inflight_requests: 3",
+    )
+    outer = ensemble(step("e", {"x": "x"}, {"y": "t"}), step("some", {"x": "t"}, {"y": "y"}))
+    some = model(max_batch_size=2, extra="").replace("count: 1", "count: 2")
+    outer, inner = (text.replace("max_batch_size: 8", "max_batch_size: 2") for text in (outer, inner))
+    split = SPLIT.replace("max_batch_size: 8", "max_batch_size: 2")
+    async with serving(tmp_path, {"some": sometimes}, split=split, some=some, e=inner, outer=outer) as engine:
+        generator = np.random.default_rng(11)
+        for _ in range(30):
+            streams = [Stream(engine, request("outer", x=column(n, 77 if n == 5 else 200 + n))) for n in range(12)]
+            for _ in range(int(generator.integers(6))):
+                await asyncio.sleep(0)
+            gone = generator.random(12) < 0.3
+            for stream, leaves in zip(streams, gone, strict=True):
+                if leaves:
+                    stream.cancel()
+            for n, stream in enumerate(streams):
+                if gone[n]:
+                    continue
+                answers = await stream.all()
+                if n == 5:
+                    assert answers[-1].text in ("in ensemble 'outer', in ensemble 'e', 77", "in ensemble 'outer', 77")
+                else:
+                    found = [a.array().item() for a in answers if len(a.response.outputs)]
+                    assert found == [n + 2, n + 202]

@@ -15,7 +15,6 @@ MAX_LEVELS = 256
 INSTEAD = {
     "dynamic_batching": "write dynamic_batching {{ default_queue_policy {{ {} }} }}",
     "sequence_batching": "remove it; sequence_max_backlog bounds what waits",
-    "ensemble_scheduling": "remove it; ensembles have parameters of their own",
 }
 
 DELAY = pb.ModelQueuePolicy.DELAY
@@ -58,7 +57,7 @@ def _from_parameters(config: pb.ModelConfig) -> QueuePolicySpec:
 def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
     """What must hold, with Triton's texts."""
     scheduler = config.WhichOneof("scheduling_choice")
-    for key in config.parameters if scheduler else ():
+    for key in config.parameters if scheduler in INSTEAD else ():
         if key.startswith(QUEUE_PREFIX):
             field = key.removeprefix(QUEUE_PREFIX)
             text = f"parameter '{key}' is for models without {scheduler}"
