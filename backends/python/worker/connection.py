@@ -217,7 +217,12 @@ class Connection(Channel):
 
     def _call_answered(self, packet: Packet) -> None:
         final = bool(packet.flags & p.FINAL)
-        call = self._calls.pop(packet.id) if final else self._calls[packet.id]
+        call = self._calls.get(packet.id)
+        if call is None:
+            self._record(packet)  # nobody's: its memory goes back
+            return
+        if final:
+            del self._calls[packet.id]
         if packet.flags & p.FAILED:
             text = self._record(packet).decode("utf-8", "replace")
             if text.startswith(NOT_BY_UNARY_CALLS):
@@ -237,8 +242,8 @@ class Connection(Channel):
                 outputs, parameters = decode_response(message, buffer, packet.offset)
             else:
                 outputs, parameters = decode_response(memoryview(packet.data), packet.data, 0)
-        except TritonModelException as error:
-            return InferenceResponse(error=TritonError(str(error)))
+        except Exception as error:  # of whatever kind: the caller waits, and others behind it
+            return InferenceResponse(error=TritonError(f"the response cannot be read: {error}"))
         response = InferenceResponse(outputs)
         response._parameters = parameters or None
         return response
