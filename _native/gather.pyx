@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from _native.batch cimport NativeBatch, batch_fail
 from _native.clock cimport now_ns
 from _native.datatype cimport datatype_size
-from _native.memory cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
+from _native.memory cimport SHARED_WITH_STRANGER, Block, block_give, block_share, block_take
 from _native.request cimport InputData
 from _native.shape cimport bucket_of, elements_of, reshape
 from _native.signature cimport SUPPLY_STATE, Signature, TensorSignature
@@ -81,34 +81,53 @@ cdef bint take_block(NativeBatch *batch, uint32_t input) noexcept nogil:
     return True
 
 
-cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
+cdef void describe_one(NativeBatch *batch, uint32_t input) noexcept nogil:
+    # whether it is there, its shape and size; not its data
+    cdef const TensorSignature *tensor = &batch.signature.inputs[input]
     cdef GatheredInput *out = &batch.inputs[input]
-    cdef const InputData *first = data_of(batch, 0, input)
-    cdef const InputData *data
-    cdef uint8_t *at
     cdef uint32_t i
-    out.present = first.present
+    out.present = data_of(batch, 0, input).present
     out.block = NULL
-    if not first.present:
-        return True
-    if batch.signature.inputs[input].padded and needs_padding(batch, input):
-        return gather_padded(batch, input)
-    set_shape(batch, input, out)
     out.size = 0
+    if not out.present:
+        return
+    set_shape(batch, input, out)
+    if tensor.padded and needs_padding(batch, input):
+        out.shape[tensor.pad_axis + (batch.signature.max_batch_size > 0)] = padded_length(batch, input)
+        out.size = <size_t>elements_of(out.shape, out.rank) * datatype_size(tensor.datatype)
+        return
     for i in range(batch.count):
         out.size += data_of(batch, i, input).size
-    if lies_right(batch, input):
-        out.block = block_share(first.block)
-        out.data = first.data
-        return True
-    if not take_block(batch, input):
-        return False
-    at = out.block.data
+
+
+cdef void write_one(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
+    # the data of all requests, as described, to memory of that size
+    cdef const InputData *data
+    cdef uint32_t i
+    if batch.signature.inputs[input].padded and needs_padding(batch, input):
+        write_padded(batch, input, at)
+        return
     for i in range(batch.count):
         data = data_of(batch, i, input)
         if data.size:
             memcpy(at, data.data, data.size)
         at += data.size
+
+
+cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:
+    cdef const TensorSignature *tensor = &batch.signature.inputs[input]
+    cdef GatheredInput *out = &batch.inputs[input]
+    cdef const InputData *first = data_of(batch, 0, input)
+    describe_one(batch, input)
+    if not out.present:
+        return True
+    if not (tensor.padded and needs_padding(batch, input)) and lies_right(batch, input):
+        out.block = block_share(first.block)
+        out.data = first.data
+        return True
+    if not take_block(batch, input):
+        return False
+    write_one(batch, input, out.block.data)
     return True
 
 
@@ -150,25 +169,18 @@ cdef void fill(uint8_t *at, size_t size, const uint8_t *value, size_t value_size
         done += min(done, size - done)
 
 
-cdef bint gather_padded(NativeBatch *batch, uint32_t input) noexcept nogil:
+cdef void write_padded(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
     cdef const TensorSignature *tensor = &batch.signature.inputs[input]
-    cdef GatheredInput *out = &batch.inputs[input]
+    cdef const GatheredInput *out = &batch.inputs[input]
     cdef const InputData *data
     cdef uint32_t axis = tensor.pad_axis + (batch.signature.max_batch_size > 0)
     cdef uint32_t element = datatype_size(tensor.datatype)
     cdef int64_t length = padded_length(batch, input)
     cdef size_t inner, given
     cdef const uint8_t *source
-    cdef uint8_t *at
     cdef uint32_t i
     cdef int64_t _
-    set_shape(batch, input, out)
-    out.shape[axis] = length
-    out.size = <size_t>elements_of(out.shape, out.rank) * element
-    if not take_block(batch, input):
-        return False
     inner = <size_t>elements_of(out.shape + axis + 1, out.rank - axis - 1) * element
-    at = out.block.data
     for i in range(batch.count):
         data = data_of(batch, i, input)
         source = data.data
@@ -179,7 +191,6 @@ cdef bint gather_padded(NativeBatch *batch, uint32_t input) noexcept nogil:
             fill(at + given, <size_t>length * inner - given, tensor.pad_value, element)
             source += given
             at += <size_t>length * inner
-    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,6 +217,41 @@ cdef bint batch_gather(NativeBatch *batch) noexcept nogil:
             return False
     batch.input_end_ns = now_ns()
     return True
+
+
+cdef inline bint is_made(const Signature *signature, uint32_t input) noexcept nogil:
+    # by the batch itself, rather than carried by requests or their sequences
+    return input >= signature.input_count and signature.supplied[input - signature.input_count].kind != SUPPLY_STATE
+
+
+cdef bint batch_describe(NativeBatch *batch) noexcept nogil:
+    cdef const Signature *signature = batch.signature
+    cdef uint32_t i
+    for i in range(signature.input_count + signature.supplied_count):
+        batch.inputs[i].block = NULL
+    for i in range(signature.input_count + signature.supplied_count):
+        if not is_made(signature, i):
+            describe_one(batch, i)
+        elif not supply_one(batch, i - signature.input_count):
+            return False
+    return True
+
+
+cdef void batch_gather_to(NativeBatch *batch, Block *block, const size_t *offsets) noexcept nogil:
+    cdef GatheredInput *input
+    cdef uint32_t i
+    for i in range(batch.signature.input_count + batch.signature.supplied_count):
+        input = &batch.inputs[i]
+        if not input.present:
+            continue
+        if is_made(batch.signature, i):
+            memcpy(block.data + offsets[i], input.data, input.size)
+            block_give(input.block)
+        else:
+            write_one(batch, i, block.data + offsets[i])
+        input.block = block_share(block)
+        input.data = block.data + offsets[i]
+    batch.input_end_ns = now_ns()
 
 
 cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil:

@@ -30,7 +30,7 @@ cdef enum:
 cdef struct Resource:
     Block *(*take)(Resource *resource, size_t size) noexcept nogil  # one reference; NULL when there is no memory
     const char *name         # "host", "page-locked", ...: for messages
-    int64_t limit            # bytes that may be held at most; 0: none
+    int64_t limit            # bytes that may be held at most; of host memory 0, which means any number
     int64_t used             # bytes in blocks alive. The counters are atomic.
     int64_t held             # bytes obtained from below
     int64_t peak             # the most that was ever used; of host memory, held

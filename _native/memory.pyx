@@ -438,7 +438,7 @@ cdef int64_t resource_used(Resource *resource) noexcept nogil:
 
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil:
     cdef int64_t limit = resource.limit
-    if limit == 0:
+    if resource == &host_memory:
         return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held", resource.name, asked,
                            <long long>resource_used(resource), <long long>load64(&resource.held))
     return format_text("no %s memory: asked for %zu bytes; %lld are in use, %lld held of at most %lld", resource.name,

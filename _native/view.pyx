@@ -13,7 +13,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -37,57 +37,10 @@ from _native.datatype cimport (
     datatype_name,
     datatype_size,
 )
+from _native.dlpack cimport DLPACK_CPU, DLDataType, DLManagedTensor, DLTensor, dlpack_type
 from _native.memory cimport Block, block_give, block_share, block_wrap
 
 import numpy as np
-
-cdef enum:
-    DLPACK_CPU = 1
-    DLPACK_INT = 0
-    DLPACK_UINT = 1
-    DLPACK_FLOAT = 2
-    DLPACK_BFLOAT = 4
-    DLPACK_BOOL = 6
-
-cdef struct DLDevice:
-    int32_t device_type
-    int32_t device_id
-
-cdef struct DLDataType:
-    uint8_t code
-    uint8_t bits
-    uint16_t lanes
-
-cdef struct DLTensor:
-    void *data
-    DLDevice device
-    int32_t ndim
-    DLDataType dtype
-    int64_t *shape
-    int64_t *strides         # in elements; NULL: contiguous
-    uint64_t byte_offset
-
-cdef struct DLManagedTensor:
-    DLTensor dl_tensor
-    void *manager_ctx
-    void (*deleter)(DLManagedTensor *) noexcept
-
-
-cdef DLDataType dlpack_type(Datatype datatype) noexcept nogil:
-    cdef DLDataType out
-    out.bits = <uint8_t>(8 * datatype_size(datatype))
-    out.lanes = 1
-    if datatype == DT_BOOL:
-        out.code = DLPACK_BOOL
-    elif datatype == DT_BF16:
-        out.code = DLPACK_BFLOAT
-    elif datatype == DT_FP16 or datatype == DT_FP32 or datatype == DT_FP64:
-        out.code = DLPACK_FLOAT
-    elif DT_INT8 <= datatype <= DT_INT64:
-        out.code = DLPACK_INT
-    else:
-        out.code = DLPACK_UINT
-    return out
 
 
 def _bfloat16():

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from _native.batch import Batch
+    from _native.cuda.device import Stream
+    from _native.cuda.instance import GpuBatch
 
 
 class BackendError(Exception):
@@ -172,6 +174,18 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """How instances on GPUs work: `optimization` of a model."""
+
+    graphs: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """CUDA graphs to capture: the rows of each, and those of the smallest batch that is padded to have so many."""
+    busy_wait: bool = False  # spin for the device instead of sleeping
+    priority: int = 0  # of the streams: 1 the greatest that the device has, -1 the least
+    pinned_inputs: bool = True  # inputs are gathered in page-locked memory
+    pinned_outputs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     """One step of an ensemble: a model, and which tensors of the ensemble its tensors are."""
 
@@ -219,6 +233,7 @@ class ModelSpec:
     kept: tuple[TensorSpec, ...] = ()  # further outputs of the model, which the server keeps: states of sequences
     decoupled: bool = False  # a request may have any number of responses
     single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
+    gpu: GpuSpec = GpuSpec()
     ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
 
     @property
@@ -377,3 +392,42 @@ class NativeInstance(Instance):
 
     def execute(self, batch: Batch) -> None:  # noqa: ARG002
         raise TypeError("a native instance is executed through its executor")
+
+
+class GpuInstance(Instance):
+    """An instance on a GPU that submits its work instead of waiting for it.
+
+    The server gathers and uploads the inputs, calls `submit`, and downloads the outputs, each on a stream of its own
+    and with the next batch already on its way. One thread calls `submit`, with the device's context current.
+    """
+
+    stream: Stream
+    """Where the model's work goes; made by the instance, on its device."""
+    _lost = False
+    _changed: Callable[[], object] | None = None
+
+    @abc.abstractmethod
+    def submit(self, batch: GpuBatch) -> None:
+        """Submit the model's work to `stream` and set every wanted output, without waiting for the device.
+
+        Where graphs are captured, it is also called for batches that nobody sent (`batch.capturing`). An exception
+        fails every request of this batch with INTERNAL and its text, and nothing else.
+        """
+
+    def execute(self, batch: Batch) -> None:  # noqa: ARG002
+        raise TypeError("an instance on a GPU submits")
+
+    @property
+    def ready(self) -> bool:
+        """False once its device has failed for good."""
+        return not self._lost
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Have `changed` called when the device fails."""
+        self._changed = changed
+
+    def lost(self) -> None:
+        """The device has failed for good: every further batch will. Called by the server."""
+        self._lost = True
+        if self._changed:
+            self._changed()

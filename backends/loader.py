@@ -23,12 +23,13 @@ class Entry:
     model_filename: str = ""
     requires: str = ""  # the framework's import name; empty when it needs none
     extra: str = ""  # the extra of this package that installs the framework
+    on_gpu: bool = False  # where there is a GPU, its instances are on it unless the configuration says otherwise
 
 
 BUILTIN: Mapping[str, Entry] = MappingProxyType(
     {
         "identity": Entry("backends.identity:IdentityBackend"),
-        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch"),
+        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch", on_gpu=True),
         "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime", "onnx"),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }

@@ -23,6 +23,7 @@ from backends.loader import BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.engine.gpu import GpuPolicy, Gpus
 from server.engine.hosts import HostPolicyError, parse_host_policies
 from server.engine.instances import Placement
 from server.engine.resources import ResourceError, Resources, parse_limits
@@ -154,10 +155,12 @@ async def _close(engine: Engine, deadline: float) -> None:
 
 def _engine(settings: Settings) -> Engine:
     loader = BackendLoader(settings.backend_settings, settings.backend_directory)
+    gpus = Gpus(GpuPolicy(settings.cuda_driver, settings.pinned_memory_pool_byte_size, settings.cuda_pools))
     options = Options(
         auto_complete=not settings.disable_auto_complete_config,
         config_name=settings.model_config_name,
         default_max_batch_size=settings.default_max_batch_size,
+        gpus=gpus.count,
     )
     return Engine(
         settings.model_repository,
@@ -176,11 +179,11 @@ def _engine(settings: Settings) -> Engine:
             max_copied=settings.grpc_max_message_size or 2**31 - 1,
         ),
         cache=settings.cache,
-        placement=_placement(settings),
+        placement=_placement(settings, gpus),
     )
 
 
-def _placement(settings: Settings) -> Placement:
+def _placement(settings: Settings, gpus: Gpus) -> Placement:
     try:
         limits = parse_limits(settings.rate_limit_resource)
         hosts = parse_host_policies(settings.host_policy)
@@ -188,7 +191,7 @@ def _placement(settings: Settings) -> Placement:
         raise StartError(f"rate-limit-resource: {error}") from error
     except HostPolicyError as error:
         raise StartError(f"host-policy: {error}") from error
-    return Placement(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None)
+    return Placement(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None, gpus)
 
 
 async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal, logs: Logs) -> float:

@@ -138,10 +138,12 @@ def check(
     """
     from backends.loader import BackendLoader
     from server.engine.config import Options
+    from server.engine.gpu import Gpus
 
     if not repository:
         raise UsageError("check: give the folder of a model repository")
-    options = Options(auto_complete=not disable_auto_complete_config, config_name=model_config_name)
+    gpus = Gpus().count
+    options = Options(auto_complete=not disable_auto_complete_config, config_name=model_config_name, gpus=gpus)
     failures = 0
     for name, problem in _problems(repository, options, BackendLoader()):
         print(f"{name}: ok" if problem is None else problem)

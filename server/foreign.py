@@ -44,7 +44,6 @@ def _off(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
 
 _GRPC_ONLY = "inferd serves gRPC only"
 _OWN_THREADS = "inferd has no such threads or pools to size"
-_NO_GPU = "GPUs are not served yet"
 _NO_CONTROL = "models are loaded at start; model control is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
@@ -97,17 +96,10 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         "cache-directory": Ignored(_NO_CACHE),
         "response-cache-byte-size": Refused("write --cache-config local,size=BYTES", ("0",)),
         # -- GPUs --
-        **_refused(_NO_GPU, ["model-load-gpu-limit"]),
-        "enable-peer-access": Ignored(_NO_GPU, silent=("false",), is_flag=True),
-        **_ignored(
-            _NO_GPU,
-            (
-                "pinned-memory-pool-byte-size",
-                "cuda-memory-pool-byte-size",
-                "cuda-virtual-address-size",
-                "min-supported-compute-capability",
-            ),
-        ),
+        **_refused("how much of a GPU models may take is not limited yet", ["model-load-gpu-limit"]),
+        "enable-peer-access": Ignored("instances do not copy between GPUs", silent=("false",), is_flag=True),
+        "cuda-virtual-address-size": Ignored("states of sequences do not lie on GPUs"),
+        "min-supported-compute-capability": Ignored("every GPU that the driver shows is used"),
         # -- metrics, tracing, logging --
         **_off(_NO_METRICS, ("allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics")),
         **_refused(_NO_METRICS, ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config")),

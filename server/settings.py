@@ -181,6 +181,16 @@ class Settings:
 
     grpc_header_forward_pattern: str = ""
     """Regular expression, looked for in the names of headers in any case: those become request parameters."""
+    # -- GPUs --
+
+    cuda_driver: str = "libcuda.so.1"
+    """The library of the CUDA driver, by name or path; it is looked for when the server starts."""
+
+    pinned_memory_pool_byte_size: int = 256 << 20
+    """Bytes of page-locked memory at most, for copies from and to GPUs, of each node of the host's memory."""
+
+    cuda_memory_pool_byte_size: tuple[str, ...] = ()
+    """GPU:BYTES: memory of a GPU at most that is kept for tensors, 67108864 by default; once for each GPU."""
 
     orca_load_metrics: bool = False
     """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
@@ -305,6 +315,7 @@ class Settings:
             "max_queued_requests_per_model",
             "client_shm_max_regions",
             "client_shm_max_byte_size",
+            "pinned_memory_pool_byte_size",
             "drain_delay",
             "exit_timeout_secs",
             "log_verbose",
@@ -338,6 +349,7 @@ class Settings:
         if set(self.model_config_name) & set(" /\\") or self.model_config_name in {".", ".."}:
             raise SettingsError(f"model-config-name: expected a name without folder, got {self.model_config_name!r}")
         parse_backend_config(self.backend_config)
+        parse_pools(self.cuda_memory_pool_byte_size)
         parse_restricted_protocols(self.grpc_restricted_protocol)
         try:
             parse_cache_config(self.cache_config)
@@ -395,6 +407,11 @@ class Settings:
         return parse_cache_config(self.cache_config)
 
     @property
+    def cuda_pools(self) -> Mapping[int, int]:
+        """`cuda_memory_pool_byte_size`: bytes by GPU."""
+        return parse_pools(self.cuda_memory_pool_byte_size)
+
+    @property
     def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:
         """`grpc_restricted_protocol` as groups, name and value of the header."""
         return parse_restricted_protocols(self.grpc_restricted_protocol)
@@ -403,6 +420,21 @@ class Settings:
     def default_max_batch_size(self) -> int:
         """What auto-complete gives a model that can batch: `--backend-config=default-max-batch-size=N`."""
         return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
+
+
+def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
+    """`("0:67108864",)` as bytes by GPU.
+
+    Raises:
+        SettingsError: an entry has another form.
+    """
+    found: dict[int, int] = {}
+    for entry in entries:
+        gpu, colon, size = entry.partition(":")
+        if not colon or not gpu.isdecimal() or not size.isdecimal():
+            raise SettingsError(f"cuda-memory-pool-byte-size: expected GPU:BYTES, got {entry!r}")
+        found[int(gpu)] = int(size)
+    return found
 
 
 def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:

@@ -164,6 +164,11 @@ cdef class Device:
         check(cuda.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange")
         return least, greatest
 
+    def priority(self, wish: int) -> int:
+        """The priority of a stream that is more (1) or less (-1) urgent than others (0)."""
+        least, greatest = self.stream_priorities
+        return greatest if wish > 0 else least if wish < 0 else 0
+
     def stream(self, priority: int = 0) -> Stream:
         """A new stream that does not wait for the default one."""
         return Stream.__new__(Stream, self, priority)

@@ -28,7 +28,6 @@ cdef class PageLocked(PooledMemory):
     cdef int32_t told
     # A block of page-locked memory or, when there is none, of ordinary host memory, which is counted; NULL: neither.
     cdef Block *take_or_fall_back(self, size_t size) noexcept nogil
-    cdef void tell(self, size_t size) noexcept nogil
 
 
 cdef class DevicePool(PooledMemory):
@@ -40,6 +39,11 @@ cdef class DevicePool(PooledMemory):
     cdef LateBlock late[LATE]         # oldest first
     cdef int event_count
     cdef EventHandle events[LATE]     # free ones
+    cdef int64_t fallbacks            # atomic
+    cdef int32_t told
+    # A block of the pool or, when there is none, memory of its own from the driver, which waits for the whole device
+    # and is counted; NULL: neither.
+    cdef Block *take_or_allocate(self, size_t size, StreamHandle stream) noexcept nogil
     # A block that work submitted to `stream` from now on may use; NULL: there is none. Never waits for the device.
     cdef Block *take_on(self, size_t size, StreamHandle stream) noexcept nogil
     # Give back a block (one reference, the last) that work submitted to `stream` so far still uses.

@@ -6,7 +6,7 @@ up by `_native.pool`, up to the caps of `--pinned-memory-pool-byte-size` and `--
 
 cimport cython
 from libc.stdint cimport uintptr_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 
 from _native.atomic cimport exchange32, fetch_add64, load64, spin_lock, spin_unlock
 from _native.cuda.device cimport Device, Stream, use_context
@@ -19,7 +19,7 @@ from _native.cuda.driver cimport (
     StreamHandle,
     cuda,
 )
-from _native.memory cimport Block, Lent, block_give, block_take, resource_refusal, resource_take
+from _native.memory cimport Block, Lent, Resource, block_give, block_take, block_wrap, resource_refusal, resource_take
 from _native.pool cimport Backing, PooledMemory
 
 import logging
@@ -43,6 +43,14 @@ cdef extern from *:
 cdef enum:
     PINNED_SLAB = 32 << 20
     DEVICE_SLAB = 16 << 20
+
+
+cdef void tell(Resource *resource, size_t size, const char *instead) noexcept nogil:
+    cdef char *text = resource_refusal(resource, size)
+    with gil:
+        logger.warning("%s; %s (this is said once)", (<bytes>text).decode() if text != NULL else "out of memory",
+                       instead.decode())
+    free(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,18 +110,10 @@ cdef class PageLocked(PooledMemory):
         if block == NULL:
             fetch_add64(&self.fallbacks, 1)
             if not exchange32(&self.told, 1):
-                self.tell(size)
+                tell(self.resource, size, "ordinary memory is taken instead, and copies are slower: raise "
+                     "--pinned-memory-pool-byte-size")
             block = block_take(size)
         return block
-
-    cdef void tell(self, size_t size) noexcept nogil:
-        cdef char *text = resource_refusal(self.resource, size)
-        with gil:
-            logger.warning(
-                "%s; ordinary memory is taken instead, and copies are slower: raise --pinned-memory-pool-byte-size "
-                "(this is said once)", (<bytes>text).decode() if text != NULL else "no page-locked memory"
-            )
-        free(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -129,6 +129,34 @@ cdef void *allocate_on_device(void *context, size_t size, void **mark) noexcept 
 cdef void free_on_device(void *context, void *address, size_t size, void *mark) noexcept nogil:
     if use_context((<const Place *>context).context) == CUDA_OK:
         cuda.memory_free(<DevicePointer><uintptr_t>address)
+
+
+cdef struct Alone:
+    # memory that is not the pool's
+    const Place *place
+    DevicePointer address
+
+
+cdef void free_alone(void *owner) noexcept nogil:
+    cdef Alone *alone = <Alone *>owner
+    free_on_device(<void *>alone.place, <void *><uintptr_t>alone.address, 0, NULL)
+    free(alone)
+
+
+cdef Block *allocate_alone(const Place *place, size_t size) noexcept nogil:
+    cdef Alone *alone = <Alone *>malloc(sizeof(Alone))
+    cdef Block *block
+    if alone == NULL:
+        return NULL
+    alone.place = place
+    alone.address = <DevicePointer><uintptr_t>allocate_on_device(<void *>place, size, NULL)
+    if alone.address == 0:
+        free(alone)
+        return NULL
+    block = block_wrap(<const void *><uintptr_t>alone.address, size, free_alone, alone)
+    if block == NULL:
+        free_alone(alone)
+    return block
 
 
 @cython.no_gc
@@ -163,6 +191,21 @@ cdef class DevicePool(PooledMemory):
         for i in range(self.event_count):
             cuda.event_destroy(self.events[i])
         self.end()  # while `device` is there, which slabs are returned to
+
+    @property
+    def fallback_count(self) -> int:
+        """Blocks that the driver allocated by themselves, because the pool had none."""
+        return load64(&self.fallbacks)
+
+    cdef Block *take_or_allocate(self, size_t size, StreamHandle stream) noexcept nogil:
+        cdef Block *block = self.take_on(size, stream)
+        if block == NULL:
+            fetch_add64(&self.fallbacks, 1)
+            if not exchange32(&self.told, 1):
+                tell(self.resource, size, "it is allocated by itself instead, which makes the whole device wait: raise "
+                     "--cuda-memory-pool-byte-size")
+            block = allocate_alone(&self.place, size)
+        return block
 
     @property
     def waiting(self) -> int:

@@ -4,14 +4,31 @@ Output i is input i, paired in the order of the configuration. Good for tests an
 costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) is how long
 each batch waits. With parameter `gather` it takes the way of a real model: the inputs of a batch are made contiguous,
 and one output for the whole batch is split among its requests. A decoupled model answers each request with one response
-for every entry along the first dimension, the batch dimension if there is one.
+for every entry along the first dimension, the batch dimension if there is one. An instance on a GPU sends the inputs
+there and copies them on the device.
 """
 
 from __future__ import annotations
 
-from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, ModelSpec, NativeInstance
+from typing import TYPE_CHECKING
+
+from _native.cuda.device import device
+from backends.api import (
+    Backend,
+    BackendError,
+    GpuInstance,
+    Instance,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    ModelSpec,
+    NativeInstance,
+)
 from backends.identity._identity import make_executor
 from backends.parameters import Parameters
+
+if TYPE_CHECKING:
+    from _native.cuda.instance import GpuBatch
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"
@@ -29,7 +46,7 @@ class IdentityBackend(Backend):
         parameters = Parameters(source.spec.parameters, f"model '{source.spec.name}'")
         parameters.warn_unknown((DELAY_US, DELAY_MS, GATHER))
         delay_us = parameters.integer(DELAY_US) or 1_000 * (parameters.integer(DELAY_MS) or 0)
-        return IdentityModel(1_000 * delay_us, parameters.flag(GATHER, False), source.spec.decoupled)
+        return IdentityModel(source.spec, 1_000 * delay_us, parameters.flag(GATHER, False))
 
 
 def check_pairs(spec: ModelSpec) -> None:
@@ -58,14 +75,16 @@ def check_pairs(spec: ModelSpec) -> None:
 class IdentityModel(Model):
     """One loaded version: nothing but its parameters."""
 
-    def __init__(self, delay_ns: int, gather: bool, decoupled: bool) -> None:
+    def __init__(self, spec: ModelSpec, delay_ns: int, gather: bool) -> None:
+        self.spec = spec
         self.delay_ns = delay_ns
         self.gather = gather
-        self.decoupled = decoupled
 
-    def create_instance(self, spec: InstanceSpec) -> IdentityInstance:  # noqa: ARG002
-        """An instance of any kind: no device is used."""
-        return IdentityInstance(self.delay_ns, self.gather, self.decoupled)
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        """One that hands inputs back where they are; on a GPU, one that copies them there."""
+        if spec.kind == "GPU":
+            return IdentityGpuInstance(self.spec, spec)
+        return IdentityInstance(self.delay_ns, self.gather, self.spec.decoupled)
 
 
 class IdentityInstance(NativeInstance):
@@ -73,3 +92,25 @@ class IdentityInstance(NativeInstance):
 
     def __init__(self, delay_ns: int, gather: bool, decoupled: bool) -> None:
         self.executor = make_executor(delay_ns, gather, decoupled)
+
+
+class IdentityGpuInstance(GpuInstance):
+    """Copies inputs to outputs on the device: what the way there and back costs, without a computation."""
+
+    def __init__(self, model: ModelSpec, spec: InstanceSpec) -> None:
+        for tensor in model.inputs:
+            if tensor.datatype == "BYTES":
+                raise BackendError(f"instance {spec.name}: input '{tensor.name}' is BYTES, which no GPU takes")
+        if model.decoupled:
+            raise BackendError(f"instance {spec.name}: a decoupled identity model has its instances on the CPU")
+        self._names = [(given.name, answer.name) for given, answer in zip(model.inputs, model.outputs, strict=False)]
+        gpu = device(spec.device)
+        self.stream = gpu.stream(gpu.priority(model.gpu.priority))
+
+    def submit(self, batch: GpuBatch) -> None:
+        """One copy for each output."""
+        for given, answer in self._names:
+            source = batch.input(given)
+            if source is not None and batch.wants(answer):
+                target = batch.output(answer, source.shape)
+                self.stream.copy_on_device(target.pointer, source.pointer, source.size)

@@ -1,4 +1,4 @@
-"""The PyTorch backend: TorchScript modules on the CPU, one copy an instance unless weights are shared.
+"""The PyTorch backend: TorchScript modules on CPU and GPU, one copy an instance unless weights are shared.
 
 Tensors go in and out without a copy through DLPack, and a module runs without the GIL.
 """
@@ -11,7 +11,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.api import Backend, BackendError, Instance, InstanceSpec, Model, ModelSource, ModelSpec, TensorSpec
+from _native.cuda.device import device
+from backends.api import (
+    Backend,
+    BackendError,
+    GpuInstance,
+    Instance,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    ModelSpec,
+    TensorSpec,
+)
 from backends.parameters import Parameters
 from backends.pytorch.forward import Forward
 from backends.pytorch.options import Options, read_options
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from _native.batch import Batch
+    from _native.cuda.instance import GpuBatch
     from _native.view import View
 
 TORCH_TYPES = {
@@ -59,8 +71,8 @@ class PyTorchBackend(Backend):
         return TorchModel(source, options, module, Forward(spec, module))
 
 
-def load_module(source: ModelSource) -> torch.jit.ScriptModule:
-    """Read the model file.
+def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptModule:
+    """Read the model file; `device` is PyTorch's name of where the module shall be.
 
     Raises:
         BackendError: there is none, or it is not a TorchScript archive.
@@ -75,7 +87,7 @@ def load_module(source: ModelSource) -> torch.jit.ScriptModule:
         # in C++ and makes no Python objects other than tensors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = torch.jit.load(str(path), map_location="cpu")
+            module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise BackendError(
@@ -96,10 +108,18 @@ class TorchModel(Model):
         self._module: torch.jit.ScriptModule | None = module
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
-    def create_instance(self, spec: InstanceSpec) -> TorchInstance:
-        """An instance with a module of its own, or with the shared one."""
+        self._on_gpu: dict[int, torch.jit.ScriptModule] = {}  # shared weights, by device
+
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        """An instance with a module of its own, or with the one that is shared on its device."""
+        if spec.kind == "GPU":
+            check_cuda(spec)
+            module = self._module_on_gpu(spec.device)
+            return TorchGpuInstance(self.source.spec, self.options, module, self.forward, spec)
         if spec.kind not in ("CPU", "AUTO", "MODEL"):
-            raise BackendError(f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU")
+            raise BackendError(
+                f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU and KIND_GPU"
+            )
         return TorchInstance(self.source.spec, self.options, self._take_module(), self.forward)
 
     def _take_module(self) -> torch.jit.ScriptModule:
@@ -109,13 +129,23 @@ class TorchModel(Model):
                 self._module = None
         return load_module(self.source) if module is None else module
 
+    def _module_on_gpu(self, device: int) -> torch.jit.ScriptModule:
+        name = f"cuda:{device}"
+        if not self.options.share_weights:
+            return load_module(self.source, name)
+        with self._lock:
+            if device not in self._on_gpu:
+                self._on_gpu[device] = load_module(self.source, name)
+            return self._on_gpu[device]
+
     def close(self) -> None:
         """Drop the module."""
         self._module = None
+        self._on_gpu.clear()
 
 
-class TorchInstance(Instance):
-    """Calls a module with the tensors of a batch."""
+class Caller:
+    """Calls a module with tensors, and checks what it returns."""
 
     def __init__(self, spec: ModelSpec, options: Options, module: torch.jit.ScriptModule, forward: Forward) -> None:
         import torch
@@ -132,16 +162,41 @@ class TorchInstance(Instance):
         )
         self.kept = KeptTensors(module)
 
-    def execute(self, batch: Batch) -> None:
-        """Call forward() once for the whole batch."""
-        values = [self._input(batch.input(name), name, text) for name, text in self.inputs]
+    def call(self, values: list[Any]) -> Sequence[Any]:
+        """What forward() returns for the inputs, in configured order, as a sequence."""
         arguments, keywords = self.forward.bind(values)
         with self.no_gradients(), self.optimized():
             try:
                 result = self.module.forward(*arguments, **keywords)
             except Exception as error:  # torch raises RuntimeError, and whatever the script itself raises
                 raise BackendError(f"PyTorch execute failure: {summary(error)}") from error
-        elements = self.forward.elements(result)
+        return self.forward.elements(result)
+
+    def checked(self, tensor: TensorSpec, value: Any) -> torch.Tensor:
+        """An output that is not BYTES, contiguous and nobody else's.
+
+        Raises:
+            BackendError: it is something else than the configuration says.
+        """
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            raise BackendError(
+                f"output '{tensor.name}' must be of type Tensor or List[str], forward() returned {type(value).__name__}"
+            )
+        if value.dtype != self.types[tensor.datatype]:
+            raise BackendError(
+                f"output '{tensor.name}' is configured as {tensor.datatype}, forward() returned {value.dtype}"
+            )
+        return self.kept.apart(value.detach().contiguous())
+
+
+class TorchInstance(Caller, Instance):
+    """Calls a module with the tensors of a batch, in the host's memory."""
+
+    def execute(self, batch: Batch) -> None:
+        """Call forward() once for the whole batch."""
+        elements = self.call([self._input(batch.input(name), name, text) for name, text in self.inputs])
         for tensor, position in self.outputs:
             if batch.wants(tensor.name):
                 self._set_output(batch, tensor, elements[position])
@@ -156,20 +211,10 @@ class TorchInstance(Instance):
         return torch.from_dlpack(view)
 
     def _set_output(self, batch: Batch, tensor: TensorSpec, value: Any) -> None:
-        import torch
-
         if tensor.datatype == "BYTES":
             self._set_strings(batch, tensor, value)
-            return
-        if not isinstance(value, torch.Tensor):
-            raise BackendError(
-                f"output '{tensor.name}' must be of type Tensor or List[str], forward() returned {type(value).__name__}"
-            )
-        if value.dtype != self.types[tensor.datatype]:
-            raise BackendError(
-                f"output '{tensor.name}' is configured as {tensor.datatype}, forward() returned {value.dtype}"
-            )
-        batch.set_output(tensor.name, self.kept.apart(value.detach().contiguous()))
+        else:
+            batch.set_output(tensor.name, self.checked(tensor, value))
 
     def _set_strings(self, batch: Batch, tensor: TensorSpec, value: Any) -> None:
         if not is_strings(value):
@@ -179,6 +224,62 @@ class TorchInstance(Instance):
             )
         rank = len(tensor.dims) + self.batches
         batch.set_bytes_output(tensor.name, value, (len(value),) + (1,) * (rank - 1))
+
+
+class TorchGpuInstance(Caller, GpuInstance):
+    """Calls a module with the tensors of a batch on a GPU, on the stream of the instance. Nothing here waits for it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: Options,
+        module: torch.jit.ScriptModule,
+        forward: Forward,
+        instance: InstanceSpec,
+    ) -> None:
+        import torch
+
+        for tensor in (*spec.model_inputs, *spec.model_outputs):
+            if tensor.datatype == "BYTES":
+                raise BackendError(f"instance '{instance.name}': '{tensor.name}' is BYTES, which no GPU takes")
+        super().__init__(spec, options, module, forward)
+        gpu = device(instance.device)
+        self.stream = gpu.stream(gpu.priority(spec.gpu.priority))
+        self._stream = torch.cuda.ExternalStream(self.stream.handle, device=f"cuda:{instance.device}")
+        self._cleans = options.clean_cache
+
+    def submit(self, batch: GpuBatch) -> None:
+        """Call forward() once for the whole batch."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            values = [batch.input(name) for name, _ in self.inputs]
+            elements = self.call([None if value is None else torch.from_dlpack(value) for value in values])
+            for tensor, position in self.outputs:
+                if batch.wants(tensor.name):
+                    batch.set_output(tensor.name, self.checked(tensor, elements[position]))
+        if self._cleans and not batch.capturing:
+            torch.cuda.empty_cache()
+
+
+def check_cuda(spec: InstanceSpec) -> None:
+    """Whether PyTorch can use the device.
+
+    Raises:
+        BackendError: it cannot; the text says why.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise BackendError(
+            f"instance '{spec.name}' is of KIND_GPU, but the installed PyTorch {torch.__version__} is built for the "
+            "CPU: install a build for CUDA, or write kind: KIND_CPU"
+        )
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"instance '{spec.name}' is of KIND_GPU, but PyTorch {torch.__version__}, which is built for CUDA "
+            f"{torch.version.cuda}, finds no device"
+        )
 
 
 class KeptTensors:

@@ -10,24 +10,21 @@ from backends.parameters import Parameters, default_intra_op_threads
 
 log = logging.getLogger("inferd.backends")
 
-CUDA_ONLY = frozenset({"DISABLE_CUDNN", "ENABLE_CACHE_CLEANING"})
 JIT_SWITCHES = {
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
 }
 """Parameters that set a switch of the process, and the function of torch._C that does it."""
-KNOWN = (
-    CUDA_ONLY
-    | JIT_SWITCHES.keys()
-    | {
-        "DISABLE_OPTIMIZED_EXECUTION",
-        "INFERENCE_MODE",
-        "ENABLE_WEIGHT_SHARING",
-        "INTRA_OP_THREAD_COUNT",
-        "INTER_OP_THREAD_COUNT",
-    }
-)
+KNOWN = JIT_SWITCHES.keys() | {
+    "DISABLE_CUDNN",
+    "ENABLE_CACHE_CLEANING",
+    "DISABLE_OPTIMIZED_EXECUTION",
+    "INFERENCE_MODE",
+    "ENABLE_WEIGHT_SHARING",
+    "INTRA_OP_THREAD_COUNT",
+    "INTER_OP_THREAD_COUNT",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,7 @@ class Options:
     inference_mode: bool
     optimized_execution: bool
     share_weights: bool
+    clean_cache: bool  # on a GPU, give back after each batch what PyTorch keeps for the next
 
 
 def read_options(parameters: Parameters) -> Options:
@@ -46,15 +44,23 @@ def read_options(parameters: Parameters) -> Options:
         BackendError: a value is not what its parameter takes.
     """
     parameters.warn_unknown(KNOWN)
-    for key in CUDA_ONLY:
-        parameters.flag(key, False)
+    if parameters.flag("DISABLE_CUDNN", False):
+        _disable_cudnn()
     _set_jit_switches(parameters)
     _set_threads(parameters)
     return Options(
         inference_mode=parameters.flag("INFERENCE_MODE", True),
         optimized_execution=not parameters.flag("DISABLE_OPTIMIZED_EXECUTION", False),
         share_weights=parameters.flag("ENABLE_WEIGHT_SHARING", False),
+        clean_cache=parameters.flag("ENABLE_CACHE_CLEANING", False),
     )
+
+
+def _disable_cudnn() -> None:
+    """For the whole process, as in Triton."""
+    import torch
+
+    torch.backends.cudnn.enabled = False
 
 
 def _set_jit_switches(parameters: Parameters) -> None:

@@ -106,7 +106,8 @@ class Engine:
         self._options = options
         self._strict = strict_readiness
         self._max_queued = max_queued
-        self._placement = placement
+        self._placement = placement or Placement()
+        self.gpus = self._placement.gpus
         self._models: dict[str, _Model] = {}
         self._watchers: list[Watcher] = []
         self._after_delivery: list[Callable[[], None]] = []

@@ -9,11 +9,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from _native.cuda.instance import GpuLoop
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from _native.limiter import ClaimHandle
 from _native.queue import QueueLane
-from backends.api import BackendError, Instance, InstanceSpec, Model, ModelSpec
+from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec
+from server.engine.gpu import Gpus
 from server.engine.hosts import HostPolicy, HostPolicyError
 from server.engine.resources import Resources
 from server.engine.warmup import warm_up
@@ -27,6 +29,7 @@ class Placement:
 
     hosts: Mapping[str, HostPolicy] = field(default_factory=lambda: MappingProxyType({}))
     resources: Resources | None = None  # None: the rate limiter is off
+    gpus: Gpus = field(default_factory=Gpus)
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class _Seat:
     spec: InstanceSpec
     thread: threading.Thread | None = None
     instance: Instance | None = None
-    loop: InstanceLoop | None = None
+    loop: InstanceLoop | GpuLoop | None = None
     over: threading.Event = field(default_factory=threading.Event)  # a passive instance waits for it
 
 
@@ -119,6 +122,7 @@ class Instances:
         for seat in self._seats:
             if seat.thread is not None:
                 seat.thread.join()
+        self._trim(self._seats)
 
     def _retire(self, seats: Sequence[_Seat]) -> None:
         for seat in seats:
@@ -132,7 +136,14 @@ class Instances:
         for seat in seats:
             if seat.thread is not None:
                 seat.thread.join()
+        self._trim(seats)
         self._seats = [seat for seat in self._seats if seat not in seats]
+
+    def _trim(self, ended: Sequence[_Seat]) -> None:
+        if any(seat.spec.kind == "GPU" for seat in ended):
+            for seat in ended:
+                seat.loop = None  # with it go the buffers on the device
+            self._placement.gpus.trim()
 
     def _run(self, index: int, seat: _Seat, ready: Future[None]) -> None:
         # the instance is made, used and closed on one thread: frameworks keep state by thread
@@ -160,14 +171,31 @@ class Instances:
         assert self._model is not None  # an ensemble has no instances
         instance = self._model.create_instance(seat.spec)
         try:
-            loop = InstanceLoop(self._lane, instance, seat.spec.name, index, claim)
+            loop = self._loop(index, seat.spec, instance, claim)
             loop.prepare()
+            if isinstance(loop, GpuLoop) and self._spec.gpu.graphs:
+                self._capture(loop, seat.spec)
             warm_up(loop, self._spec, seat.spec.name)
         except BaseException:
             instance.close()
             raise
         seat.instance, seat.loop = instance, loop
         return instance
+
+    def _loop(
+        self, index: int, spec: InstanceSpec, instance: Instance, claim: ClaimHandle | None
+    ) -> InstanceLoop | GpuLoop:
+        if not isinstance(instance, GpuInstance):
+            return InstanceLoop(self._lane, instance, spec.name, index, claim)
+        gpus = self._placement.gpus
+        pinned, pool = gpus.pinned(spec.device), gpus.pool(spec.device)
+        return GpuLoop(self._lane, instance, self._spec.gpu, spec.name, index, pinned, pool, claim)
+
+    def _capture(self, loop: GpuLoop, spec: InstanceSpec) -> None:
+        try:
+            loop.capture(dict(self._spec.gpu.graphs))
+        except (ValueError, RuntimeError) as error:
+            raise BackendError(f"instance {spec.name}: no CUDA graphs: {error}") from error
 
     @staticmethod
     def _serve(seat: _Seat) -> None:

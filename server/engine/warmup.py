@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from _native.infer import InferService
+from _native.cuda.instance import GpuLoop
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
@@ -21,7 +22,7 @@ FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 SMALL = 2  # random whole numbers are below: as indices they stay inside of small tables, too
 
 
-def warm_up(loop: InstanceLoop, spec: ModelSpec, instance: str) -> None:
+def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str) -> None:
     """Have the instance execute the samples of its model; on the instance's thread.
 
     Raises:

@@ -18,7 +18,8 @@ def stub():
     before = stub.leftovers()
     yield stub
     gc.collect()
-    assert stub.leftovers() == before
+    after = stub.leftovers()
+    assert after == before, f"{before} before, {after} after"
 
 
 class HostBuffer:

@@ -59,6 +59,7 @@ class Options:
     auto_complete: bool = True
     config_name: str = ""  # prefer configs/<config_name>.pbtxt
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    gpus: int = 0  # how many there are
 
 
 def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Prepared:
@@ -73,7 +74,7 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
     config, source = read(folder.path, options)
     versions = select_versions(config, folder)
     if is_ensemble(config):
-        validate(config, source)
+        validate(config, source, gpus=options.gpus)
         warn_carried(config, source)
         warn_parameters(config, source)
         return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
@@ -86,7 +87,7 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
         signature = _backend(config, source, loader).inspect(partial)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
-    validate(config, source, scalars)
+    validate(config, source, scalars, options.gpus)
     warn_carried(config, source)
     _backend(config, source, loader)  # there is one
     return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
@@ -144,7 +145,7 @@ def read(model_dir: Path, options: Options) -> tuple[pb.ModelConfig, Source]:
         raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
     version_dirs = [model_dir / str(version) for version in reversed(versions_of(model_dir))]
     identify(config, model_dir, version_dirs, source)
-    fill_defaults(config)
+    fill_defaults(config, options.gpus)
     return config, source
 
 

@@ -58,8 +58,8 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
         config.default_model_filename = BUILTIN[config.backend].model_filename
 
 
-def fill_defaults(config: pb.ModelConfig) -> None:
-    """Fill in the defaults of everything else; doing it again changes nothing."""
+def fill_defaults(config: pb.ModelConfig, gpus: int = 0) -> None:
+    """Fill in the defaults of everything else on a machine with so many GPUs; doing it again changes nothing."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") in (None, "latest") and not policy.latest.num_versions:
         policy.latest.num_versions = 1
@@ -73,7 +73,7 @@ def fill_defaults(config: pb.ModelConfig) -> None:
     if config.HasField("dynamic_batching") and not batching.preferred_batch_size and config.max_batch_size > 0:
         batching.preferred_batch_size.append(config.max_batch_size)
     _normalise_sequences(config)
-    _normalise_instances(config)
+    _normalise_instances(config, gpus)
 
 
 def _normalise_sequences(config: pb.ModelConfig) -> None:
@@ -86,17 +86,27 @@ def _normalise_sequences(config: pb.ModelConfig) -> None:
         batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
-def _normalise_instances(config: pb.ModelConfig) -> None:
+def _normalise_instances(config: pb.ModelConfig, gpus: int) -> None:
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
-            group.kind = pb.ModelInstanceGroup.KIND_CPU  # no GPU can be used yet
+            group.kind = _best_kind(config, group, gpus)
+        if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))
         if not group.count:
             on_cpu = group.kind == pb.ModelInstanceGroup.KIND_CPU
             group.count = 2 if on_cpu and config.backend in TWO_CPU_INSTANCES else 1
+
+
+def _best_kind(config: pb.ModelConfig, group: pb.ModelInstanceGroup, gpus: int) -> pb.ModelInstanceGroup.Kind:
+    """What KIND_AUTO means: a GPU if those that the group lists are there and the backend is quicker on one."""
+    quicker = config.backend in BUILTIN and BUILTIN[config.backend].on_gpu
+    if (quicker or group.gpus) and gpus and all(0 <= gpu < gpus for gpu in group.gpus):
+        return pb.ModelInstanceGroup.KIND_GPU
+    return pb.ModelInstanceGroup.KIND_CPU
 
 
 def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> str:

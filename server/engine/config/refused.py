@@ -28,7 +28,6 @@ class Field:
     instead: str = "remove it"
 
 
-_NO_GPU = "GPUs are not served yet"
 _NO_TENSORRT = "only TensorRT has it, which is not served"
 _NO_ACCELERATOR = "execution accelerators are not served yet"
 
@@ -49,18 +48,15 @@ REFUSED = (
     Field("instance_group.profile", _NO_TENSORRT),
     Field("instance_group.secondary_devices", "secondary devices are not served"),
     # optimization
-    Field("optimization.priority", "priorities of streams and threads are not served yet"),
-    Field("optimization.cuda.graphs", _NO_GPU),
-    Field("optimization.cuda.busy_wait_events", _NO_GPU),
-    Field("optimization.cuda.graph_spec", _NO_GPU),
-    Field("optimization.cuda.output_copy_stream", _NO_GPU),
+    Field("optimization.cuda.graph_spec.input", "graphs are captured for models whose shapes do not vary"),
+    Field("optimization.cuda.graph_spec.graph_lower_bound.input", "graphs are captured for models of one shape"),
     Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
     Field("optimization.execution_accelerators.cpu_execution_accelerator", _NO_ACCELERATOR),
-    Field("optimization.gather_kernel_buffer_threshold", _NO_GPU),
+    Field("optimization.gather_kernel_buffer_threshold", "inputs are gathered in one page-locked block of the host"),
     Field("optimization.eager_batching", "preparing the next batch ahead is not served yet"),
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
-    Field("cc_model_filenames", _NO_GPU, "name the one file as default_model_filename"),
+    Field("cc_model_filenames", "one file serves every GPU", "name the one file as default_model_filename"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
     Field("model_repository_agents.agents", "repository agents are not served yet"),
 )

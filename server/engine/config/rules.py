@@ -32,16 +32,17 @@ MAX_NAME_BYTES = 1024
 KIND = pb.ModelInstanceGroup.Kind
 
 
-def validate(config: pb.ModelConfig, source: Source = NOWHERE, scalars: Collection[str] = ()) -> None:
+def validate(config: pb.ModelConfig, source: Source = NOWHERE, scalars: Collection[str] = (), gpus: int = 0) -> None:
     """Check a complete configuration.
 
     Args:
         scalars: tensors that may have no dims, because the model file says so.
+        gpus: how many there are.
 
     Raises:
         ConfigError: it has a field that is not served or breaks a rule; one line for each.
     """
-    raise_any([*refusals(config), *broken_rules(config, scalars)], config.name, source)
+    raise_any([*refusals(config), *broken_rules(config, scalars, gpus)], config.name, source)
 
 
 def validate_instances(config: pb.ModelConfig) -> None:
@@ -50,10 +51,11 @@ def validate_instances(config: pb.ModelConfig) -> None:
     Raises:
         ConfigError: they break a rule; one line for each.
     """
-    raise_any(_instance_groups(config), config.name, NOWHERE)
+    listed = max((gpu for group in config.instance_group for gpu in group.gpus), default=-1)
+    raise_any(_instance_groups(config, listed + 1), config.name, NOWHERE)  # they are there: the model is loaded
 
 
-def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[Finding]:
+def broken_rules(config: pb.ModelConfig, scalars: Collection[str], gpus: int) -> Iterator[Finding]:
     yield from _max_batch_size(config)
     yield from _version_policy(config)
     yield from _tensors(config, "input", config.input, scalars)
@@ -63,8 +65,9 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str]) -> Iterator[F
     yield from _dynamic_batching(config)
     if not any(wrong(config)):
         yield from queue_rules(config)
-    yield from _instance_groups(config)
     yield from broken_sequence_rules(config)
+    yield from _instance_groups(config, gpus)
+    yield from _gpu_options(config)
     unreadable = list(wrong(config))
     yield from unreadable
     if not unreadable:
@@ -190,7 +193,34 @@ def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
         )
 
 
-def _instance_groups(config: pb.ModelConfig) -> Iterator[Finding]:
+def _gpus(group: pb.ModelInstanceGroup, path: FieldPath, which: str, gpus: int) -> Iterator[Finding]:
+    if not gpus:
+        yield Finding((*path, "kind"), f"{which} has kind KIND_GPU but no GPUs are available", "write kind: KIND_CPU")
+        return
+    for gpu in group.gpus:
+        if not 0 <= gpu < gpus:
+            text = f"{which} specifies invalid or unsupported gpu id {gpu}"
+            yield Finding((*path, "gpus"), text, f"there are {', '.join(map(str, range(gpus)))}")
+
+
+def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
+    optimization = config.optimization
+    on_gpu = any(group.kind == KIND.KIND_GPU for group in config.instance_group)
+    if optimization.priority and not on_gpu:
+        text = "optimization.priority is that of streams, and no instance of the model is on a GPU"
+        yield Finding(("optimization", "priority"), text, "remove it")
+    for index, spec in enumerate(optimization.cuda.graph_spec):
+        path = ("optimization", "cuda", "graph_spec", index)
+        lowest = spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
+        if not 0 <= spec.batch_size <= config.max_batch_size:
+            text = f"the batch_size of a graph_spec must be at most max_batch_size {config.max_batch_size}"
+            yield Finding((*path, "batch_size"), text, f"got {spec.batch_size}")
+        if lowest > spec.batch_size:
+            text = f"graph_lower_bound must not be above the batch_size {spec.batch_size} of its graph_spec"
+            yield Finding((*path, "graph_lower_bound"), text, f"got {lowest}")
+
+
+def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:
     names: set[str] = set()
     total = 0
     for index, group in enumerate(config.instance_group):
@@ -200,8 +230,8 @@ def _instance_groups(config: pb.ModelConfig) -> Iterator[Finding]:
         if group.count < 0:
             yield Finding((*path, "count"), f"{which} must have a positive count", f"got {group.count}")
         if group.kind == KIND.KIND_GPU:
-            text = f"{which} has kind KIND_GPU but server does not support GPUs"
-            yield Finding((*path, "kind"), text, "write kind: KIND_CPU")
+            total += max(0, group.count) * max(0, len(group.gpus) - 1)
+            yield from _gpus(group, path, which, gpus)
         elif group.gpus:
             text = f"{which} has kind {KIND.Name(group.kind)} but specifies one or more GPUs"
             yield Finding((*path, "gpus"), text, "remove gpus")

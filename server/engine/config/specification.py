@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import BatchingSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
+from backends.api import BatchingSpec, GpuSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
@@ -58,6 +58,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         kept=tuple(kept_outputs(config)),
         decoupled=config.model_transaction_policy.decoupled,
         single_answers=own["decoupled_model_infer"],
+        gpu=_gpu(config),
         ensemble=ensemble_spec(config),
     )
 
@@ -116,12 +117,13 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
 
 
 def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
-    """`<group>_<i>` for each instance of each group."""
+    """`<group>_<i>` for each instance of each group; one that lists several GPUs has its count on each."""
     kinds = pb.ModelInstanceGroup.Kind
     return [
         InstanceSpec(
             f"{group.name}_{i}",
             kinds.Name(group.kind).removeprefix("KIND_"),
+            device,
             host_policy=group.host_policy,
             passive=group.passive,
             resources=tuple(
@@ -130,8 +132,36 @@ def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
             priority=group.rate_limiter.priority,
         )
         for group in config.instance_group
-        for i in range(group.count)
+        for i, device in enumerate(device for _ in range(group.count) for device in group.gpus or (0,))
     ]
+
+
+def _gpu(config: pb.ModelConfig) -> GpuSpec:
+    optimization = config.optimization
+    on_gpu = any(group.kind == pb.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    return GpuSpec(
+        graphs=MappingProxyType(_graphs(config) if optimization.cuda.graphs and on_gpu else {}),
+        busy_wait=optimization.cuda.busy_wait_events,
+        priority={pb.ModelOptimizationPolicy.PRIORITY_MAX: 1, pb.ModelOptimizationPolicy.PRIORITY_MIN: -1}.get(
+            optimization.priority, 0
+        ),
+        pinned_inputs=optimization.input_pinned_memory.enable,
+        pinned_outputs=optimization.output_pinned_memory.enable,
+    )
+
+
+def _graphs(config: pb.ModelConfig) -> dict[int, int]:
+    """Rows of each graph, and of the smallest batch for it; as in Triton those of 1, preferred and largest batches."""
+    specs = config.optimization.cuda.graph_spec
+    if specs:
+        return {
+            max(1, spec.batch_size): max(
+                1, spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
+            )
+            for spec in specs
+        }
+    sizes = {1, max(1, config.max_batch_size), *config.dynamic_batching.preferred_batch_size}
+    return {size: size for size in sizes}
 
 
 def _model_filename(config: pb.ModelConfig, model_dir: Path, source: Source) -> str:

@@ -77,7 +77,7 @@ def error_of(prepared, text: str) -> str:
             4,
             "is for models without sequence_batching for model 'm': remove it; sequence_max_backlog",
         ),
-        ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but server does not support GPUs"),
+        ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but no GPUs are available"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
         ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),
         ("max_batch_size: 8\ninstance_group { count: 1000000 }", 3, "at most 1024 instances"),

@@ -14,7 +14,7 @@ SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds" / "configs"
 
 REASONS = {
     "chat_bls_python": [],  # served
-    "chat_torchscript": ["has kind KIND_GPU but server does not support GPUs"],
+    "chat_torchscript": ["has kind KIND_GPU but no GPUs are available"],
     "densenet_onnx_tensorrt": ["optimization.execution_accelerators.gpu_execution_accelerator is not supported"],
     "onnx_openvino": ["optimization.execution_accelerators.cpu_execution_accelerator is not supported"],
     "rank_savedmodel_amp": ["platform 'tensorflow_savedmodel' is not served"],

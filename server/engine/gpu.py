@@ -1,0 +1,101 @@
+"""The GPUs of this machine: asked of the driver once, and the memory that the instances on them share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from _native.cuda import driver
+from _native.cuda.device import Device, device
+from _native.cuda.memory import DevicePool, PageLocked
+
+log = logging.getLogger("inferd.cuda")
+
+PINNED_POOL_SIZE: Final = 256 << 20
+DEVICE_POOL_SIZE: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPolicy:
+    """What the server may use of GPUs.
+
+    Attributes:
+        library: the driver's.
+        pinned_size: bytes of page-locked memory at most, for each node of the host's memory.
+        pool_sizes: bytes of memory at most that are kept for tensors, by device.
+    """
+
+    library: str = driver.DEFAULT_LIBRARY
+    pinned_size: int = PINNED_POOL_SIZE
+    pool_sizes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Gpus:
+    """Devices and their memory. Nothing is asked of the driver, nor any memory taken, before somebody needs it.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, policy: GpuPolicy | None = None) -> None:
+        self._policy = policy or GpuPolicy()
+        self._lock = threading.Lock()
+        self._count: int | None = None
+        self._pinned: dict[int, PageLocked] = {}
+        self._pools: dict[int, DevicePool] = {}
+
+    @property
+    def count(self) -> int:
+        """How many there are; 0 without a driver, which is said once."""
+        with self._lock:
+            if self._count is None:
+                self._count = self._ask()
+            return self._count
+
+    def _ask(self) -> int:
+        try:
+            driver.load(self._policy.library)
+        except driver.CudaUnavailable as error:
+            log.log(logging.INFO if self._policy.library == driver.DEFAULT_LIBRARY else logging.WARNING, "%s", error)
+            return 0
+        count = driver.device_count()
+        for ordinal in range(count):
+            gpu = device(ordinal)
+            capability = ".".join(map(str, gpu.compute_capability))
+            size = gpu.total_memory >> 20
+            log.info("GPU %d: %s, %s, compute capability %s, %d MiB", ordinal, gpu.name, gpu.uuid, capability, size)
+        return count
+
+    def device(self, ordinal: int) -> Device:
+        """One of them."""
+        if not 0 <= ordinal < self.count:
+            raise ValueError(f"there is no GPU {ordinal}: there are {self.count}")
+        return device(ordinal)
+
+    def pinned(self, ordinal: int) -> PageLocked:
+        """Page-locked memory for the copies of a device: one pool for each node of the host's memory."""
+        gpu = self.device(ordinal)
+        with self._lock:
+            node = gpu.numa_node
+            if node not in self._pinned:
+                self._pinned[node] = PageLocked(gpu, self._policy.pinned_size)
+            return self._pinned[node]
+
+    def pool(self, ordinal: int) -> DevicePool:
+        """Memory of a device for tensors."""
+        gpu = self.device(ordinal)
+        with self._lock:
+            if ordinal not in self._pools:
+                self._pools[ordinal] = DevicePool(gpu, self._policy.pool_sizes.get(ordinal, DEVICE_POOL_SIZE))
+            return self._pools[ordinal]
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """The pools in use, as `Memory.usage` says; "gpu 0" and "page-locked 0" by device and by node."""
+        with self._lock:
+            return {
+                **{f"gpu {ordinal}": pool.usage() for ordinal, pool in self._pools.items()},
+                **{f"page-locked {node}": pool.usage() for node, pool in self._pinned.items()},
+            }

@@ -1,0 +1,292 @@
+"""Guards instances on a GPU, on the stub driver: answers, overlap, order of accesses, fall-backs, graphs, lost devices.
+
+The stub reports accesses that nothing orders, host memory written before its copy ran, and what is left alive: every
+test here checks that it has nothing to report.
+"""
+
+import asyncio
+import gc
+import logging
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from backends.loader import BackendLoader
+from server.engine.config import Options
+from server.engine.engine import Engine
+from server.engine.gpu import GpuPolicy, Gpus
+from server.engine.instances import Placement
+from server.errors import Status
+from tests import gpu_stub
+from tests.engine.serving import Pending, infer, infer_all, request
+from tests.gpu_stub.fixtures import stub
+
+__all__ = ["stub"]
+
+ILLEGAL_ADDRESS = 700
+MIB = 1 << 20
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+instance_group { kind: KIND_GPU count: 1 }
+dynamic_batching { }
+"""
+STATIC = CONFIG.replace("dims: [ -1 ]", "dims: [ 4 ]")
+TWO_INPUTS = """
+backend: "identity"
+max_batch_size: 8
+input { name: "a" data_type: TYPE_FP32 dims: [ 3 ] }
+input { name: "b" data_type: TYPE_INT8 dims: [ 5 ] optional: true }
+output { name: "a" data_type: TYPE_FP32 dims: [ 3 ] }
+output { name: "b" data_type: TYPE_INT8 dims: [ 5 ] }
+instance_group { kind: KIND_GPU }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters, stub):
+    """Requests, blocks, streams, events and device memory are gone when the engine is closed."""
+    yield
+    gc.collect()
+
+
+@asynccontextmanager
+async def serving(root, config=CONFIG, problems=0, **policy):
+    """An engine with the model "m" on the stub's device."""
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "config.pbtxt").write_text(config)
+    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library()), **policy))
+    engine = Engine([root], BackendLoader(), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive
+    found = await engine.start()
+    logging.disable(logging.NOTSET)
+    engine.problems = found
+    assert len(found) == problems, found
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def array(rows, columns, start=0):
+    return (np.arange(rows * columns, dtype=np.int64) + start).reshape(rows, columns)
+
+
+async def test_each_request_gets_its_own_rows_back(tmp_path):
+    async with serving(tmp_path) as engine:
+        sent = [array(1 + i % 3, 1 + i % 5, 1000 * i) for i in range(300)]
+        answers = await infer_all(engine, *(request(x=each) for each in sent))
+        for each, answer in zip(sent, answers, strict=True):
+            np.testing.assert_array_equal(answer.array(), each)
+
+
+async def test_several_instances(tmp_path):
+    async with serving(tmp_path, CONFIG.replace("count: 1", "count: 3")) as engine:
+        sent = [array(1, 64, 1000 * i) for i in range(200)]
+        answers = await infer_all(engine, *(request(x=each) for each in sent))
+        for each, answer in zip(sent, answers, strict=True):
+            np.testing.assert_array_equal(answer.array(), each)
+
+
+async def test_empty_and_large_tensors(tmp_path, stub):
+    """The buffers grow with what comes, here beyond what the pool may hold."""
+    async with serving(tmp_path, pool_sizes={0: 4 * MIB}) as engine:
+        for each in (array(1, 0), array(2, 3), array(1, MIB // 2), array(8, MIB // 8), array(1, 1)):
+            answer = await infer(engine, request(x=each))
+            assert answer.status == Status.OK, answer.text
+            np.testing.assert_array_equal(answer.array(), each)
+
+
+async def test_next_batch_is_uploaded_while_one_computes(tmp_path, stub):
+    async with serving(tmp_path) as engine:
+        await infer(engine, request(x=array(1, 4)))
+        uploads, computed = stub.executed("h2d"), stub.executed("d2d")
+        with stub.held("d2d"):
+            first = Pending(engine, request(x=array(1, 4)))
+            await asyncio.to_thread(stub.wait_executed, "h2d", uploads + 1)
+            second = Pending(engine, request(x=array(1, 4, 9)))
+            await asyncio.to_thread(stub.wait_executed, "h2d", uploads + 2)
+            assert stub.executed("d2d") == computed
+            assert not first.answers
+            # a third stays in the lane, where it can form a batch with what comes
+            third = [Pending(engine, request(x=array(1, 4, i))) for i in range(4)]
+        for each in (first, second, *third):
+            assert (await each.answer()).status == Status.OK
+        assert stub.executed("h2d") == uploads + 3
+
+
+async def test_one_batch_is_downloaded_while_the_next_computes(tmp_path, stub):
+    async with serving(tmp_path) as engine:
+        await infer(engine, request(x=array(1, 4)))
+        computed = stub.executed("d2d")
+        with stub.held("d2h"):
+            pending = [Pending(engine, request(x=array(1, 4)))]
+            await asyncio.to_thread(stub.wait_executed, "d2d", computed + 1)
+            pending.append(Pending(engine, request(x=array(1, 4, 9))))
+            await asyncio.to_thread(stub.wait_executed, "d2d", computed + 2)
+            assert not any(each.answers for each in pending)
+        for each in pending:
+            assert (await each.answer()).status == Status.OK
+
+
+async def test_all_inputs_of_a_batch_go_up_in_one_copy_and_nothing_waits(tmp_path, stub):
+    async with serving(tmp_path, TWO_INPUTS) as engine:
+        a, b = np.ones((2, 3), np.float32), np.full((2, 5), 7, np.int8)
+        await infer(engine, request(a=a, b=b))
+        waits = ("cuStreamSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc")
+        before, uploads = [stub.calls(name) for name in waits], stub.executed("h2d")
+        for _ in range(5):
+            answer = await infer(engine, request(a=a, b=b))
+            np.testing.assert_array_equal(answer.array("a"), a)
+            np.testing.assert_array_equal(answer.array("b"), b)
+        assert stub.executed("h2d") == uploads + 5
+        assert [stub.calls(name) for name in waits] == before
+        only = await infer(engine, request(a=a, outputs=("a",)))
+        np.testing.assert_array_equal(only.array("a"), a)
+
+
+async def test_without_page_locked_memory_it_works_and_says_so_once(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "inferd.cuda"):
+        async with serving(tmp_path, pinned_size=0) as engine:
+            for i in range(3):
+                each = array(2, 50, i)
+                np.testing.assert_array_equal((await infer(engine, request(x=each))).array(), each)
+            assert engine.gpus.pinned(0).fallback_count >= 6
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(
+        "no page-locked memory: asked for 1024 bytes; 0 are in use, 0 held of at most 0; ordinary memory"
+    )
+
+
+async def test_pinned_memory_is_a_choice(tmp_path, stub):
+    off = "optimization { input_pinned_memory { enable: false } output_pinned_memory { enable: false } }"
+    async with serving(tmp_path, CONFIG + off) as engine:
+        calls = stub.calls("cuMemHostAlloc")
+        np.testing.assert_array_equal((await infer(engine, request(x=array(2, 5)))).array(), array(2, 5))
+        assert stub.calls("cuMemHostAlloc") == calls
+
+
+async def test_failed_call_fails_its_batch_alone(tmp_path, stub):
+    async with serving(tmp_path) as engine:
+        for call in ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuEventRecord"):
+            stub.fail(call, 1)
+            answer = await infer(engine, request(x=array(1, 4)))
+            assert answer.status == Status.INTERNAL
+            assert f"{call}: CUDA_ERROR_INVALID_VALUE (1)" in answer.text
+            np.testing.assert_array_equal((await infer(engine, request(x=array(1, 4)))).array(), array(1, 4))
+        assert engine.model("m").ready
+
+
+async def test_device_without_memory_fails_the_request_with_figures(tmp_path, stub):
+    async with serving(tmp_path, pool_sizes={0: 2 * MIB}) as engine:
+        await infer(engine, request(x=array(1, 4)))
+        stub.set(memory=4 * MIB)
+        try:
+            answer = await infer(engine, request(x=array(1, MIB)))
+        finally:
+            stub.set(memory=1 << 30)
+        assert answer.status == Status.INTERNAL
+        assert "no device memory: asked for" in answer.text
+        np.testing.assert_array_equal((await infer(engine, request(x=array(1, 4)))).array(), array(1, 4))
+
+
+async def test_lost_device(tmp_path, stub, caplog):
+    """Everything that is under way and comes later is answered; the model is not ready any more."""
+    async with serving(tmp_path) as engine:
+        await infer(engine, request(x=array(1, 4)))
+        assert engine.model("m").ready
+        unready = asyncio.Event()
+        engine.watch(lambda model, version, ready: None if ready else unready.set())
+        uploads = stub.executed("h2d")
+        stub.hold("d2d")
+        pending = [Pending(engine, request(x=array(1, 4)))]
+        await asyncio.to_thread(stub.wait_executed, "h2d", uploads + 1)
+        pending += [Pending(engine, request(x=array(1, 4, i))) for i in range(20)]
+        await asyncio.to_thread(stub.wait_executed, "h2d", uploads + 2)
+        with stub.broken(ILLEGAL_ADDRESS):
+            for each in pending:
+                answer = await each.answer()
+                assert answer.status == Status.INTERNAL
+                assert "CUDA_ERROR_ILLEGAL_ADDRESS" in answer.text
+            answer = await infer(engine, request(x=array(1, 4)))
+            assert answer.text.startswith("CUDA device 0 is lost and the server has to be restarted: ")
+            await asyncio.wait_for(unready.wait(), 30)
+            assert "CUDA device 0 is lost" in caplog.text
+        stub.release("d2d")
+
+
+# -- graphs --
+
+
+async def test_graphs_are_captured_at_load_and_launched(tmp_path, stub):
+    large = "graph_spec { batch_size: 8 graph_lower_bound { batch_size: 4 } }"
+    graphs = f"optimization {{ cuda {{ graphs: true graph_spec {{ batch_size: 2 }} {large} }} }}"
+    async with serving(tmp_path, STATIC + graphs) as engine:
+        launched, copies = stub.calls("cuGraphLaunch"), stub.calls("cuMemcpyDtoDAsync_v2")
+        for rows, by_graph in ((2, True), (4, True), (7, True), (8, True), (1, False), (3, False), (2, True)):
+            each = array(rows, 4, 100 * rows)
+            answer = await infer(engine, request(x=each))
+            np.testing.assert_array_equal(answer.array(), each)
+            launched += by_graph
+            copies += not by_graph
+            assert (stub.calls("cuGraphLaunch"), stub.calls("cuMemcpyDtoDAsync_v2")) == (launched, copies)
+
+
+async def test_graphs_need_shapes_that_do_not_vary(tmp_path):
+    async with serving(tmp_path, CONFIG + "optimization { cuda { graphs: true } }", problems=1) as engine:
+        assert (
+            "instance m_0_0: no CUDA graphs: CUDA graphs need inputs of one shape, but 'x' varies" in engine.problems[0]
+        )
+
+
+async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
+    stub.fail("cuMemcpyDtoDAsync_v2", 900, after=1)
+    async with serving(tmp_path, STATIC + "optimization { cuda { graphs: true } }", problems=1) as engine:
+        assert "no CUDA graphs: cuMemcpyDtoDAsync_v2: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in engine.problems[0]
+
+
+# -- configuration --
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CONFIG.replace("count: 1", "gpus: [ 0, 5 ]"), "specifies invalid or unsupported gpu id 5"),
+        (CONFIG.replace("INT64", "STRING"), "input 'x' is BYTES, which no GPU takes"),
+        (
+            CONFIG + "optimization { cuda { graph_spec { batch_size: 9 } } }",
+            "at most max_batch_size 8 for model 'm': got 9",
+        ),
+        (
+            CONFIG + "optimization { cuda { graph_spec { batch_size: 2 graph_lower_bound { batch_size: 3 } } } }",
+            "must not be above the batch_size 2",
+        ),
+        (
+            CONFIG.replace("GPU", "CPU") + "optimization { priority: PRIORITY_MAX }",
+            "no instance of the model is on a GPU",
+        ),
+    ],
+)
+async def test_configurations_that_cannot_be(tmp_path, config, expected):
+    async with serving(tmp_path, config, problems=1) as engine:
+        assert expected in engine.problems[0]
+
+
+async def test_stream_priority_and_busy_waiting(tmp_path):
+    options = "optimization { priority: PRIORITY_MAX cuda { busy_wait_events: true output_copy_stream: true } }"
+    async with serving(tmp_path, CONFIG + options) as engine:
+        np.testing.assert_array_equal((await infer(engine, request(x=array(2, 5)))).array(), array(2, 5))
+
+
+async def test_usage_of_the_pools_can_be_read(tmp_path):
+    async with serving(tmp_path) as engine:
+        await infer(engine, request(x=array(2, 5)))
+        usage = engine.gpus.usage()
+        assert set(usage) == {"gpu 0", "page-locked 0"}
+        assert usage["gpu 0"]["limit"] == 64 * MIB
+        assert usage["page-locked 0"]["limit"] == 256 * MIB
+        assert all(pool["peak"] > 0 for pool in usage.values())

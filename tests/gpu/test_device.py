@@ -1,0 +1,174 @@
+"""Shows on a real GPU what the stub driver stands for elsewhere: the ABI, asynchrony, graphs, sharing, the pools."""
+
+import ctypes
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+
+from _native.cuda import driver
+from _native.cuda.device import device
+from _native.cuda.driver import CudaError
+from _native.cuda.memory import DevicePool, PageLocked
+from _native.pool import SharedMemory
+from bench.memory_speed import random_operations
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pinned(gpu):
+    """64 MiB of page-locked memory as an array."""
+    pool = PageLocked(gpu, 64 * MIB)
+    block = pool.take(64 * MIB)
+    yield np.frombuffer((ctypes.c_uint8 * block.size).from_address(block.address), np.uint8)
+    del block
+    assert pool.trim() == 64 * MIB
+
+
+def test_device_describes_itself(gpu):
+    assert driver.version() >= (12, 0)
+    assert gpu.name
+    assert gpu.uuid.startswith("GPU-")
+    assert gpu.compute_capability >= (5, 0)
+    free, total = gpu.memory_info()
+    assert 0 < free <= total == gpu.total_memory
+    least, greatest = gpu.stream_priorities
+    assert greatest <= least
+
+
+def test_copies_there_and_back(gpu, pinned):
+    memory, stream = gpu.allocate(pinned.size), gpu.stream()
+    half = pinned.size // 2
+    pinned[:half] = np.arange(half, dtype=np.uint8)
+    stream.copy_to_device(memory.pointer, pinned.ctypes.data, half)
+    stream.copy_on_device(memory.pointer + half, memory.pointer, half)
+    stream.copy_to_host(pinned.ctypes.data + half, memory.pointer + half, half)
+    stream.synchronize()
+    np.testing.assert_array_equal(pinned[:half], pinned[half:])
+
+
+def test_copies_of_both_directions_overlap(gpu, pinned):
+    """Two streams that copy against each other take less than one after the other."""
+    memory, up, down = gpu.allocate(pinned.size), gpu.stream(), gpu.stream()
+    half = pinned.size // 2
+
+    def milliseconds(streams):
+        start, ends = gpu.event(timing=True), [gpu.event(timing=True) for _ in streams]
+        streams[0].record(start)
+        for stream in streams[1:]:
+            stream.wait(start)
+        for _ in range(20):
+            streams[0].copy_to_device(memory.pointer, pinned.ctypes.data, half)
+            streams[-1].copy_to_host(pinned.ctypes.data + half, memory.pointer + half, half)
+        for stream, end in zip(streams, ends, strict=True):
+            stream.record(end)
+        for end in ends:
+            end.synchronize()
+        return max(end.milliseconds_since(start) for end in ends)
+
+    milliseconds([up, down])
+    assert milliseconds([up, down]) < 0.8 * milliseconds([up])
+
+
+def test_submitting_is_asynchronous(gpu, pinned):
+    memory, stream, done = gpu.allocate(pinned.size), gpu.stream(), gpu.event()
+    for _ in range(50):
+        stream.copy_to_device(memory.pointer, pinned.ctypes.data, pinned.size)
+    stream.record(done)
+    assert not done.is_done()
+    done.synchronize()
+    assert done.is_done()
+
+
+def test_graph_of_copies(gpu, pinned):
+    memory, stream = gpu.allocate(2 * MIB), gpu.stream()
+    stream.begin_capture()
+    stream.copy_to_device(memory.pointer, pinned.ctypes.data, MIB)
+    stream.copy_on_device(memory.pointer + MIB, memory.pointer, MIB)
+    stream.copy_to_host(pinned.ctypes.data + MIB, memory.pointer + MIB, MIB)
+    graph = stream.end_capture()
+    for value in (1, 2, 3):
+        pinned[:MIB] = value
+        stream.launch(graph)
+        stream.synchronize()
+        assert (pinned[MIB : 2 * MIB] == value).all()
+
+
+def test_registered_memory_of_the_process(gpu):
+    """As clients' shared memory is: pages that were there before."""
+    region = SharedMemory(2 * MIB)  # pages of a memfd
+    block = region.take(MIB)
+    view = np.frombuffer((ctypes.c_uint8 * MIB).from_address(block.address), np.uint8)
+    gpu.register_host(block.address, MIB)
+    memory, stream = gpu.allocate(MIB), gpu.stream()
+    stream.fill(memory.pointer, 5, MIB)
+    stream.copy_to_host(block.address, memory.pointer, MIB)
+    stream.synchronize()
+    assert (view == 5).all()
+    gpu.unregister_host(block.address)
+
+
+def owner(pipe):
+    driver.load()
+    gpu = device(0)
+    stream, memory = gpu.stream(), gpu.allocate(2 * MIB)
+    stream.fill(memory.pointer, 9, 2 * MIB)
+    stream.synchronize()
+    pipe.send(memory.export())
+    pipe.recv()
+
+
+def test_memory_of_another_process(gpu, pinned):
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=owner, args=(there,))
+    process.start()
+    memory, stream = gpu.import_memory(here.recv()), gpu.stream()
+    assert memory.size >= 2 * MIB
+    stream.copy_to_host(pinned.ctypes.data, memory.pointer, 2 * MIB)
+    stream.synchronize()
+    assert (pinned[: 2 * MIB] == 9).all()
+    del memory
+    here.send("done")
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_own_handle_is_refused(gpu):
+    with pytest.raises(CudaError):
+        gpu.import_memory(gpu.allocate(2 * MIB).export())
+
+
+@pytest.mark.parametrize("make", [PageLocked, DevicePool])
+def test_pools_under_random_operations(gpu, make):
+    pool, found = make(gpu, 256 * MIB), []
+
+    def work(seed):
+        found.append(random_operations(pool, seed, 20_000, 40, 4 * MIB, make is PageLocked))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [wrong for wrong, _ in found] == [0] * 4
+    assert pool.usage()["used"] == 0
+    pool.trim()
+    assert pool.usage()["held"] == 0
+
+
+def test_late_blocks_are_in_order(gpu, pinned):
+    """One block through two streams without a wait on the host: the last writer wins."""
+    pool, first, second = DevicePool(gpu, 32 * MIB), gpu.stream(), gpu.stream()
+    for value in range(1, 40):
+        block = pool.take_for(32 * MIB, first if value % 2 else second)
+        stream = first if value % 2 else second
+        stream.fill(block.address, value, 32 * MIB)
+        stream.copy_to_host(pinned.ctypes.data, block.address, 32 * MIB)
+        pool.give_after(block, stream)
+    first.synchronize()
+    second.synchronize()
+    assert (pinned[: 32 * MIB] == 39).all()
+    pool.trim()
