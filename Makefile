@@ -8,6 +8,7 @@
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make bench    measures the server and its peers, writes bench/results/
+#   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
 #   make soak     random clients through both doors, every answer checked; then hostile clients
 #   make proto    server/pb/ from proto/, and the tables of docs/ that the code knows
 #   make clean    everything made here, .venv included
@@ -36,7 +37,7 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test clients lint fuzz bench soak proto clean
+.PHONY: setup build serve test clients lint fuzz bench gpu soak proto clean
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) build
@@ -99,6 +100,10 @@ fuzz: setup
 
 bench: setup
 	$(PY) -m bench.run
+
+gpu: setup
+	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
+	$(PY) -m bench.gpu gpu-bench.json
 
 soak: setup
 	$(PY) -m bench.soak

@@ -18,6 +18,7 @@ from _native.codec cimport (
     Str,
     parameter_find,
 )
+from _native.cuda.region cimport cuda_region_read, cuda_region_write
 from _native.datatype cimport DT_BYTES
 from _native.memory cimport (
     SHARED_WITH_NOBODY,
@@ -27,6 +28,7 @@ from _native.memory cimport (
     block_own,
     block_replace,
     block_share,
+    block_take,
 )
 from _native.request cimport (
     STATUS_INTERNAL,
@@ -42,6 +44,7 @@ from _native.request cimport (
     response_fail,
 )
 from _native.shm cimport (
+    REGION_CUDA,
     REGION_SYSTEM,
     SCOPE_NONE,
     SCOPE_SHARED,
@@ -187,13 +190,10 @@ cdef bint place_input(Request *request, const RegionAccess *access, const InputH
             "unexpected 'content' provided when using shared memory for input tensor '%.*s' for model '%.*s'",
             tensor.name.size, tensor.name.data, request.signature.name.size, request.signature.name.data))
         return False
-    if placement.region.kind != REGION_SYSTEM:
-        request_fail(request, STATUS_UNIMPLEMENTED, format_text(
-            "input '%.*s' is in a region of CUDA memory, which is not served for inputs", tensor.name.size,
-            tensor.name.data))
-        return False
     if not may_be_copied(request, access, tensor, placement):
         return False
+    if placement.region.kind == REGION_CUDA:
+        return read_from_device(request, tensor, input, placement)
     input.block = block_share(placement.region.block)
     input.data = placement.region.block.data + placement.offset
     input.size = placement.size
@@ -205,12 +205,32 @@ cdef bint may_be_copied(Request *request, const RegionAccess *access, const Tens
                         const Placement *placement) noexcept nogil:
     # a client must not make the server use more memory by a reference than by a message
     if (access.max_copied == 0 or placement.size <= access.max_copied
-            or (tensor.datatype != DT_BYTES and placement.region.block.sharing != SHARED_WITH_STRANGER)):
+            or (tensor.datatype != DT_BYTES and placement.region.kind == REGION_SYSTEM
+                and placement.region.block.sharing != SHARED_WITH_STRANGER)):
         return True
     request_fail(request, STATUS_RESOURCE_EXHAUSTED, format_text(
         "input '%.*s' has %zu bytes in a region of shared memory, at most %zu are copied out of one", tensor.name.size,
         tensor.name.data, placement.size, access.max_copied))
     return False
+
+
+cdef bint read_from_device(Request *request, const TensorSignature *tensor, InputData *input,
+                           const Placement *placement) noexcept nogil:
+    # a copy: what is on a GPU cannot be looked at
+    input.block = block_take(placement.size)
+    if input.block == NULL:
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, format_text(
+            "no memory for %zu bytes of input '%.*s'", placement.size, tensor.name.size, tensor.name.data))
+        return False
+    if not cuda_region_read(placement.region, placement.offset, input.block.data, placement.size):
+        request_fail(request, STATUS_INTERNAL, format_text(
+            "input '%.*s' cannot be read from CUDA shared memory region '%.*s': device %d does not copy it",
+            tensor.name.size, tensor.name.data, clip(placement.region.name.size), placement.region.name.data,
+            placement.region.device))
+        return False
+    input.data = input.block.data
+    input.size = placement.size
+    return True
 
 
 cdef bint own_strings(Request *request, const TensorSignature *tensor, InputData *input,
@@ -247,11 +267,6 @@ cdef bint place_output(Request *request, const RegionAccess *access, const Outpu
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "output can't set both 'shared_memory_region' and 'classification'"))
         return False
-    if placement.region.kind != REGION_SYSTEM:
-        request_fail(request, STATUS_UNIMPLEMENTED, format_text(
-            "output '%.*s' goes to a region of CUDA memory, which is not served for outputs", clip(head.name.size),
-            head.name.data))
-        return False
     if not placement.region.writable:
         request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
             "output '%.*s' cannot be written to shared memory region '%.*s': the server may only read its object",
@@ -264,7 +279,8 @@ cdef uint8_t *place_of_output(const Request *request, uint32_t output, size_t si
     cdef const Placement *placement = request.placements
     while placement != NULL and not (placement.output and placement.tensor == output):
         placement = placement.next
-    if placement == NULL or placement.region.block.sharing == SHARED_WITH_STRANGER or size > placement.size:
+    if (placement == NULL or placement.region.kind != REGION_SYSTEM
+            or placement.region.block.sharing == SHARED_WITH_STRANGER or size > placement.size):
         return NULL
     block[0] = placement.region.block
     return placement.region.block.data + placement.offset
@@ -273,7 +289,8 @@ cdef uint8_t *place_of_output(const Request *request, uint32_t output, size_t si
 cdef bint is_in_region(const Request *request, const uint8_t *data) noexcept nogil:
     cdef const Placement *placement = request.placements
     while placement != NULL:
-        if placement.region.block.data <= data < placement.region.block.data + placement.region.size:
+        if (placement.region.kind == REGION_SYSTEM
+                and placement.region.block.data <= data < placement.region.block.data + placement.region.size):
             return True
         placement = placement.next
     return False
@@ -290,7 +307,14 @@ cdef bint write_output(Response *response, const Placement *placement) noexcept 
             "shared memory size specified with the request for output '%.*s' (%zu bytes) should be at least %zu bytes "
             "to hold the results", name.size, name.data, placement.size, out.size))
         return False
-    if out.size and out.data != to:
+    if placement.region.kind == REGION_CUDA:
+        if out.size and not cuda_region_write(placement.region, placement.offset, out.data, out.size):
+            response_fail(response, STATUS_INTERNAL, format_text(
+                "output '%.*s' cannot be written to CUDA shared memory region '%.*s': device %d does not copy it",
+                name.size, name.data, clip(placement.region.name.size), placement.region.name.data,
+                placement.region.device))
+            return False
+    elif out.size and out.data != to:
         memmove(to, out.data, out.size)  # the output may be an input in the same region
     out.data = NULL
     out.size = 0

@@ -7,9 +7,14 @@ to one part does to that part.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from _native import memory
+from _native.pool import SharedMemory
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from bench import codec, messages
+from bench.memory_speed import pair_ns
 from bench.native_speed import bind_ns, block_ns, lane_ns, share_ns
 
 ROUNDS = 5
@@ -38,7 +43,19 @@ def rows() -> list[tuple[str, float]]:
         "lane: push and take, batches of 8, per request": lambda: lane_ns(SPEC, message, 8, 50_000),
         "lane: push and take, batches of 64, per request": lambda: lane_ns(SPEC, message, 64, 10_000),
     }
+    shared = SharedMemory(64 << 20)
+    for size, name in ((4096, "4 KiB"), (1 << 20, "1 MiB")):
+        for threads in (1, 4):
+            for what, resource in (("host", memory.host()), ("pooled", shared)):
+                text = f"{what} memory of {name}: take and give, {threads} thread{'s' if threads > 1 else ''}"
+                measured[text] = partial(together_ns, resource, size, threads)
     return [(what, min(measure() for _ in range(ROUNDS))) for what, measure in measured.items()]
+
+
+def together_ns(resource: memory.Memory, size: int, threads: int) -> float:
+    """Nanoseconds that a pair takes while so many threads do the same; the mean over them."""
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(lambda _: pair_ns(resource, size, 200_000), range(threads))) / threads
 
 
 def main() -> None:

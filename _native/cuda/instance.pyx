@@ -1,9 +1,9 @@
 """Instances on a GPU.
 
 Three streams and three sets of buffers: while a batch is computed, the next one is gathered and uploaded, and the last
-one is downloaded. The instance's thread only submits work and never waits for the device; what it may wait for is a free
-set, and that the batch before the last one is computed, so that requests stay in the lane, where they can form larger
-batches, instead of lining up on the device. A second thread waits for the device without the GIL and answers.
+one is downloaded. The instance's thread only submits work and never waits for the device; what it may wait for is a
+free set, and that the batch before the last one is computed, so that requests stay in the lane, where they can form
+larger batches, instead of lining up on the device. A second thread waits for the device without the GIL and answers.
 
     thread of the instance              streams                        thread of completions
     take a batch, gather it into

@@ -118,7 +118,7 @@ class Engine:
         self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
-        self.shared_memory = SharedMemory(shared_memory)
+        self.shared_memory = SharedMemory(shared_memory, self.gpus)
         self.infer = InferService(self._table, self._bridge, max_inflight=max_inflight)
         self._has_cache = cache is not None
         if isinstance(cache, LocalCache):

@@ -92,6 +92,11 @@ class Gpus:
                 self._pools[ordinal] = DevicePool(gpu, self._policy.pool_sizes.get(ordinal, DEVICE_POOL_SIZE))
             return self._pools[ordinal]
 
+    def trim(self) -> int:
+        """Return to the driver what no block needs; how many bytes."""
+        with self._lock:
+            return sum(pool.trim() for pool in (*self._pools.values(), *self._pinned.values()))
+
     def usage(self) -> dict[str, dict[str, int]]:
         """The pools in use, as `Memory.usage` says; "gpu 0" and "page-locked 0" by device and by node."""
         with self._lock:

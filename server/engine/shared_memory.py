@@ -16,8 +16,11 @@ import stat
 from dataclasses import dataclass
 from typing import Literal
 
+from _native.cuda.driver import CudaError
+from _native.cuda.region import add_cuda
 from _native.infer import InferService
 from _native.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from server.engine.gpu import Gpus
 from server.errors import (
     AlreadyExists,
     Denied,
@@ -74,8 +77,9 @@ class User:
 class SharedMemory:
     """The regions of all clients, under one policy."""
 
-    def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
+    def __init__(self, policy: SharedMemoryPolicy | None = None, gpus: Gpus | None = None) -> None:
         self.policy = policy or SharedMemoryPolicy()
+        self._gpus = gpus or Gpus()
         self.regions = Regions(max_count=self.policy.max_regions, max_byte_size=self.policy.max_byte_size)
 
     def serve(self, infer: InferService) -> None:
@@ -127,6 +131,38 @@ class SharedMemory:
             raise _FAMILIES[error.status](str(error)) from error
         finally:
             os.close(fd)
+
+    def register_cuda(self, user: User | None, name: str, handle: bytes, device: int, byte_size: int) -> int:
+        """Register memory of a GPU that a client has exported. Blocks: the driver opens it.
+
+        Args:
+            user: the caller; None when it is not known.
+            name: of the region.
+            handle: the 64 bytes of its cudaIpcMemHandle_t.
+            device: the number of the GPU.
+            byte_size: from where the handle points.
+
+        Returns:
+            the serial of the registration, for `withdraw`.
+
+        Raises:
+            ServerError: with Triton's texts.
+        """
+        scope = self._required_scope(user)
+        check_name(name)
+        failed = f"failed to register CUDA shared memory region '{name}'"
+        if not self._gpus.count:
+            raise InvalidArgument(f"{failed}: GPUs not supported: the server has no CUDA device")
+        if not 0 <= device < self._gpus.count:
+            raise InvalidArgument(
+                f"{failed}: invalid args: expected device_id 0 to {self._gpus.count - 1}, got {device}"
+            )
+        try:
+            return add_cuda(self.regions, scope, name, handle, device, byte_size)
+        except (ValueError, CudaError) as error:
+            raise InvalidArgument(f"{failed}: invalid args: {error}") from error
+        except RegionError as error:
+            raise _FAMILIES[error.status](str(error)) from error
 
     def unregister(self, user: User | None, kind: int, name: str) -> None:
         """Unregister one region, or with an empty name all of a kind; what is not there is no error."""

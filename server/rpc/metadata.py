@@ -21,6 +21,7 @@ EXTENSIONS = (
     "classification",
     "model_configuration",
     "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",

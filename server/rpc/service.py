@@ -135,6 +135,9 @@ def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping
         "SystemSharedMemoryStatus": memory.system_status,
         "SystemSharedMemoryRegister": memory.system_register,
         "SystemSharedMemoryUnregister": memory.system_unregister,
+        "CudaSharedMemoryStatus": memory.cuda_status,
+        "CudaSharedMemoryRegister": memory.cuda_register,
+        "CudaSharedMemoryUnregister": memory.cuda_unregister,
     }
 
 

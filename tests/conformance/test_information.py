@@ -15,7 +15,8 @@ from tests.conformance.client import SERVICE, floats, request
 SERVED = {
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
     "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister", "LogSettings",
+    "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister", "LogSettings",
 }  # fmt: skip
 
 

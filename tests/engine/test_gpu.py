@@ -200,7 +200,7 @@ async def test_lost_device(tmp_path, stub, caplog):
         await infer(engine, request(x=array(1, 4)))
         assert engine.model("m").ready
         unready = asyncio.Event()
-        engine.watch(lambda model, version, ready: None if ready else unready.set())
+        engine.subscribe(lambda model, version, ready: None if ready else unready.set())
         uploads = stub.executed("h2d")
         stub.hold("d2d")
         pending = [Pending(engine, request(x=array(1, 4)))]

@@ -1,0 +1,8 @@
+# Regions of clients that lie in the memory of a GPU.
+
+from _native.shm cimport Region
+
+# Copy out of and into a part of a CUDA region that region_refusal has let pass; waits until it is done. False: the
+# device does not do it. Called by any thread.
+cdef bint cuda_region_read(const Region *region, size_t offset, void *to, size_t size) noexcept nogil
+cdef bint cuda_region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil

@@ -1,0 +1,3 @@
+from _native.shm import Regions
+
+def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int) -> int: ...

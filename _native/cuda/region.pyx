@@ -1,0 +1,134 @@
+"""Regions of clients in the memory of a GPU: opened once, read and written by copies, closed after the last user.
+
+A region has a stream of its own. The protocol carries no event: the client has finished writing before it sends a
+request, and the server has before it answers, so the copies here are waited for.
+"""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from _native.cuda.device cimport Device, device_of, use_context
+from _native.cuda.driver cimport (
+    CUDA_OK,
+    IPC_HANDLE_SIZE,
+    IPC_LAZY_ENABLE_PEER_ACCESS,
+    STREAM_NON_BLOCKING,
+    Context,
+    CudaDevice,
+    DevicePointer,
+    IpcHandle,
+    Result,
+    StreamHandle,
+    check,
+    cuda,
+)
+from _native.memory cimport block_give
+from _native.shm cimport REGION_CUDA, Region, Regions, region_new
+
+cdef struct Opened:
+    # what a region holds; its own reference to the context, as it may be closed when nobody else has one
+    CudaDevice device
+    Context context
+    DevicePointer address
+    StreamHandle stream
+
+
+cdef void close_opened(Opened *opened) noexcept nogil:
+    if opened == NULL:
+        return
+    if opened.context != NULL and use_context(opened.context) == CUDA_OK:
+        if opened.stream != NULL:
+            cuda.stream_destroy(opened.stream)
+        if opened.address:
+            cuda.ipc_close(opened.address)
+    if opened.context != NULL:
+        cuda.primary_context_release(opened.device)
+    free(opened)
+
+
+cdef void close_region(Region *region) noexcept nogil:
+    close_opened(<Opened *>region.handle)
+
+
+cdef bint cuda_region_read(const Region *region, size_t offset, void *to, size_t size) noexcept nogil:
+    cdef const Opened *opened = <const Opened *>region.handle
+    return (use_context(opened.context) == CUDA_OK
+            and cuda.copy_to_host(to, region.address + offset, size, opened.stream) == CUDA_OK
+            and cuda.stream_synchronize(opened.stream) == CUDA_OK)
+
+
+cdef bint cuda_region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil:
+    cdef const Opened *opened = <const Opened *>region.handle
+    return (use_context(opened.context) == CUDA_OK
+            and cuda.copy_to_device(region.address + offset, data, size, opened.stream) == CUDA_OK
+            and cuda.stream_synchronize(opened.stream) == CUDA_OK)
+
+
+cdef int open_memory(Opened *opened, Device device, bytes handle, size_t *room) except -1:
+    # `room`: bytes from where the handle points to the end of its allocation
+    cdef IpcHandle raw
+    cdef DevicePointer base = 0
+    cdef size_t size = 0
+    cdef Result result
+    memcpy(raw.reserved, <const char *>handle, IPC_HANDLE_SIZE)
+    opened.device = device.device
+    check(cuda.primary_context_retain(&opened.context, opened.device), "cuDevicePrimaryCtxRetain")
+    with nogil:
+        result = use_context(opened.context)
+        if result == CUDA_OK:
+            result = cuda.ipc_open(&opened.address, raw, IPC_LAZY_ENABLE_PEER_ACCESS)
+    check(result, "cuIpcOpenMemHandle_v2")
+    check(cuda.address_range(&base, &size, opened.address), "cuMemGetAddressRange_v2")
+    room[0] = size - <size_t>(opened.address - base)
+    check(cuda.stream_create(&opened.stream, STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority")
+    return 0
+
+
+def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int) -> int:
+    """Register memory that a client has exported, like `Regions.add_system`.
+
+    Args:
+        regions: where.
+        scope: the user whose region it is, or SHARED.
+        name: of the region, in this scope.
+        handle: a cudaIpcMemHandle_t.
+        device: where the memory is, by the server's numbers.
+        byte_size: of the region, from where the handle points.
+
+    Returns:
+        the serial of the registration, for `Regions.remove_serial`.
+
+    Raises:
+        ValueError: the handle has another length, or its memory fewer bytes.
+        CudaError: the driver does not open it.
+        RegionError: the name is taken, or a bound is reached.
+    """
+    cdef Regions registry = regions
+    cdef Region *region
+    cdef Opened *opened
+    cdef size_t room = 0
+    if len(handle) != IPC_HANDLE_SIZE:
+        raise ValueError(f"expected a handle of {IPC_HANDLE_SIZE} bytes, got {len(handle)}")
+    opened = <Opened *>calloc(1, sizeof(Opened))
+    if opened == NULL:
+        raise MemoryError
+    try:
+        open_memory(opened, device_of(device), handle, &room)
+        if not 0 < byte_size <= room:
+            raise ValueError(f"expected 1 to {room} bytes, which is the size of the memory, got {byte_size}")
+        region = region_new(REGION_CUDA, scope, name.encode(), b"", NULL, byte_size)
+        if region == NULL:
+            raise MemoryError
+    except BaseException:
+        close_opened(opened)
+        raise
+    region.close = close_region
+    region.handle = opened
+    region.device = device
+    region.address = opened.address
+    region.writable = True
+    try:
+        registry.enter(region)
+        return region.serial
+    finally:
+        block_give(region.block)

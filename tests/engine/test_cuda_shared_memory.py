@@ -1,0 +1,203 @@
+"""Guards CUDA shared memory on the stub driver: what is registered, what is refused, inputs and outputs in regions.
+
+The memory belongs to another process, as the protocol has it: a process cannot open its own handles.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+
+import pytest
+
+from backends.loader import BackendLoader
+from server.engine.config import Options
+from server.engine.engine import Engine
+from server.engine.gpu import GpuPolicy, Gpus
+from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
+from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
+from tests import gpu_stub
+from tests.engine.serving import infer, request
+from tests.engine.test_gpu import CONFIG, array
+from tests.gpu_stub.fixtures import stub
+
+__all__ = ["stub"]
+
+SIZE = 8192
+
+
+def client(library, pipe):
+    """Another process with device memory; it fills and reads it as it is told."""
+    from _native.cuda import driver
+    from _native.cuda.device import device
+
+    driver.load(library)
+    stub = gpu_stub.Stub()
+    memory = device(0).allocate(SIZE)
+    pipe.send(memory.export())
+    while (told := pipe.recv()) is not None:
+        offset, data = told
+        if isinstance(data, bytes):
+            stub.write(memory.pointer + offset, data)
+            pipe.send(None)
+        else:
+            pipe.send(stub.read(memory.pointer + offset, data))
+
+
+class Client:
+    """That process."""
+
+    def __init__(self):
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, there = spawn.Pipe()
+        self._process = spawn.Process(target=client, args=(str(gpu_stub.library()), there))
+        self._process.start()
+        self.handle = self._pipe.recv()
+
+    def write(self, offset, data):
+        self._pipe.send((offset, data))
+        self._pipe.recv()
+
+    def read(self, offset, size):
+        self._pipe.send((offset, size))
+        return self._pipe.recv()
+
+    def close(self):
+        self._pipe.send(None)
+        self._process.join()
+
+
+@pytest.fixture(scope="module")
+def other():
+    other = Client()
+    yield other
+    other.close()
+
+
+@pytest.fixture
+async def engine(tmp_path, stub, native_counters):
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+    gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
+    options = Options(gpus=gpus.count)
+    engine = Engine([tmp_path], BackendLoader(), options, gpus=gpus, shared_memory=SharedMemoryPolicy(shared=True))
+    assert await engine.start() == []
+    yield engine
+    await engine.close()
+    gc.collect()
+    assert not [line for line in stub.report() if "imported" in line]
+
+
+def placed(tensor, region, size, offset=0):
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_byte_size"].int64_param = size
+    tensor.parameters["shared_memory_offset"].int64_param = offset
+
+
+async def test_input_and_output_in_regions(engine, other):
+    memory = engine.shared_memory
+    memory.register_cuda(None, "r", other.handle, 0, SIZE)
+    values = array(4, 16)
+    other.write(256, values.tobytes())
+    message = request(x=values)
+    del message.raw_input_contents[:]
+    placed(message.inputs[0], "r", 512, 256)
+    output = message.outputs.add(name="y")
+    placed(output, "r", 1024, 4096)
+    answer = await infer(engine, message)
+    assert answer.status == Status.OK, answer.text
+    assert list(answer.response.outputs[0].shape) == [4, 16]
+    assert other.read(4096, 512) == values.tobytes()
+
+
+async def test_output_too_small(engine, other):
+    engine.shared_memory.register_cuda(None, "r", other.handle, 0, SIZE)
+    message = request(x=array(4, 16))
+    placed(message.outputs.add(name="y"), "r", 8)
+    answer = await infer(engine, message)
+    assert answer.status == Status.INTERNAL
+    assert "should be at least 512 bytes to hold the results" in answer.text
+
+
+async def test_device_that_does_not_copy(engine, other, stub):
+    engine.shared_memory.register_cuda(None, "r", other.handle, 0, SIZE)
+    message = request(x=array(1, 4))
+    del message.raw_input_contents[:]
+    placed(message.inputs[0], "r", 32)
+    stub.fail("cuMemcpyDtoHAsync_v2", 1)
+    answer = await infer(engine, message)
+    assert (answer.status, "does not copy it" in answer.text) == (Status.INTERNAL, True)
+    assert (await infer(engine, message)).status == Status.OK
+
+
+async def test_status_and_unregister(engine, other):
+    memory = engine.shared_memory
+    memory.register_cuda(None, "a", other.handle, 0, SIZE)
+    memory.register_cuda(None, "b", other.handle, 0, 16)
+    assert [(each.name, each.device, each.byte_size) for each in memory.status(None, CUDA, "")] == [
+        ("a", 0, SIZE),
+        ("b", 0, 16),
+    ]
+    assert memory.status(None, SYSTEM, "") == []
+    with pytest.raises(NotFound, match="is registered as CUDA shared memory, not system"):
+        memory.status(None, SYSTEM, "a")
+    with pytest.raises(AlreadyExists, match="shared memory region 'a' already in manager"):
+        memory.register_cuda(None, "a", other.handle, 0, SIZE)
+    memory.unregister(None, CUDA, "a")
+    memory.unregister(None, CUDA, "nothing")
+    memory.unregister(None, CUDA, "")
+    assert memory.status(None, CUDA, "") == []
+
+
+async def test_region_in_use_is_closed_after_its_last_user(engine, other, stub):
+    engine.shared_memory.register_cuda(None, "r", other.handle, 0, SIZE)
+    message = request(x=array(1, 4))
+    placed(message.outputs.add(name="y"), "r", 32)
+    with stub.held("d2d"):
+        computed = asyncio.ensure_future(infer(engine, message))
+        await asyncio.sleep(0)
+        closed = stub.calls("cuIpcCloseMemHandle")
+        engine.shared_memory.unregister(None, CUDA, "r")
+        assert stub.calls("cuIpcCloseMemHandle") == closed
+    assert (await computed).status == Status.OK
+    assert stub.calls("cuIpcCloseMemHandle") == closed + 1
+    assert other.read(0, 32) == array(1, 4).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("handle", "device", "size", "expected"),
+    [
+        (b"", 0, 16, "expected a handle of 64 bytes, got 0"),
+        (bytes(63), 0, 16, "expected a handle of 64 bytes, got 63"),
+        (bytes(65), 0, 16, "expected a handle of 64 bytes, got 65"),
+        (bytes(64), 0, 16, "cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_VALUE"),
+        (None, 1, 16, "expected device_id 0 to 0, got 1"),
+        (None, -1, 16, "expected device_id 0 to 0, got -1"),
+        (None, 0, 0, f"expected 1 to {SIZE} bytes, which is the size of the memory, got 0"),
+        (None, 0, SIZE + 1, f"expected 1 to {SIZE} bytes, which is the size of the memory, got {SIZE + 1}"),
+        (None, 0, 2**64 - 1, "expected 1 to"),
+    ],
+)
+async def test_hostile_registrations(engine, other, handle, device, size, expected):
+    with pytest.raises(InvalidArgument) as caught:
+        engine.shared_memory.register_cuda(None, "r", other.handle if handle is None else handle, device, size)
+    assert "failed to register CUDA shared memory region 'r': invalid args: " in str(caught.value)
+    assert expected in str(caught.value)
+    assert engine.shared_memory.regions.count == 0
+
+
+async def test_server_without_a_gpu_says_so(tmp_path):
+    engine = Engine(
+        [tmp_path],
+        BackendLoader(),
+        Options(),
+        gpus=Gpus(GpuPolicy(library=str(tmp_path / "none"))),
+        shared_memory=SharedMemoryPolicy(shared=True),
+    )
+    with pytest.raises(InvalidArgument, match="GPUs not supported"):
+        engine.shared_memory.register_cuda(None, "r", bytes(64), 0, 16)
+
+
+async def test_it_is_off_by_default(tmp_path):
+    engine = Engine([tmp_path], BackendLoader(), Options(), gpus=Gpus(GpuPolicy(library=str(tmp_path / "none"))))
+    with pytest.raises(Unimplemented, match="--allow-client-shm=true"):
+        engine.shared_memory.register_cuda(None, "r", bytes(64), 0, 16)
