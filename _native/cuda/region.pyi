@@ -1,3 +1,5 @@
 from _native.shm import Regions
 
-def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int) -> int: ...
+def add_cuda(
+    regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int, owner: int = 0
+) -> None: ...

@@ -84,7 +84,8 @@ cdef int open_memory(Opened *opened, Device device, bytes handle, size_t *room) 
     return 0
 
 
-def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int) -> int:
+def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int,
+             owner: int = 0) -> None:
     """Register memory that a client has exported, like `Regions.add_system`.
 
     Args:
@@ -94,9 +95,7 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
         handle: a cudaIpcMemHandle_t.
         device: where the memory is, by the server's numbers.
         byte_size: of the region, from where the handle points.
-
-    Returns:
-        the serial of the registration, for `Regions.remove_serial`.
+        owner: whose `Regions.remove_owned` takes it away; 0 for nobody's.
 
     Raises:
         ValueError: the handle has another length, or its memory fewer bytes.
@@ -127,8 +126,8 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
     region.device = device
     region.address = opened.address
     region.writable = True
+    region.owner = owner
     try:
         registry.enter(region)
-        return region.serial
     finally:
         block_give(region.block)

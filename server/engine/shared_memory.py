@@ -132,7 +132,9 @@ class SharedMemory:
         finally:
             os.close(fd)
 
-    def register_cuda(self, user: User | None, name: str, handle: bytes, device: int, byte_size: int) -> int:
+    def register_cuda(
+        self, user: User | None, name: str, handle: bytes, device: int, byte_size: int, owner: int = 0
+    ) -> None:
         """Register memory of a GPU that a client has exported. Blocks: the driver opens it.
 
         Args:
@@ -141,9 +143,7 @@ class SharedMemory:
             handle: the 64 bytes of its cudaIpcMemHandle_t.
             device: the number of the GPU.
             byte_size: from where the handle points.
-
-        Returns:
-            the serial of the registration, for `withdraw`.
+            owner: whose end `withdraw` announces; 0 for a region that stays.
 
         Raises:
             ServerError: with Triton's texts.
@@ -158,7 +158,7 @@ class SharedMemory:
                 f"{failed}: invalid args: expected device_id 0 to {self._gpus.count - 1}, got {device}"
             )
         try:
-            return add_cuda(self.regions, scope, name, handle, device, byte_size)
+            add_cuda(self.regions, scope, name, handle, device, byte_size, owner)
         except (ValueError, CudaError) as error:
             raise InvalidArgument(f"{failed}: invalid args: {error}") from error
         except RegionError as error:

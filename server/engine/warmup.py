@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from _native.infer import InferService
 from _native.cuda.instance import GpuLoop
+from _native.infer import InferService
 from _native.instance import InstanceLoop
 from _native.lane import LaneHandle
 from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec

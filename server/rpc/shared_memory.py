@@ -51,14 +51,6 @@ class SharedMemoryRegistration:
         await _aside(self._memory.unregister, user_of(call), SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-<<<<<<< HEAD
-    def owner(self, call: Call) -> int:
-        """Who a region that `call` registers goes with: its connection, if the client asks for that; 0 for nobody."""
-        if not _is_limited(call):
-            return 0
-        connection = call.connection
-        if not connection:
-=======
     async def cuda_status(
         self, request: pb.CudaSharedMemoryStatusRequest, call: Call
     ) -> pb.CudaSharedMemoryStatusResponse:
@@ -71,16 +63,15 @@ class SharedMemoryRegistration:
     async def cuda_register(
         self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        limited = _is_limited(call)
-        serial = await _aside(
+        await _aside(
             self._memory.register_cuda,
             user_of(call),
             request.name,
             request.raw_handle,
             request.device_id,
             request.byte_size,
+            self.owner(call),
         )
-        self._tie(call, serial, limited)
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def cuda_unregister(
@@ -89,16 +80,12 @@ class SharedMemoryRegistration:
         await _aside(self._memory.unregister, user_of(call), CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def register(self, call: Call, enter: Callable[[User | None], int]) -> None:
-        """Register a region by `enter(user)`, which returns the serial, for as long as the client asks."""
-        limited = _is_limited(call)
-        self._tie(call, enter(user_of(call)), limited)
-
-    def _tie(self, call: Call, serial: int, limited: bool) -> None:
-        """Let a registration end with its connection, if it is limited to that."""
-        if limited and not call.on_disconnect(lambda: _later(self._memory.withdraw, serial)):
-            self._memory.withdraw(serial)
->>>>>>> dcdf7b1 (gpu: CUDA shared memory, what only a GPU can show as tests and measurements, documentation)
+    def owner(self, call: Call) -> int:
+        """Who a region that `call` registers goes with: its connection, if the client asks for that; 0 for nobody."""
+        if not _is_limited(call):
+            return 0
+        connection = call.connection
+        if not connection:
             raise Unimplemented(
                 f"{LIFETIME}: this front door cannot tell when a connection ends; leave it out, or use "
                 "--transport native"
@@ -127,16 +114,6 @@ def _is_limited(call: Call) -> bool:
     return given == {"connection"}
 
 
-<<<<<<< HEAD
-async def _aside(function: Callable[..., None], *arguments: Any) -> None:
-    """Call where it may take its time: taking a large mapping away does."""
-    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
-=======
 async def _aside(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call where it may take its time: taking a large mapping away does, and so does the driver of a GPU."""
     return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
-
-
-def _later(function: Callable[..., None], *arguments: Any) -> None:
-    asyncio.get_running_loop().run_in_executor(None, function, *arguments)
->>>>>>> dcdf7b1 (gpu: CUDA shared memory, what only a GPU can show as tests and measurements, documentation)

@@ -13,6 +13,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
+from server.engine.instances import Placement
 from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
 from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
 from tests import gpu_stub
@@ -23,6 +24,7 @@ from tests.gpu_stub.fixtures import stub
 __all__ = ["stub"]
 
 SIZE = 8192
+POLICY = SharedMemoryPolicy(shared=True)
 
 
 def client(library, pipe):
@@ -79,7 +81,7 @@ async def engine(tmp_path, stub, native_counters):
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     options = Options(gpus=gpus.count)
-    engine = Engine([tmp_path], BackendLoader(), options, gpus=gpus, shared_memory=SharedMemoryPolicy(shared=True))
+    engine = Engine([tmp_path], BackendLoader(), options, placement=Placement(gpus=gpus), shared_memory=POLICY)
     assert await engine.start() == []
     yield engine
     await engine.close()
@@ -190,14 +192,14 @@ async def test_server_without_a_gpu_says_so(tmp_path):
         [tmp_path],
         BackendLoader(),
         Options(),
-        gpus=Gpus(GpuPolicy(library=str(tmp_path / "none"))),
-        shared_memory=SharedMemoryPolicy(shared=True),
+        placement=Placement(gpus=Gpus(GpuPolicy(library=str(tmp_path / "none")))),
+        shared_memory=POLICY,
     )
     with pytest.raises(InvalidArgument, match="GPUs not supported"):
         engine.shared_memory.register_cuda(None, "r", bytes(64), 0, 16)
 
 
 async def test_it_is_off_by_default(tmp_path):
-    engine = Engine([tmp_path], BackendLoader(), Options(), gpus=Gpus(GpuPolicy(library=str(tmp_path / "none"))))
+    engine = Engine([tmp_path], BackendLoader(), Options())
     with pytest.raises(Unimplemented, match="--allow-client-shm=true"):
         engine.shared_memory.register_cuda(None, "r", bytes(64), 0, 16)
