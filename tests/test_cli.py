@@ -312,3 +312,13 @@ main(["serve", "--model-repository", "/m", "--grpc-port=1"])
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_memory_pools_of_gpus(serve, capsys) -> None:
+    settings = serve("--cuda-memory-pool-byte-size", "0:1000", "--cuda-memory-pool-byte-size=3:0")
+    assert settings.cuda_pools == {0: 1000, 3: 0}
+    assert settings.pinned_memory_pool_byte_size == 256 << 20
+    for wrong in ("1000", "gpu0:5", "0:-1", ":"):
+        assert "cuda-memory-pool-byte-size: expected GPU:BYTES" in refused(
+            capsys, "--cuda-memory-pool-byte-size", wrong
+        )
