@@ -1,5 +1,7 @@
 """Queues with time as an argument, for tests and models: the native code without threads, sockets and clocks."""
 
+from libc.stdlib cimport calloc, free
+
 from _native.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Pushed
 from _native.policy cimport NEVER as NEVER_NS, Plan
 from _native.queue cimport QueueLane, queue_cut
@@ -127,3 +129,40 @@ cdef class QueueProbe:
     def close(self) -> None:
         """Refuse further requests; what waits goes without delay."""
         self.handle.close()
+
+
+cdef class TimersProbe:
+    """Timers told apart by numbers from 0."""
+
+    cdef Timers timers
+    cdef Timer *each
+    cdef int count
+
+    def __cinit__(self, count: int):
+        self.count = count
+        self.each = <Timer *>calloc(count, sizeof(Timer))
+        if self.each == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.each)
+        timers_free(&self.timers)
+
+    def set(self, number: int, due: int) -> None:
+        """Set it, or move it when it is set."""
+        if not timers_have_room(&self.timers):
+            raise MemoryError
+        timers_set(&self.timers, &self.each[number], due)
+
+    def clear(self, number: int) -> None:
+        """Take it out if it is in."""
+        timers_clear(&self.timers, &self.each[number])
+
+    def due(self, now: int) -> list[int]:
+        """Those that are due, in order; they are out then."""
+        cdef Timer *timer = timers_due(&self.timers, now)
+        found = []
+        while timer != NULL:
+            found.append(timer - self.each)
+            timer = timers_due(&self.timers, now)
+        return found

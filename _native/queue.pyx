@@ -150,7 +150,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # What instances do
 
-cdef bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+cdef inline bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
     # with `guard` held: whether there is a batch to be taken now; otherwise wake_rows is set
     cdef const Request *first = queue.levels.first
     if queue.closed:

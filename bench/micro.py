@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from _native import memory
 from _native.pool import SharedMemory
-from backends.api import BatchingSpec, ModelSpec, TensorSpec
+from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from bench import codec, messages
 from bench.memory_speed import pair_ns
 from bench.native_speed import bind_ns, block_ns, lane_ns, share_ns
@@ -29,6 +30,9 @@ SPEC = ModelSpec(
 )
 
 
+LEVELS = replace(SPEC, queue=QueueSpec((QueuePolicySpec(1000, 1_000_000, overridable=True),) * 3, 2))
+
+
 def rows() -> list[tuple[str, float]]:
     """What is measured, and nanoseconds: the best of a few rounds."""
     message = messages.identity(64).request
@@ -42,6 +46,8 @@ def rows() -> list[tuple[str, float]]:
         "lane: push and take, batches of 1, per request": lambda: lane_ns(SPEC, message, 1, 500_000),
         "lane: push and take, batches of 8, per request": lambda: lane_ns(SPEC, message, 8, 50_000),
         "lane: push and take, batches of 64, per request": lambda: lane_ns(SPEC, message, 64, 10_000),
+        "lane with levels, limits and timeouts: batches of 1": lambda: lane_ns(LEVELS, message, 1, 500_000),
+        "lane with levels, limits and timeouts: batches of 64": lambda: lane_ns(LEVELS, message, 64, 10_000),
     }
     shared = SharedMemory(64 << 20)
     for size, name in ((4096, "4 KiB"), (1 << 20, "1 MiB")):
