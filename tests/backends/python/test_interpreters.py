@@ -1,0 +1,52 @@
+"""Workers in the other interpreters of this machine: no inferd, no numpy, any Python from 3.9."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.python.worker import protocol as p
+from tests.backends.python.peer import Sent, worker
+
+MODULES = sorted(
+    path.stem
+    for path in (Path(__file__).parents[3] / "backends" / "python" / "worker").glob("*.py")
+    if not path.stem.startswith("__")
+)
+# Imports every module of the worker's side, and does without arrays.
+MODEL = f"""
+    import importlib, sys
+    import triton_python_backend_utils as pb_utils
+    for name in {MODULES}:
+        importlib.import_module("inferd_worker." + name)
+    class TritonPythonModel:
+        async def execute(self, requests):
+            text = "%d.%d" % sys.version_info[:2]
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
+"""
+
+
+def interpreter(version: str) -> str | None:
+    """One that runs: on the path, or pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python{version}"))]
+    for python in filter(None, candidates):
+        if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_a_worker_runs(tmp_path: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    with worker(tmp_path, MODEL, python=python) as peer:
+        (answer,) = peer.execute(Sent({"IN": np.ones((1, 1), np.float32)}))
+        assert (answer.status, answer.error) == (p.STATUS_ERROR, version)
+        peer.finalize()
