@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native import memory
@@ -71,6 +71,7 @@ def test_threads_take_and_give_at_random(resource):
     assert resource.name == "host" or resource.usage()["held"] == 0
 
 
+@settings(deadline=None)  # the stub's memory is fresh pages, which a busy machine is slow to give
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 3 * MIB)), max_size=60))
 def test_blocks_alive_together_never_overlap(steps):
     for make in KINDS.values():
