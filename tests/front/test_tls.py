@@ -233,6 +233,24 @@ def test_files_that_cannot_be_read(files, missing, option):
         Credentials(*files)
 
 
+@pytest.mark.parametrize("says_hello", [False, True], ids=["before-tls", "behind-tls"])
+def test_the_handshake_timeout_is_for_tls_and_http2_together(authority, server_pair, tmp_path, says_hello):
+    """Its default is 10 s: a connection that is closed within 8 s was closed for the half second that is asked for."""
+    models = tmp_path / "models"
+    models.mkdir()
+    options = ["--grpc-use-ssl", "--grpc-server-cert", server_pair.certificate, "--grpc-server-key", server_pair.key]
+    options += ["--grpc-handshake-timeout=500"]
+    with doors.running_server("native", models, *map(str, options)) as process:
+        host_name, port = process.address.split(":")
+        with socket.create_connection((host_name, int(port)), timeout=8) as peer:
+            if says_hello:
+                peer = client_context(authority, "h2").wrap_socket(peer, server_hostname="127.0.0.1")
+                while peer.recv(4096):  # the server's SETTINGS, and then the end
+                    pass
+            else:
+                assert peer.recv(1) == b""
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
