@@ -5,7 +5,7 @@ import string
 from urllib.parse import unquote_to_bytes
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from _native.headers import _headers, _message, _pairs, _timeout
@@ -56,6 +56,7 @@ def test_bytes_that_are_no_text_are_encoded_too(text):
     assert unquote_to_bytes(_message(text)) == text
 
 
+@settings(deadline=None)
 @given(st.text([*"a%é模🦀"], min_size=LIMIT // 3, max_size=LIMIT + 10))
 @example("a" * LIMIT)
 @example("a" * (LIMIT + 1))
