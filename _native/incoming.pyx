@@ -61,6 +61,7 @@ from _native.stream cimport (
 from _native.text cimport format_text, text_or_no_memory
 
 cdef enum:
+    PLACED_FROM = 16 << 10   # bytes from which a message may go where its model wants it; smaller ones are copied there
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
     PREFIX = 5                       # bytes in front of each message
@@ -100,7 +101,7 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
             data += 1
             size -= 1
             if stream.prefix_size == PREFIX:
-                begin_message(stream)
+                begin_message(stream, data, size)
             continue
         part = min(size, stream.size - stream.received)
         memcpy(stream.data + stream.received, data, part)
@@ -112,7 +113,16 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
             end_message(stream)
 
 
-cdef void begin_message(Stream *stream) noexcept nogil:
+cdef Block *block_for(Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    cdef Block *block = NULL
+    if host.place != NULL and size >= PLACED_FROM and not stream.prefix[0]:
+        block = host.place(host.place_context, head, head_size, size)
+    return block if block != NULL else block_take(size)
+
+
+cdef void begin_message(Stream *stream, const uint8_t *head, size_t head_size) noexcept nogil:
+    # `head`: what has come of it already
     cdef size_t limit = stream.conn.host.max_message
     cdef size_t room
     cdef char *text
@@ -137,7 +147,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
     # The message ends at a cache line: so does, in nearly all requests, the last tensor, and a tensor whose size is a
     # multiple of the line begins at one and is used in place.
     room = (stream.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
-    stream.block = block_take(room + stream.tail_size)
+    stream.block = block_for(stream, head, head_size, room + stream.tail_size)
     if stream.block == NULL:
         stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
         return

@@ -26,7 +26,7 @@ from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Resp
 from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.shm cimport Regions
 from _native.submission cimport Submission, submission_wake, submit_message, submit_request
-from _native.table cimport ModelTable
+from _native.table cimport ModelTable, Table, table_place
 from _native.text cimport text_or_no_memory
 
 from collections import deque
@@ -39,6 +39,10 @@ cdef struct Door:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The native front door
+
+cdef Block *place_message(void *context, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
+    return table_place(<Table *>context, head, head_size, size)
+
 
 cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                       int64_t timeout_ns) noexcept nogil:
@@ -285,6 +289,8 @@ cdef class InferService:
         endpoint.add_native(b"/inference.GRPCInferenceService/ModelInfer", infer_unary, stream_gone, &self.door)
         endpoint.host.after_receive = submission_wake
         endpoint.host.after_context = &self.submission
+        endpoint.host.place = place_message
+        endpoint.host.place_context = self.submission.table
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
                uint64_t caller=0, int64_t user=-1) -> Ticket:

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.limiter cimport Claim
 from _native.order cimport Order
+from _native.arena cimport Arena
 from _native.request cimport Request
 from _native.signature cimport Signature
 from _native.statistics cimport Statistics
@@ -56,6 +57,7 @@ cdef struct Lane:
     bint caches              # answers are kept for identical requests
     Order *order             # answers leave in the order in which requests came; NULL: as they are ready
     const Scheduler *scheduler
+    Arena *arena             # into which large messages for the model are received; NULL: into ordinary memory
     # NULL but for sequences: an instance, on its thread or over the bridge, is done with a request whose `sequence` is
     # set. Called before the request is answered, or before it is freed when it left its batch; clears `sequence`.
     void (*settle)(Lane *lane, Request *request) noexcept nogil

@@ -1,5 +1,7 @@
 from typing import TypedDict
 
+from _native.arena import ArenaHandle
+
 Pair = tuple[int, int]
 
 class Counters(TypedDict):
@@ -18,6 +20,7 @@ class Counters(TypedDict):
     batches: list[tuple[int, Pair, Pair, Pair]]
 
 class LaneHandle:
+    def receive_into(self, arena: ArenaHandle) -> None: ...
     def close(self) -> None: ...
     @property
     def in_flight(self) -> int: ...

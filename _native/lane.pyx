@@ -7,6 +7,7 @@ All have the same head, through which requests come in and instances take batche
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
+from _native.arena cimport ArenaHandle, arena_give, arena_share
 from _native.atomic cimport load32
 from _native.memory cimport LIVE_LANES, live_add
 from _native.order cimport order_free, order_new
@@ -32,6 +33,7 @@ cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t 
 
 
 cdef void lane_clear(Lane *lane) noexcept nogil:
+    arena_give(lane.arena)
     order_free(lane.order)
     signature_clear(&lane.signature)
     statistics_clear(&lane.statistics)
@@ -47,6 +49,10 @@ cdef class LaneHandle:
     def __dealloc__(self):
         if self.lane != NULL:
             self.lane.scheduler.free(self.lane)
+
+    def receive_into(self, ArenaHandle arena not None) -> None:
+        """Have large messages received into this arena. Before anyone can find the lane."""
+        self.lane.arena = arena_share(arena.arena)
 
     def close(self) -> None:
         """Refuse further requests; instances finish what is queued and leave."""

@@ -188,6 +188,9 @@ cdef struct Host:
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, of the answers of native methods; 0: they are not compressed
     Crew *crew               # who inflates and compresses large messages; NULL: it is done at once
+    # Where a large message goes that begins with these bytes; NULL, or answering NULL: into ordinary memory.
+    Block *(*place)(void *context, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
+    void *place_context
     uint32_t max_streams
     size_t unsent_limit      # bytes of answers that wait for their peers, over all connections; 0: unlimited
     size_t unsent            # so many wait; a message counts as a whole until its last byte is framed

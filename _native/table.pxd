@@ -1,9 +1,11 @@
 # Which model versions there are: looked up by every request, changed by loads and unloads.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.codec cimport Str
 from _native.lane cimport Lane
+from _native.memory cimport Block
 from _native.threads cimport Mutex
 
 cdef struct VersionEntry:
@@ -25,6 +27,11 @@ cdef struct Table:
 # The lane of this version, or of the latest ready one for an empty version or "-1", counted as in flight once more.
 # NULL: `status` and `details` (from malloc) say why.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
+
+
+# A block for a message of `size` bytes that begins with these bytes: where its model wants it, if they name a model that
+# wants it somewhere; else NULL.
+cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
 
 
 cdef class ModelTable:

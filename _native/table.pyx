@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
+from _native.arena cimport arena_take
 from _native.atomic cimport fetch_add32
 from _native.codec cimport Str
 from _native.lane cimport Lane, LaneHandle
@@ -12,6 +13,7 @@ from _native.text cimport clip, format_text
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef enum:
+    MODEL_NAME_TAG = 1 << 3 | 2
     FIRST_BUCKETS = 16
 
 
@@ -85,6 +87,26 @@ cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *
             details[0] = format_text("Request for unknown model: '%.*s' version %lld is not at ready state",
                                      clip(name.size), name.data, <long long>version)
     return found
+
+
+cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
+    # model_name is field 1 of ModelInferRequest, and every client writes it first
+    cdef Str name
+    cdef ModelEntry *entry
+    cdef Lane *lane = NULL
+    cdef Block *block = NULL
+    if head_size < 2 or head[0] != MODEL_NAME_TAG or head[1] >= 0x80 or head_size < 2 + <size_t>head[1]:
+        return NULL
+    name.data = <const char *>head + 2
+    name.size = head[1]
+    lock(&table.guard)
+    entry = entry_of(table, name)
+    if entry != NULL:
+        lane = latest(entry)
+    if lane != NULL and lane.arena != NULL:
+        block = arena_take(lane.arena, size)
+    unlock(&table.guard)
+    return block
 
 
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from _native.arena import ArenaHandle
     from _native.batch import Batch
     from _native.cuda.device import Stream
     from _native.cuda.instance import GpuBatch
@@ -338,6 +339,8 @@ class Backend(abc.ABC):
 
 class Model(abc.ABC):
     """One loaded version."""
+
+    arena: ArenaHandle | None = None  # into which large messages for the model are to be received; None: anywhere
 
     @abc.abstractmethod
     def create_instance(self, spec: InstanceSpec) -> Instance:

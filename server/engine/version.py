@@ -70,6 +70,8 @@ class LoadedVersion:
         self.version = source.version
         self._model: Model | None = backend.load(source) if backend else None
         self.lane = _make_lane(source, service, max_queue)
+        if self._model is not None and self._model.arena is not None:
+            self.lane.receive_into(self._model.arena)
         self._instances = Instances(self.spec, self._model, self.lane, placement or Placement())
         try:
             self._instances.start(self.spec.instances)
