@@ -1,0 +1,108 @@
+"""EXECUTION_ENV_PATH: virtual environments, archives, and what is wrong with others."""
+
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from backends.api import BackendError, ModelSpec
+from backends.python.environment import activated, find_environment, unpack
+from backends.python.options import read_backend_options, read_model_options
+from tests.backends.python.served import CONFIG, add_model, ask, serving
+
+PREFIX = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        own = int(sys.prefix.endswith("/environment"))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[own]], np.int64))]) for _ in requests]
+"""
+
+
+def make_environment(place):
+    """A virtual environment that sees the packages of this one, without an installation."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    site = next((place / "lib").glob("python*/site-packages"))
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("\n".join(ours))
+    return place
+
+
+def parameter(value):
+    return CONFIG + f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{value}" }} }}'
+
+
+async def test_a_virtual_environment_beside_the_model(tmp_path):
+    add_model(tmp_path, "m", PREFIX, parameter("$$TRITON_MODEL_DIRECTORY/environment"))
+    make_environment(tmp_path / "m" / "environment")
+    async with serving(tmp_path) as engine:
+        assert (await ask(engine, 0)).array().tolist() == [[1]]
+
+
+def test_the_server_s_own_interpreter(tmp_path):
+    assert find_environment("", tmp_path, tmp_path).python == sys.executable
+
+
+def test_variables_of_an_activated_environment(tmp_path):
+    (tmp_path / "pyvenv.cfg").touch()
+    out = activated(tmp_path, {"PATH": "/bin", "PYTHONHOME": "/x", "KEPT": "1"})
+    assert out == {"PATH": f"{tmp_path}/bin:/bin", "KEPT": "1", "VIRTUAL_ENV": str(tmp_path)}
+    (tmp_path / "pyvenv.cfg").unlink()
+    out = activated(tmp_path, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
+    assert (out["CONDA_PREFIX"], out["LD_LIBRARY_PATH"]) == (str(tmp_path), f"{tmp_path}/lib:/lib")
+
+
+def archive(tmp_path, fixer=""):
+    """An archive as conda-pack makes it, with an interpreter that is a shell script."""
+    content = tmp_path / "content" / "bin"
+    content.mkdir(parents=True)
+    (content / "python").write_text('#!/bin/sh\nexec /bin/sh "$@"\n')
+    (content / "python").chmod(0o755)
+    if fixer:
+        (content / "conda-unpack").write_text(fixer)
+    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as out:
+        out.add(tmp_path / "content", ".")
+    return tmp_path / "environment.tar.gz"
+
+
+def test_an_archive_is_unpacked_once_and_its_paths_are_mended(tmp_path):
+    packed = archive(tmp_path, 'echo mended >> "$(dirname "$0")/mended"\n')
+    environment = find_environment("environment.tar.gz", tmp_path, tmp_path / "cache")
+    assert environment.python == str(unpack(packed, tmp_path / "cache") / "bin" / "python")
+    mended = unpack(packed, tmp_path / "cache") / "bin" / "mended"
+    assert mended.read_text() == "mended\n"
+    os.utime(packed, (1, 1))
+    assert unpack(packed, tmp_path / "cache") != mended.parent.parent
+
+
+def test_an_archive_that_cannot_be_mended_is_not_kept(tmp_path):
+    packed = archive(tmp_path, "exit 1\n")
+    for _ in range(2):
+        with pytest.raises(BackendError, match="conda-unpack"):
+            unpack(packed, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("path", ["missing", "plain", "text"])
+def test_what_is_no_environment_is_refused(tmp_path, path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "text").write_text("not an archive")
+    with pytest.raises(BackendError, match="EXECUTION_ENV_PATH"):
+        find_environment(path, tmp_path, tmp_path / "cache")
+
+
+def test_options_have_their_values_and_errors(caplog):
+    caplog.set_level("INFO")
+    options = read_backend_options({"stub-timeout-seconds": "5", "shm-default-byte-size": "1", "typo": "x"})
+    assert options.stub_timeout == 5
+    assert "shm-default-byte-size has no effect" in caplog.text
+    assert "'typo' has no effect" in caplog.text
+    with pytest.raises(BackendError, match="expected at least 1"):
+        read_backend_options({"stub-timeout-seconds": "0"})
+    spec = ModelSpec("m", "python", parameters={"EXECUTION_TIMEOUT_SECONDS": "soon"})
+    with pytest.raises(BackendError, match="expected a number of seconds"):
+        read_model_options(spec, options)

@@ -1,0 +1,56 @@
+"""The wire is written down twice, in Python for the worker and in C for the server: both say the same."""
+
+import re
+import struct
+from pathlib import Path
+
+from backends.python.worker import protocol
+
+PXD = Path(protocol.__file__).parent.parent / "_wire.pxd"
+TEXT = PXD.read_text()
+CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
+
+STRUCTS = {
+    "Head": protocol.HEAD,
+    "ExecuteHead": protocol.EXECUTE_HEAD,
+    "RequestRecord": protocol.REQUEST,
+    "ExtraRecord": protocol.EXTRA,
+    "TensorRecord": protocol.TENSOR,
+    "ResponseRecord": protocol.RESPONSE_HEAD,
+    "BlsRecord": protocol.BLS_HEAD,
+}
+NAMES = {
+    "WIRE_VERSION": "VERSION",
+    "TRUE_FLAG": "TRUE",
+    "PLACE_INLINE": "INLINE",
+    "PLACE_ARENA": "ARENA",
+    "RESPONSE_OK": "STATUS_OK",
+    "RESPONSE_ERROR": "STATUS_ERROR",
+    "RESPONSE_OPEN": "STATUS_OPEN",
+    "RESPONSE_RESCHEDULE": "STATUS_RESCHEDULE",
+    "WIRE_SEQUENCE_START": "SEQUENCE_START",
+    "WIRE_SEQUENCE_END": "SEQUENCE_END",
+}
+
+
+def test_constants():
+    found = re.findall(r"^    (\w+) = (.+?)$", TEXT, re.MULTILINE)
+    assert len(found) > 50
+    for name, value in found:
+        expected = getattr(protocol, NAMES.get(name, name))
+        assert eval(value, vars(protocol).copy()) == expected, name
+
+
+def test_every_kind_of_packet_has_a_number_of_its_own():
+    kinds = re.search(r"cdef enum Kind:\n((?:    .*\n)+)", TEXT)[1]
+    numbers = re.findall(r"= (\d+)", kinds)
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_structures():
+    for name, expected in STRUCTS.items():
+        body = re.search(rf"cdef struct {name}:\n((?:    .*\n)+)", TEXT)[1]
+        codes = "".join(CODES[kind] for kind in re.findall(r"^    (\w+) \w+", body, re.MULTILINE))
+        assert f"<{codes}" == expected.format, name
+        assert struct.calcsize(f"@{codes}") == expected.size, f"{name} has padding"
+        assert expected.size % 8 == 0

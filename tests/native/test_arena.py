@@ -1,0 +1,83 @@
+"""Arenas: what is taken is apart from each other, what is given back is used again, and pages go back to the system."""
+
+import mmap
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _native.arena import ArenaHandle
+from _native.memory import live_counters
+
+SIZES = st.integers(1, 300_000)
+
+
+def pages(arena):
+    """Bytes of memory that the arena has."""
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+@given(st.lists(st.tuples(SIZES, st.booleans()), max_size=40))
+def test_blocks_do_not_overlap(steps):
+    arena = ArenaHandle("test", 10_000)
+    held = []
+    for size, gives in steps:
+        offset, view = arena._take(size)
+        assert offset >= 10_000
+        assert offset % 4096 == 0
+        for other, other_size, _ in held:
+            assert offset + size <= other or other + other_size <= offset
+        held.append((offset, size, view))
+        if gives:
+            held.pop(0)
+
+
+def test_what_is_given_back_is_used_again_and_costs_no_new_memory():
+    arena = ArenaHandle("test")
+    offset, view = arena._take(100_000)
+    del view
+    assert arena.used == 0
+    assert arena.pooled >= 100_000
+    again, view = arena._take(110_000)
+    assert again == offset
+    del view
+
+
+def test_another_mapping_sees_the_same_bytes_and_pages_go_back():
+    arena = ArenaHandle("test")
+    other = mmap.mmap(arena.fd, 1 << 20)
+    offset, view = arena._take(200_000)
+    other[offset : offset + 5] = b"hello"
+    assert bytes(memoryview(view)[:5]) == b"hello"
+    assert pages(arena) > 0
+    del view
+    assert arena.trim() > 0
+    assert pages(arena) == 0
+    assert other[offset : offset + 5] == bytes(5)
+    other.close()
+
+
+def test_it_cannot_be_made_smaller_or_larger_by_others():
+    arena = ArenaHandle("test")
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, 4096)
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, arena.size * 2)
+
+
+def test_too_much_is_refused():
+    arena = ArenaHandle("test")
+    with pytest.raises(MemoryError):
+        arena._take(arena.size + 1)
+
+
+def test_a_block_outlives_the_handle():
+    before = live_counters()["arenas"]
+    arena = ArenaHandle("test")
+    _, view = arena._take(10)
+    del arena
+    assert live_counters()["arenas"] == before + 1
+    assert len(memoryview(view)) == 10
+    del view
+    assert live_counters()["arenas"] == before
