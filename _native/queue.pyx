@@ -184,6 +184,8 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
         if batch != NULL or queue.closed:
             more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
             break
+        if load32(&seat.retired):
+            continue  # it was told so while it waited for resources
         queue.idle += 1
         if plan.wake_ns == NEVER:
             wait(&queue.work, &queue.guard)

@@ -71,7 +71,8 @@ class Instances:
         """Make further instances, all at a time, and have them take batches.
 
         Raises:
-            BackendError: one cannot be made; then none of them is left.
+            BackendError: one cannot be made. None of them is left then, or, where requests are tied to instances, the
+                lane must be closed.
         """
         started = []
         for spec in specs:
@@ -85,8 +86,9 @@ class Instances:
         self._seats = [*self._seats, *(seat for seat, _ in started)]
         failures = [error for _, ready in started if (error := ready.exception()) is not None]
         if failures:
-            self._retire([seat for seat, _ in started])
-            raise failures[0]
+            if isinstance(self._lane, QueueLane):
+                self._retire([seat for seat, _ in started])
+            raise failures[0]  # those of another lane end when it is closed
         for seat, _ in started:
             for changed in self._watchers:
                 assert seat.instance is not None

@@ -111,6 +111,43 @@ async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeyp
         assert {answer.status for answer in answers} == {OK}
 
 
+async def test_an_instance_that_cannot_be_made_fails_the_load_of_sequences(tmp_path, monkeypatch):
+    """The others are closed: nobody waits for ever for instances that wait for requests."""
+    from tests.engine import serving as puppets
+
+    made = puppets.PuppetModel.create_instance
+
+    def refuse(self, spec):
+        if spec.name == "m_0_1":
+            raise BackendError("no room")
+        return made(self, spec)
+
+    monkeypatch.setattr(puppets.PuppetModel, "create_instance", refuse)
+    text = config("{ kind: KIND_CPU count: 2 }").replace("dynamic_batching { }", "sequence_batching { }")
+    with pytest.raises(AssertionError, match="no room"):
+        async with serving(tmp_path, echo, m=text):
+            pass
+
+
+async def test_idle_instances_that_wait_for_resources_can_end(tmp_path):
+    census = Census()
+    resource = 'resources { name: "R" count: 1 }'
+    placement = Placement(resources=Resources({("R", None): 1}))
+    async with serving(tmp_path, census, placement=placement, m=limited("m", resource, count=2)) as engine:
+        pending = await census.busy(engine, 1)
+        pending.append(Pending(engine, request(x=row(1))))
+        for _ in range(100_000):
+            if placement.resources.waiting:
+                break
+            await asyncio.sleep(0)
+        fewer = asyncio.create_task(engine.scale("m", {"m_0": 1}))
+        await asyncio.sleep(0)
+        census.gate.go(1000)
+        await fewer
+        for each in pending:
+            assert (await each.answer()).status == OK
+
+
 async def test_passive_instances_are_made_and_get_no_requests(tmp_path):
     census = Census()
     group = '[ { name: "active" kind: KIND_CPU }, { name: "spare" kind: KIND_CPU passive: true } ]'
