@@ -97,6 +97,7 @@ cdef class GpuLoop:
     cdef void complete(self) noexcept nogil
     cdef void conclude(self, BufferSet *set) noexcept nogil
     cdef void start(self, BufferSet *set, Request *chain)
+    cdef void settle(self) noexcept nogil
     cdef void tell_lost(self) noexcept
     cdef void finish(self, BufferSet *set) noexcept nogil
     cdef bint run_once(self)

@@ -464,10 +464,18 @@ cdef class GpuLoop:
         unlock(&self.guard)
         if set.submitted:
             self.failed(set, cuda.event_synchronize(set.finished), "cuEventSynchronize")
+            if set.batch.failed:
+                self.settle()
         if self.seat.claim != NULL:
             claim_release(self.seat.claim)
         self.finish(set)
         self.release(set)
+
+    cdef void settle(self) noexcept nogil:
+        # A failed batch may lack the events that order its work: wait for all, before its memory is used again.
+        cuda.stream_synchronize(self.copy_in.stream)
+        cuda.stream_synchronize(self.compute.stream)
+        cuda.stream_synchronize(self.copy_out.stream)
 
     cdef void tell_lost(self) noexcept:
         try:
