@@ -46,8 +46,8 @@ all that `is_cancelled()` needs. A request ends for the worker with its response
 STATUS_OPEN, with the RESPONSE that has the flag FINAL.
 
 **Life.** HELLO as soon as the interpreter runs (before model.py is looked at), CONFIGURE → READY, then EXECUTE → DONE
-as often as the server likes, then FINALIZE → FINALIZED, and the worker exits with 0. A READY that says "error" is
-followed by the end of the process.
+as often as the server likes, then FINALIZE → FINALIZED, and the worker exits with 0. After a READY that
+says "error", and in mode "complete", the server ends the worker.
 
 =============  ======  =======  ================================================================================
 kind           socket  to       head and record

@@ -112,6 +112,8 @@ class Worker:
         link = self._link
         link.send(link.work, p.HELLO, number=p.VERSION)
         if not self._configure(link.receive_work()):
+            # Its end must not overtake what it has said: the server hangs up, or kills it, once it has read that.
+            link.receive_work()
             return 1
         while True:
             packet = link.receive_work()

@@ -273,6 +273,8 @@ def test_a_model_that_does_not_load(tmp_path: Path, source: str, expected: str) 
     try:
         said = peer.configure()
         assert expected in said["error"]
+        assert peer.process.poll() is None  # until the server has read why
+        peer.work.close()
         assert peer.process.wait(30) == 1
     finally:
         peer.close()
