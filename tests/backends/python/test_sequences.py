@@ -1,4 +1,4 @@
-"""Python models in sequences: controls and state arrive as inputs, state is taken from outputs, requests are rescheduled."""
+"""Python models in sequences: controls and state as inputs, state from outputs, requests that are rescheduled."""
 
 import numpy as np
 import pytest
