@@ -44,6 +44,7 @@ class InferService:
         *,
         timeout_ns: int = -1,
         stream: bool = False,
+        stream_number: int = 0,
         caller: int = 0,
         user: int = -1,
     ) -> Ticket: ...

@@ -293,7 +293,7 @@ cdef class InferService:
         endpoint.host.place_context = self.submission.table
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
-               uint64_t caller=0, int64_t user=-1) -> Ticket:
+               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -304,6 +304,7 @@ cdef class InferService:
                 when it only ends the request.
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
+            stream_number: of the stream, for sequences that end with it; 0 for none.
             caller: who asks, as `_native.access.Judge.judge` found.
             user: whose process asks, if the kernel has told; -1 otherwise.
         """
@@ -326,6 +327,7 @@ cdef class InferService:
         request.deliver = deliver_python
         request.sink = <void *>ticket
         request.user = user
+        request.stream = stream_number
         submit_message(&self.submission, request, block, data, len(message), timeout_ns, caller)
         submission_wake(&self.submission)
         return ticket

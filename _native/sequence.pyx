@@ -18,6 +18,7 @@ import os
 
 cdef enum:
     FIRST_BUCKETS = 64
+    FOREIGN = -2             # the size class of memory that somebody else has lent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -208,6 +209,12 @@ cdef void states_drop(Sequence *sequence) noexcept nogil:
         sequence.states[i].present = False
 
 
+cdef inline bint is_worth_keeping(const InputData *brought) noexcept nogil:
+    # The memory holds little else, so there is no need to copy; and it is ours: giving memory of Python's back needs
+    # the GIL, which nobody may wait for under a lane's lock.
+    return brought.block.size_class > FOREIGN and brought.size * 2 >= brought.block.size
+
+
 cdef bint is_shared(const Request *request, const Block *block) noexcept nogil:
     # the answer refers to it, too
     cdef uint32_t i
@@ -217,14 +224,14 @@ cdef bint is_shared(const Request *request, const Block *block) noexcept nogil:
     return False
 
 
-cdef bint commit_one(Sequence *sequence, uint32_t i, const StatePlan *plan, const Request *request) noexcept nogil:
+cdef bint commit_one(Sequence *sequence, uint32_t i, const StatePlan *plan,
+                     const Request *request) noexcept nogil:
     cdef InputData *state = &sequence.states[i]
     cdef InputData *brought = &sequence.states[sequence.state_count + i]
     cdef uint8_t *at
     if brought.data == state.data:
         pass  # written in place
-    elif not plan.same_buffer and brought.size * 2 >= brought.block.size and not is_shared(request, brought.block):
-        # its memory holds little else: no need to copy
+    elif not plan.same_buffer and is_worth_keeping(brought) and not is_shared(request, brought.block):
         block_give(state.block)
         sequence.own[i] = NULL
         state.block = brought.block

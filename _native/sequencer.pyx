@@ -16,6 +16,8 @@ from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lan
 from _native.memory cimport block_take
 from _native.request cimport (
     STATUS_CANCELLED,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
     InputData,
     Request,
     request_fail,
@@ -23,7 +25,7 @@ from _native.request cimport (
     request_new,
     request_reserve,
 )
-from _native.sequence cimport StatePlan
+from _native.sequence cimport Sequence, StatePlan, states_commit, states_drop
 from _native.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.slots cimport (
     EVICTIONS,
@@ -177,8 +179,19 @@ cdef void sleep(Sequencer *self, Waiter *waiter, int64_t wake_at) noexcept nogil
     waiter.idle = False
 
 
+cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
+    # Without the lock: nobody else looks at the state of a sequence while a request of it runs, and to give back what
+    # the request has brought may need the GIL, which a thread that waits for the lock may hold.
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    if request.response.status != STATUS_OK:
+        states_drop(sequence)
+    elif not states_commit(sequence, self.slots.plans, request):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+
+
 cdef void settle(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
+    settle_state(self, request)
     lock(&self.guard)
     slots_settle(&self.slots, request, now_ns())
     leave(self)
@@ -186,6 +199,7 @@ cdef void settle(Lane *lane, Request *request) noexcept nogil:
 
 cdef void again(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
+    settle_state(self, request)
     lock(&self.guard)
     slots_again(&self.slots, request, now_ns())
     if load32(&request.abandoned):  # before it could have been removed

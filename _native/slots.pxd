@@ -75,9 +75,9 @@ cdef void slots_clear(Slots *slots) noexcept nogil
 cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil
 # The next batch of an instance as a chain; NULL: none yet, ask again at `wake` at the latest, or when stirred.
 cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake) noexcept nogil
-# The instance is done with a request: its state is kept if it succeeded, and its sequence goes on.
+# The instance is done with a request, whose state is settled: its sequence goes on.
 cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The instance gives a request back to be run again, first in its sequence.
+# The instance gives a request back to be run again, first in its sequence; its state is settled.
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
 # Nobody waits for the request any more: those behind it fall, and the sequence ends. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil

@@ -33,7 +33,6 @@ from _native.request cimport (
     REQUEST_TAKEN,
     STATUS_CANCELLED,
     STATUS_INVALID_ARGUMENT,
-    STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNAVAILABLE,
     Correlation,
@@ -58,8 +57,6 @@ from _native.sequence cimport (
     sequences_remove,
     state_ahead,
     states_begin,
-    states_commit,
-    states_drop,
     table_add_sequence,
     table_find_sequence,
     table_free_sequences,
@@ -502,7 +499,15 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
         make_ready(slots, sequence, now)
     elif slots.direct and sequence.slot >= 0:
         bench_of(slots, sequence).stirred = True
+    if slots.hold or slots.hold_backlog:
+        stir_all(slots)
     return PUSHED
+
+
+cdef void stir_all(Slots *slots) noexcept nogil:
+    cdef uint32_t i
+    for i in range(slots.bench_count):
+        slots.benches[i].stirred = True
 
 
 cdef void begin_iteration(Slots *slots, Request *request) noexcept nogil:
@@ -833,10 +838,6 @@ cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake
 cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = <Sequence *>request.sequence
     cdef Bench *bench = bench_of(slots, sequence)
-    if request.response.status != STATUS_OK:
-        states_drop(sequence)
-    elif not states_commit(sequence, slots.plans, request):
-        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
     request.sequence = NULL
     request.states = NULL
     sequence.running = NULL
@@ -849,7 +850,6 @@ cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nog
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = <Sequence *>request.sequence
     cdef Bench *bench = bench_of(slots, sequence)
-    states_commit(sequence, slots.plans, request)
     request.sequence_start = False
     request.state = REQUEST_QUEUED
     request.queued_ns = now
@@ -908,12 +908,10 @@ cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil
 
 
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil:
-    cdef uint32_t i
     slots.closed = True
     while slots.idle.first != NULL:
         end_sequence(slots, slots.idle.first, now)
-    for i in range(slots.bench_count):
-        slots.benches[i].stirred = True
+    stir_all(slots)
 
 
 cdef bint slots_done(const Slots *slots, uint32_t seat) noexcept nogil:

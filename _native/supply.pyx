@@ -217,7 +217,8 @@ cdef bint supply_control(const Signature *signature, uint32_t index, Request *co
 # ---------------------------------------------------------------------------------------------------------------------
 # For each request
 
-cdef bint supply_one(const Signature *signature, uint32_t index, Request *const *request, InputData *out) noexcept nogil:
+cdef bint supply_one(const Signature *signature, uint32_t index, Request *const *request,
+                     InputData *out) noexcept nogil:
     cdef GatheredInput made
     if signature.supplied[index].kind == SUPPLY_STATE:
         out[0] = request[0].states[signature.supplied[index].source]

@@ -456,8 +456,24 @@ class Engine:
         *,
         timeout_ns: int = -1,
         stream: bool = False,
+        stream_number: int = 0,
         caller: int = 0,
         user: int = -1,
     ) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
-        return self.infer.submit(message, deliver, timeout_ns=timeout_ns, stream=stream, caller=caller, user=user)
+        return self.infer.submit(
+            message,
+            deliver,
+            timeout_ns=timeout_ns,
+            stream=stream,
+            stream_number=stream_number,
+            caller=caller,
+            user=user,
+        )
+
+    def stream_ended(self, number: int) -> None:
+        """A stream has ended, and with it the sequences that are tied to it."""
+        for model in self._models.values():
+            for entry in model.versions.values():
+                if entry.loaded is not None:
+                    entry.loaded.stream_ended(number)

@@ -129,6 +129,11 @@ class LoadedVersion:
             wait.cancel()
         return any(wait.exception() is None and wait.result() for wait in done)
 
+    def stream_ended(self, number: int) -> None:
+        """End the sequences that are tied to this stream."""
+        if isinstance(self.lane, SequenceLane):
+            self.lane.stream_ended(number)
+
     def statistics(self) -> pb.ModelStatistics:
         """What this version has done since it was loaded."""
         counters = self.lane.statistics()

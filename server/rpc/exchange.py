@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import TYPE_CHECKING
 
 from server.errors import ServerError, Status
@@ -21,6 +22,8 @@ from server.rpc.call import Call, timeout_ns
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
+
+_numbers = count(1)
 
 
 class EngineError(ServerError):
@@ -48,6 +51,7 @@ class Open:
             self._deliver,
             timeout_ns=timeout_ns(call),
             stream=True,
+            stream_number=exchange.number,
             caller=call.caller,
             user=call.user,
         )
@@ -87,6 +91,7 @@ class Exchange:
     """
 
     def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
+        self.number = next(_numbers)  # of the stream, for sequences that end with it
         self._engine = engine
         self._call = call
         self._errors_inside = errors_inside

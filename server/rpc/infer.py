@@ -92,4 +92,5 @@ class Inference:
         finally:
             reader.cancel()
             exchange.abandon()
+            self._engine.stream_ended(exchange.number)
             await asyncio.gather(reader, return_exceptions=True)

@@ -181,8 +181,19 @@ class FakeEngine:
             entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
         return entries
 
+    def stream_ended(self, number: int) -> None:
+        """No model here has sequences."""
+
     def submit(
-        self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False, caller: int = 0, user: int = -1
+        self,
+        message: bytes,
+        deliver,
+        *,
+        timeout_ns: int = -1,
+        stream: bool = False,
+        stream_number: int = 0,
+        caller: int = 0,
+        user: int = -1,
     ) -> Ticket:
         ticket = Ticket(self, deliver)
         request = pb.ModelInferRequest()

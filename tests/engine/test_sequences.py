@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -486,3 +487,23 @@ async def test_the_scheduler_can_be_held_for_tests_from_outside(tmp_path, monkey
         for each in pending:
             assert (await each.answer()).status == OK
     assert seen == [4, 2]
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
+async def test_many_sequences_on_two_instances(tmp_path, strategy):
+    """More than there are slots, interleaved at random, while the loop submits and two threads execute."""
+    rng = random.Random(1)
+    text = config(strategy, STATE % "").replace("count: 1", "count: 2")
+    async with serving(tmp_path, Accumulator(), m=text) as engine:
+        for _ in range(5):
+            names = [name for name in range(1, 26) for _ in range(5)]
+            rng.shuffle(names)
+            counts: dict[int, int] = {}
+            pending, expected = [], []
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+                pending.append(Pending(engine, step(name, name, start=counts[name] == 1, end=counts[name] == 5)))
+                expected.append(name * counts[name])
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0)
+            assert [value(await each.answer()) for each in pending] == expected

@@ -1,0 +1,221 @@
+"""Sequences as Triton's own client sends them, on both doors of a real server, to models of every kind with a state.
+
+Each model answers with the sum of its sequence so far; ONNX and TorchScript get it as implicit state.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+import warnings
+
+import numpy as np
+import pytest
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.conformance import doors
+
+CONFIG = """
+backend: "%s"
+max_batch_size: 8
+input { name: "%s" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "%s" data_type: TYPE_FP32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 2 }
+sequence_batching {
+  %s
+  max_sequence_idle_microseconds: %d
+  control_input { name: "%s" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "%s" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } }
+  state { input_name: "%s" output_name: "%s" data_type: TYPE_FP32 dims: [ 1 ]
+          initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
+}
+%s
+"""
+ONNX_NAMES = ("x", "y", "START", "READY", "state", "state_out")
+TORCH_NAMES = ("INPUT__0", "OUTPUT__0", "START__1", "READY__2", "STATE__3", "STATE_OUT__1")
+STREAM = 'parameters { key: "sequence_ends_with_stream" value { string_value: "true" } }'
+MINUTE = 60_000_000
+
+
+def config(backend: str, strategy: str, idle_us: int = MINUTE, more: str = "") -> str:
+    x, y, start, ready, state, state_out = ONNX_NAMES if backend == "onnxruntime" else TORCH_NAMES
+    return CONFIG % (backend, x, y, strategy, idle_us, start, ready, state, state_out, more)
+
+
+def write_onnx(path) -> None:
+    """y and the state are x + state * (1 - START), 0 where there is no sequence."""
+    from onnx import TensorProto, helper, save
+
+    tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 1]) for name in ONNX_NAMES}
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    nodes = [
+        helper.make_node("Sub", ["one", "START"], ["going_on"]),
+        helper.make_node("Mul", ["state", "going_on"], ["kept"]),
+        helper.make_node("Add", ["x", "kept"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["y"]),
+        helper.make_node("Identity", ["y"], ["state_out"]),
+    ]
+    inputs = [tensors[name] for name in ("x", "START", "READY", "state")]
+    graph = helper.make_graph(nodes, "g", inputs, [tensors["y"], tensors["state_out"]], initializer=[one])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path / "model.onnx"))
+
+
+def write_torch(path) -> None:
+    import torch
+
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor, start: torch.Tensor, ready: torch.Tensor, state: torch.Tensor):
+            total = (x + state * (1 - start)) * ready
+            return total, total
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Sum()).save(str(path / "model.pt"))
+
+
+MODELS = {
+    "onnx_direct": config("onnxruntime", "direct { }"),
+    "onnx_oldest": config("onnxruntime", "oldest { max_candidate_sequences: 64 max_queue_delay_microseconds: 100 }"),
+    "torch_direct": config("pytorch", "direct { }"),
+    "torch_oldest": config("pytorch", "oldest { max_candidate_sequences: 64 }"),
+    "hasty": config("onnxruntime", "oldest { }", idle_us=1000),
+    "tied": config("onnxruntime", "oldest { }", more=STREAM),
+}
+
+
+@pytest.fixture(scope="module", params=doors.NAMES)
+def server(request, tmp_path_factory):
+    repository = tmp_path_factory.mktemp("sequences")
+    for name, text in MODELS.items():
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(text)
+        (write_torch if "torch" in name else write_onnx)(version)
+    with doors.running_server(request.param, repository) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.is_server_live()  # calls made before there is a connection may overtake each other
+        yield client
+
+
+def inputs(model: str, value: float):
+    tensor = triton.InferInput("INPUT__0" if "torch" in model else "x", [1, 1], "FP32")
+    return [tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))]
+
+
+def output(model: str, result) -> float:
+    return result.as_numpy("OUTPUT__0" if "torch" in model else "y").item()
+
+
+def step(client, model: str, value: float, sequence: int | str, **flags) -> float:
+    return output(model, client.infer(model, inputs(model, value), sequence_id=sequence, **flags))
+
+
+def refusal(client, model: str, sequence: int) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        step(client, model, 1, sequence)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    return caught.value.message()
+
+
+def ended(client, model: str, sequence: int) -> str:
+    """Go on with the sequence, ever more slowly, until the server says that it has ended."""
+    for n in range(60):
+        time.sleep(0.001 * n)
+        try:
+            step(client, model, 1, sequence)
+        except InferenceServerException as error:
+            assert error.status() == "StatusCode.INVALID_ARGUMENT"
+            return error.message()
+    raise AssertionError("the sequence did not end")
+
+
+class Stream:
+    """One ModelStreamInfer call; answers in order."""
+
+    def __init__(self, client) -> None:
+        self.client = client
+        self.answers: queue.Queue = queue.Queue()
+        client.start_stream(lambda result, error: self.answers.put((result, error)))
+
+    def send(self, model: str, value: float, sequence: int, **flags) -> None:
+        self.client.async_stream_infer(model, inputs(model, value), sequence_id=sequence, **flags)
+
+    def answer(self, model: str) -> float:
+        result, error = self.answers.get(timeout=30)
+        assert error is None
+        return output(model, result)
+
+
+@pytest.mark.parametrize("model", ["onnx_direct", "onnx_oldest", "torch_direct", "torch_oldest"])
+def test_unary_sequences(client, model):
+    """One after the other, with numbers and a new START under a live id."""
+    for sequence in (7, 8):
+        assert [step(client, model, n, sequence, sequence_start=n == 1) for n in (1, 2, 3)] == [1, 3, 6]
+    assert step(client, model, 5, 7, sequence_start=True) == 5
+    assert step(client, model, 5, 8, sequence_end=True) == 11
+    assert step(client, model, 5, 7, sequence_end=True) == 10
+    assert "must specify the START flag on the first request of the sequence" in refusal(client, model, 8)
+
+
+def test_ids_of_text(client):
+    assert step(client, "onnx_oldest", 2, "one", sequence_start=True) == 2
+    assert step(client, "onnx_oldest", 3, "two", sequence_start=True, sequence_end=True) == 3
+    assert step(client, "onnx_oldest", 2, "one", sequence_end=True) == 4
+
+
+@pytest.mark.parametrize("model", list(MODELS)[:4])
+def test_many_sequences_over_one_stream(client, model):
+    """More than `direct` has slots, interleaved at random and all sent at once: each keeps its own sum.
+
+    They fit into the window of requests that a stream reads ahead: answers leave in order, so one that waits for a
+    slot holds up those that would free it.
+    """
+    rng = random.Random(4)
+    steps = [(sequence, n) for sequence in range(1, 26) for n in range(5)]
+    order = {sequence: iter(range(5)) for sequence, _ in steps}
+    rng.shuffle(steps)
+    stream = Stream(client)
+    sums: dict[int, float] = {}
+    expected = []
+    for sequence, _ in steps:
+        n = next(order[sequence])
+        stream.send(model, sequence, sequence, sequence_start=n == 0, sequence_end=n == 4)
+        sums[sequence] = sums.get(sequence, 0) + sequence
+        expected.append(sums[sequence])
+    assert [stream.answer(model) for _ in expected] == expected
+    client.stop_stream()
+
+
+def test_an_idle_sequence_ends(client):
+    assert step(client, "hasty", 1, 3, sequence_start=True) == 1
+    assert "no request had come for max_sequence_idle_microseconds" in ended(client, "hasty", 3)
+
+
+def test_a_sequence_ends_with_its_stream(client, server):
+    """Requests of other calls may continue it while the stream lives."""
+    stream = Stream(client)
+    stream.send("tied", 1, 5, sequence_start=True)
+    assert stream.answer("tied") == 1
+    with triton.InferenceServerClient(server.address) as other:
+        assert step(other, "tied", 1, 5) == 2
+        client.stop_stream()
+        assert "the sequence was ended with the stream that it had started on" in ended(other, "tied", 5)
+
+
+def test_statistics_count_requests_not_rows(client):
+    before = client.get_inference_statistics("torch_direct").model_stats[0]
+    for sequence in (11, 12, 13):
+        step(client, "torch_direct", 1, sequence, sequence_start=True)
+    assert step(client, "torch_direct", 1, 13, sequence_end=True) == 2  # in its row, beside idle ones
+    for sequence in (11, 12):
+        step(client, "torch_direct", 1, sequence, sequence_end=True)
+    after = client.get_inference_statistics("torch_direct").model_stats[0]
+    assert after.inference_count - before.inference_count == 6
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 6
