@@ -85,7 +85,7 @@ def test_readiness_goes_first_and_service_later(door, repository):
             next(watch)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert process.wait() == 0
-        assert 1.4 < time.monotonic() - begin < 5
+        assert 1.4 < time.monotonic() - begin < 20  # the exit timeout is 30
 
 
 def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
