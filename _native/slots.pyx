@@ -237,12 +237,20 @@ cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
         sequences_append(&slots.idle, sequence, now)
 
 
+cdef void stir_all(Slots *slots) noexcept nogil:
+    cdef uint32_t i
+    for i in range(slots.bench_count):
+        slots.benches[i].stirred = True
+
+
 cdef void add_waiting(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil:
     slots.waiting += count
     if sequence.slot >= 0:
         bench_of(slots, sequence).waiting += count
     else:
         slots.backlog_waiting += count
+        if slots.hold_backlog:
+            stir_all(slots)  # they may be held until so many wait here
 
 
 cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
