@@ -29,7 +29,7 @@ cdef struct Table:
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
 
 
-# A block for a message of `size` bytes that begins with these bytes: where its model wants it, if they name a model that
+# A block for a message of `size` bytes that begins with these bytes: where its model wants it, if they name one that
 # wants it somewhere; else NULL.
 cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
 
