@@ -1,0 +1,82 @@
+"""What live sequences cost: requests of many sequences in turn beside the same requests to a stateless model.
+
+python -m bench.sequences --sequences 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import inferd, messages
+from bench.driver import Driver, Fixed
+from bench.processes import ServerProcess
+from bench.repository import Identity, write
+from server.pb import grpc_service_pb2 as pb
+
+LOADS = ((1, 32), (8, 8))  # connections, calls in flight on each
+PAYLOAD = 64
+
+
+def repository(folder: Path, sequences: int) -> Path:
+    """A stateless model, and one with slots for all sequences."""
+    root = write(folder / "models", [Identity("plain", (("FP32", 1),)), Identity("sequences", (("FP32", 1),))])
+    path = root / "sequences" / "config.pbtxt"
+    kept = [line for line in path.read_text().splitlines() if "dynamic_batching" not in line]
+    oldest = f"oldest {{ max_candidate_sequences: {sequences} }}"
+    kept.append(f"sequence_batching {{ max_sequence_idle_microseconds: 600000000 {oldest} }}")
+    path.write_text("\n".join(kept))
+    return root
+
+
+def requests(count: int, *, start: bool) -> list[bytes]:
+    """One for each sequence."""
+    encoded = []
+    for number in range(1, count + 1):
+        message = pb.ModelInferRequest.FromString(messages.identity(PAYLOAD, "sequences").request)
+        message.parameters["sequence_id"].int64_param = number
+        message.parameters["sequence_start"].bool_param = start
+        encoded.append(message.SerializeToString())
+    return encoded
+
+
+def measure(server: ServerProcess, workload: Fixed, load: tuple[int, int], seconds: float) -> str:
+    """Every answer is compared."""
+    connections, in_flight = load
+    with Driver(server.address, connections=connections) as driver:
+        cpu = server.cpu_seconds()
+        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
+        cpu = server.cpu_seconds() - cpu
+    if report.correct != report.requests:
+        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.samples}")
+    each = cpu / report.answered * 1e6
+    return f"{each:.1f} µs · {report.rate / 1000:.1f} k/s · {report.latency.p50:.0f} µs"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--sequences", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
+    arguments = parser.parse_args()
+    plain = messages.identity(PAYLOAD, "plain")
+    answer = messages.identity(PAYLOAD, "sequences").response
+    with tempfile.TemporaryDirectory(prefix="inferd-sequences-") as name:
+        server = inferd.start(repository(Path(name), arguments.sequences), Path(name) / "log")
+        try:
+            begin = Fixed(requests(arguments.sequences, start=True), [answer] * arguments.sequences)
+            measure(server, begin, LOADS[0], arguments.seconds)  # all of them, if it is quick enough for one each
+            go_on = Fixed(requests(arguments.sequences, start=False), [answer] * arguments.sequences)
+            print(f"| load | stateless: CPU · rate · p50 | {arguments.sequences} sequences |\n|---|---|---|")
+            for load in LOADS:
+                one = measure(server, Fixed([plain.request], [plain.response]), load, arguments.seconds)
+                many = measure(server, go_on, load, arguments.seconds)
+                print(f"| {load[0]} x {load[1]} | {one} | {many} |", flush=True)
+        finally:
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
