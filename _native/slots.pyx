@@ -249,8 +249,6 @@ cdef void add_waiting(Slots *slots, Sequence *sequence, int32_t count) noexcept 
         bench_of(slots, sequence).waiting += count
     else:
         slots.backlog_waiting += count
-        if slots.hold_backlog:
-            stir_all(slots)  # they may be held until so many wait here
 
 
 cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
@@ -508,14 +506,8 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     elif slots.direct and sequence.slot >= 0:
         bench_of(slots, sequence).stirred = True
     if slots.hold or slots.hold_backlog:
-        stir_all(slots)
+        stir_all(slots)  # they may be held until so many wait
     return PUSHED
-
-
-cdef void stir_all(Slots *slots) noexcept nogil:
-    cdef uint32_t i
-    for i in range(slots.bench_count):
-        slots.benches[i].stirred = True
 
 
 cdef void begin_iteration(Slots *slots, Request *request) noexcept nogil:

@@ -151,7 +151,7 @@ class Settings:
     """Inference requests that may wait for one version of a model; 0 for any number."""
 
     cache_config: tuple[str, ...] = ()
-    """CACHE,KEY=VALUE: the response cache, local with size=BYTES and ttl=SECONDS, or redis with host=HOST."""
+    """local,KEY=VALUE: the response cache, with size=BYTES and ttl=SECONDS; may be given several times."""
 
     grpc_restricted_protocol: tuple[str, ...] = ()
     """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""

@@ -63,6 +63,8 @@ class FakeCall:
 
     caller: int = 0
     user: int = -1
+    forwarded: bytes = b""
+    connection: int = 0
     metadata: dict = field(default_factory=dict)
 
     def time_remaining(self):
