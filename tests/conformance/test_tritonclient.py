@@ -53,7 +53,6 @@ def test_metadata(client):
         (lambda client: client.get_model_metadata("nothing"), "NOT_FOUND"),
         (lambda client: client.load_model("simple"), "UNIMPLEMENTED"),
         (lambda client: client.get_trace_settings(), "UNIMPLEMENTED"),
-        (lambda client: client.get_cuda_shared_memory_status(), "UNIMPLEMENTED"),
     ],
 )
 def test_errors(client, call, code):
