@@ -12,6 +12,9 @@ from server.front.peer import peer_of
 from server.front.tls import ALPN
 from server.front.watch import Watch, Watchman
 
+UNIX_SEND_BUFFER = 1 << 20
+"""Bytes that the kernel may hold of what a client on a unix socket has not read; it takes less where it must."""
+
 
 class NativeProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a transport and a connection."""
@@ -40,6 +43,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif connection is not None:  # TCP's buffers grow by themselves, those of unix sockets do not
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != ALPN:
             transport.abort()  # the client did not offer HTTP/2
