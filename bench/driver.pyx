@@ -1007,6 +1007,7 @@ cdef int dial(str address) except -1:
     """A connected non-blocking socket's descriptor, owned by the caller."""
     if address.startswith("unix:"):
         sock = socket.socket(socket.AF_UNIX)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # TCP's grows by itself
         sock.connect(address.removeprefix("unix:"))
     else:
         host, _, port = address.rpartition(":")
