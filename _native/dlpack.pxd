@@ -1,6 +1,7 @@
 # Tensors as frameworks hand them to each other in one process: the structures of DLPack, https://dmlc.github.io/dlpack,
 # in capsules of version 0, which are named "dltensor" until somebody has taken them over.
 
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 
 from _native.datatype cimport (
@@ -65,3 +66,28 @@ cdef inline DLDataType dlpack_type(Datatype datatype) noexcept nogil:
     else:
         out.code = DLPACK_UINT
     return out
+
+
+cdef inline void capsule_delete(object capsule) noexcept:
+    # a capsule that nobody consumed; a consumer renames it and calls the deleter itself
+    cdef DLManagedTensor *managed
+    if PyCapsule_IsValid(capsule, "dltensor"):
+        managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
+        managed.deleter(managed)
+
+
+# A capsule over a contiguous tensor; `managed` and `shape` lie in `owner`, which `deleter` frees.
+cdef inline object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,
+                                  int32_t device_type, int32_t device, void *data, Datatype datatype, int64_t *shape,
+                                  int32_t rank):
+    managed.dl_tensor.data = data
+    managed.dl_tensor.device.device_type = device_type
+    managed.dl_tensor.device.device_id = device
+    managed.dl_tensor.ndim = rank
+    managed.dl_tensor.dtype = dlpack_type(datatype)
+    managed.dl_tensor.shape = shape
+    managed.dl_tensor.strides = NULL
+    managed.dl_tensor.byte_offset = 0
+    managed.manager_ctx = owner
+    managed.deleter = deleter
+    return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>capsule_delete)

@@ -2,7 +2,6 @@
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport free
 from libc.string cimport memset
 
 from _native.atomic cimport load32, store32
@@ -22,14 +21,12 @@ from _native.bridge cimport BridgeHandle
 from _native.gather cimport batch_gather
 from _native.lane cimport LaneHandle, Seat
 from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
-from _native.rehearsal cimport Outcome, rehearsal_requests
+from _native.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
 from _native.request cimport Request
 from _native.signature cimport Signature
-from _native.text cimport text_or_no_memory
-from _native.threads cimport exact_timers, thread_name
+from _native.threads cimport prepare_thread
 
 import logging
-import select
 
 logger = logging.getLogger("inferd.instance")
 batch_logger = logging.getLogger("inferd.batch")
@@ -87,9 +84,7 @@ cdef class InstanceLoop:
 
     def prepare(self) -> None:
         """Set the thread up; first of all, on the instance's thread."""
-        cdef bytes name = self.name.encode()
-        thread_name(name[max(0, len(name) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart
-        exact_timers()
+        prepare_thread(self.name)
 
     def rehearse(self, dict tensors not None, uint32_t count) -> None:
         """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
@@ -111,15 +106,7 @@ cdef class InstanceLoop:
             if self.seat.claim != NULL:
                 claim_acquire(self.seat.claim)
         self.serve(chain)
-        while True:
-            bridge.drain()
-            if outcome.pending == 0:
-                break
-            select.select([bridge.event_fd], [], [])  # of an executor that answers later
-        if outcome.status:
-            text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
-            free(outcome.details)
-            raise ValueError(text)
+        rehearsal_end(bridge, &outcome)
 
     def run(self) -> None:
         """Serve batches until the lane is closed and empty. Call it on the instance's thread."""

@@ -2,18 +2,15 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.preferred cimport Preferred
 from _native.request cimport Request
-
-cdef enum:
-    MAX_PREFERRED = 64
 
 cdef struct Policy:
     bint batching
     bint uniform             # all requests have the same inputs and shapes: they need not be compared
     uint32_t max_rows
     int64_t delay_ns
-    uint32_t preferred[MAX_PREFERRED]
-    uint32_t preferred_count
+    Preferred preferred
 
 cdef struct Plan:
     uint32_t count           # requests from the first that form a batch; 0: none yet

@@ -13,6 +13,7 @@ Without dynamic batching every request is a batch of its own.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.preferred cimport exceeds_preferred, is_preferred, next_preferred, preferred_set
 from _native.request cimport Request, request_alike
 
 cdef enum:
@@ -33,43 +34,12 @@ cdef const char *LARGE = "larger than every preferred size"
 cdef int policy_set(Policy *policy, object spec) except -1:
     cdef object batching = spec.batching
     policy.max_rows = max(1, spec.max_batch_size)
-    policy.preferred_count = 0
+    policy.preferred.count = 0
     policy.batching = batching is not None
     if batching is None:
         return 0
     policy.delay_ns = min(batching.max_queue_delay_us * 1000, LONGEST_DELAY)
-    if len(batching.preferred_sizes) > MAX_PREFERRED:
-        raise ValueError(f"{len(batching.preferred_sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")
-    for size in batching.preferred_sizes or (policy.max_rows,):
-        policy.preferred[policy.preferred_count] = size
-        policy.preferred_count += 1
-    return 0
-
-
-cdef inline bint is_preferred(const Policy *policy, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(policy.preferred_count):
-        if policy.preferred[i] == rows:
-            return True
-    return False
-
-
-cdef uint64_t next_preferred(const Policy *policy, uint64_t rows) noexcept nogil:
-    # the smallest preferred size above `rows`, at most max_rows
-    cdef uint64_t best = policy.max_rows
-    cdef uint32_t i
-    for i in range(policy.preferred_count):
-        if rows < policy.preferred[i] < best:
-            best = policy.preferred[i]
-    return best
-
-
-cdef inline bint exceeds_preferred(const Policy *policy, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(policy.preferred_count):
-        if rows <= policy.preferred[i]:
-            return False
-    return True
+    return preferred_set(&policy.preferred, batching.preferred_sizes or (policy.max_rows,))
 
 
 cdef inline void settle(Plan *plan, uint32_t count, const char *why) noexcept nogil:
@@ -94,7 +64,7 @@ cdef void policy_plan(const Policy *policy, const Request *first, int64_t now, P
         return
     rows = first.rows
     oldest_ns = first.queued_ns
-    if is_preferred(policy, rows):
+    if is_preferred(&policy.preferred, rows):
         preferred = 1
     if rows >= policy.max_rows:
         full = FULL
@@ -108,7 +78,7 @@ cdef void policy_plan(const Policy *policy, const Request *first, int64_t now, P
             rows += request.rows
             count += 1
             oldest_ns = min(oldest_ns, request.queued_ns)
-            if is_preferred(policy, rows):
+            if is_preferred(&policy.preferred, rows):
                 preferred = count
             if rows >= policy.max_rows:
                 full = FULL
@@ -119,9 +89,9 @@ cdef void policy_plan(const Policy *policy, const Request *first, int64_t now, P
         settle(plan, preferred, PREFERRED)
     elif full != NULL:
         settle(plan, count, full)
-    elif exceeds_preferred(policy, first.rows):
+    elif exceeds_preferred(&policy.preferred, first.rows):
         settle(plan, 1, LARGE)
     else:
         settle(plan, 0, NULL)
         plan.wake_ns = oldest_ns + policy.delay_ns
-        plan.wake_rows = next_preferred(policy, rows)
+        plan.wake_rows = next_preferred(&policy.preferred, rows, policy.max_rows)

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
+from _native.bridge cimport BridgeHandle
 from _native.lane cimport Lane
 from _native.request cimport Request
 
@@ -17,3 +18,5 @@ cdef struct Outcome:
 # They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError when they do not fit the
 # model.
 cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL
+# Wait for the answers to requests that return over a bridge of their own. Raises ValueError with the first error.
+cdef int rehearsal_end(BridgeHandle bridge, Outcome *outcome) except -1

@@ -12,6 +12,7 @@ from libc.string cimport memset, strlen
 from _native.atomic cimport fetch_add32
 from _native.binding cimport request_check
 from _native.clock cimport now_ns
+from _native.bridge cimport BridgeHandle
 from _native.codec cimport Str
 from _native.datatype cimport datatype_size
 from _native.memory cimport block_give, block_of_object, block_take
@@ -19,6 +20,8 @@ from _native.request cimport InputData, Response, request_free, request_new, req
 from _native.shape cimport elements_of
 from _native.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, tensor_find
 from _native.text cimport format_text, text_or_no_memory
+
+import select
 
 
 cdef void heard(void *sink, Response *response, int status, const char *details) noexcept nogil:
@@ -159,3 +162,16 @@ cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void 
         outcome.pending += 1
         request = request.next
     return first
+
+
+cdef int rehearsal_end(BridgeHandle bridge, Outcome *outcome) except -1:
+    while True:
+        bridge.drain()
+        if outcome.pending == 0:
+            break
+        select.select([bridge.event_fd], [], [])  # of an executor that answers later
+    if outcome.status:
+        text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
+        free(outcome.details)
+        raise ValueError(text)
+    return 0

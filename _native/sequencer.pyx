@@ -14,6 +14,7 @@ from _native.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bri
 from _native.clock cimport now_ns
 from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_clear, lane_init
 from _native.memory cimport block_take
+from _native.preferred cimport preferred_set
 from _native.request cimport (
     STATUS_CANCELLED,
     STATUS_OK,
@@ -29,7 +30,6 @@ from _native.sequence cimport Sequence, StatePlan, states_commit, states_drop
 from _native.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.slots cimport (
     EVICTIONS,
-    MAX_PREFERRED,
     Eviction,
     Slots,
     slots_add_bench,
@@ -303,7 +303,6 @@ cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, s
 
 cdef int set_policy(Slots *slots, object spec) except -1:
     cdef object sequence = spec.sequence
-    cdef object sizes = sequence.preferred_sizes or (max(1, spec.max_batch_size),)
     slots.direct = sequence.direct
     slots.iterative = sequence.iterative
     slots.notice = sequence.notices_end
@@ -316,12 +315,7 @@ cdef int set_policy(Slots *slots, object spec) except -1:
     slots.max_backlog = sequence.max_backlog
     slots.hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", 0))
     slots.hold_backlog = int(os.environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", 0))
-    if len(sizes) > MAX_PREFERRED:
-        raise ValueError(f"{len(sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")
-    for size in sizes:
-        slots.preferred[slots.preferred_count] = size
-        slots.preferred_count += 1
-    return 0
+    return preferred_set(&slots.preferred, sequence.preferred_sizes or (slots.max_rows,))
 
 
 cdef int plan_state(StatePlan *plan, const TensorSignature *tensor, object state, bint batches) except -1:

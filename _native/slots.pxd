@@ -4,11 +4,11 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.lane cimport Lane, Pushed
+from _native.preferred cimport Preferred
 from _native.request cimport Request
 from _native.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 
 cdef enum:
-    MAX_PREFERRED = 64
     EVICTIONS = 1024         # ids whose end is remembered
 
 cdef struct Bench:
@@ -44,8 +44,7 @@ cdef struct Slots:
     int64_t delay_ns
     int64_t idle_ns
     double min_utilization
-    uint32_t preferred[MAX_PREFERRED]
-    uint32_t preferred_count
+    Preferred preferred
     uint32_t max_backlog     # sequences that may wait for a slot; 0: any number
     StatePlan *plans         # signature.state_count of them
     bint steady              # all of one shape

@@ -28,6 +28,7 @@ from _native.atomic cimport fetch_add32
 from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.memory cimport block_give, block_share, block_take
+from _native.preferred cimport is_preferred, next_preferred
 from _native.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
@@ -597,24 +598,6 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     return request
 
 
-cdef bint is_preferred(const Slots *slots, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(slots.preferred_count):
-        if slots.preferred[i] == rows:
-            return True
-    return False
-
-
-cdef uint64_t next_preferred(const Slots *slots, uint64_t rows) noexcept nogil:
-    # the smallest preferred size above `rows`, at most max_rows
-    cdef uint64_t best = slots.max_rows
-    cdef uint32_t i
-    for i in range(slots.preferred_count):
-        if rows < slots.preferred[i] < best:
-            best = slots.preferred[i]
-    return best
-
-
 cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
     # how many of the ready sequences form a batch; 0: none yet. See queue_plan.
     cdef const Sequence *oldest = bench.ready.first
@@ -627,7 +610,7 @@ cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t
     if oldest == NULL:
         return 0
     rows = oldest.head.rows
-    if is_preferred(slots, rows):
+    if is_preferred(&slots.preferred, rows):
         preferred = 1
     full = rows >= slots.max_rows
     sequence = oldest.next
@@ -637,7 +620,7 @@ cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t
         else:
             rows += sequence.head.rows
             count += 1
-            if is_preferred(slots, rows):
+            if is_preferred(&slots.preferred, rows):
                 preferred = count
             full = rows >= slots.max_rows
             sequence = sequence.next
@@ -648,7 +631,7 @@ cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t
     if full:
         return count
     wake[0] = oldest.since_ns + slots.delay_ns
-    bench.wake_rows = next_preferred(slots, rows)
+    bench.wake_rows = next_preferred(&slots.preferred, rows, slots.max_rows)
     return 0
 
 

@@ -42,3 +42,10 @@ cdef extern from *:
     int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
     void exact_timers "inferd_exact_timers"() noexcept nogil
     void thread_name "inferd_thread_name"(const char *name) noexcept nogil
+
+
+# Set up the thread of an instance: its name, and waits to the microsecond.
+cdef inline void prepare_thread(str name):
+    cdef bytes encoded = name.encode()
+    thread_name(encoded[max(0, len(encoded) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart
+    exact_timers()

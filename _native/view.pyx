@@ -12,7 +12,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_SetName
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -37,7 +37,7 @@ from _native.datatype cimport (
     datatype_name,
     datatype_size,
 )
-from _native.dlpack cimport DLPACK_CPU, DLDataType, DLManagedTensor, DLTensor, dlpack_type
+from _native.dlpack cimport DLPACK_CPU, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
 from _native.memory cimport Block, block_give, block_share, block_wrap
 
 import numpy as np
@@ -87,14 +87,6 @@ cdef void lent_delete(DLManagedTensor *managed) noexcept:
     cdef Lent *lent = <Lent *>managed.manager_ctx
     block_give(lent.block)
     free(lent)
-
-
-cdef void capsule_delete(object capsule) noexcept:
-    # a capsule that nobody consumed; a consumer renames it and calls the deleter itself
-    cdef DLManagedTensor *managed
-    if PyCapsule_IsValid(capsule, "dltensor"):
-        managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
-        managed.deleter(managed)
 
 
 cdef class View:
@@ -166,17 +158,8 @@ cdef class View:
         for i in range(self.rank):
             lent.shape[i] = self.dims[i]
         lent.block = block_share(self.block)
-        lent.managed.dl_tensor.data = <void *>self.data
-        lent.managed.dl_tensor.device.device_type = DLPACK_CPU
-        lent.managed.dl_tensor.device.device_id = 0
-        lent.managed.dl_tensor.ndim = <int32_t>self.rank
-        lent.managed.dl_tensor.dtype = dlpack_type(self.type)
-        lent.managed.dl_tensor.shape = lent.shape
-        lent.managed.dl_tensor.strides = NULL
-        lent.managed.dl_tensor.byte_offset = 0
-        lent.managed.manager_ctx = lent
-        lent.managed.deleter = lent_delete
-        return PyCapsule_New(&lent.managed, "dltensor", <void (*)(object) noexcept>capsule_delete)
+        return dlpack_capsule(&lent.managed, lent, lent_delete, DLPACK_CPU, 0, <void *>self.data,
+                              self.type, lent.shape, <int32_t>self.rank)
 
 
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,

@@ -51,7 +51,7 @@ from _native.gather cimport batch_describe, batch_gather_to
 from _native.lane cimport LaneHandle
 from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.memory cimport block_give, block_share, block_take, resource_refusal
-from _native.rehearsal cimport Outcome, rehearsal_requests
+from _native.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
 from _native.request cimport Request
 from _native.scatter cimport batch_set_output, batch_wants
 from _native.signature cimport MAX_RANK, Signature, TensorSignature
@@ -59,18 +59,17 @@ from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport (
     condition_destroy,
     condition_init,
-    exact_timers,
     lock,
     mutex_destroy,
     mutex_init,
     notify_all,
+    prepare_thread,
     thread_name,
     unlock,
     wait,
 )
 
 import logging
-import select
 import threading
 
 logger = logging.getLogger("inferd.instance")
@@ -221,9 +220,7 @@ cdef class GpuLoop:
 
     def prepare(self) -> None:
         """Set the thread up; first of all, on the instance's thread."""
-        cdef bytes name = self.name.encode()
-        thread_name(name[max(0, len(name) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart
-        exact_timers()
+        prepare_thread(self.name)
         self.device.use()
 
     def rehearse(self, dict tensors not None, uint32_t count) -> None:
@@ -248,15 +245,7 @@ cdef class GpuLoop:
         self.start(set, chain)
         with nogil:
             self.conclude(set)
-        while True:
-            bridge.drain()
-            if outcome.pending == 0:
-                break
-            select.select([bridge.event_fd], [], [])
-        if outcome.status:
-            text = text_or_no_memory(outcome.details).decode("utf-8", "replace")
-            free(outcome.details)
-            raise ValueError(text)
+        rehearsal_end(bridge, &outcome)
 
     def retire(self) -> None:
         """Have it end after the batches that it has taken; wake it if it waits (`QueueLane.nudge`)."""

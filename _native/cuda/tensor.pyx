@@ -1,13 +1,13 @@
 """Tensors on a device at the border to Python: what frameworks read and write in place, by DLPack or by address."""
 
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.cuda.driver cimport DevicePointer
 from _native.datatype cimport Datatype, datatype_name, datatype_size
-from _native.dlpack cimport DLPACK_CUDA, DLDataType, DLManagedTensor, DLTensor, dlpack_type
+from _native.dlpack cimport DLPACK_CUDA, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
 from _native.signature cimport MAX_RANK
 
 cdef struct Exported:
@@ -17,13 +17,6 @@ cdef struct Exported:
 
 cdef void exported_delete(DLManagedTensor *managed) noexcept:
     free(managed.manager_ctx)
-
-
-cdef void capsule_delete(object capsule) noexcept:
-    cdef DLManagedTensor *managed
-    if PyCapsule_IsValid(capsule, "dltensor"):
-        managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
-        managed.deleter(managed)
 
 
 cdef class DeviceTensor:
@@ -61,17 +54,8 @@ cdef class DeviceTensor:
         if exported == NULL:
             raise MemoryError
         memcpy(exported.shape, self.dims, self.rank * sizeof(int64_t))
-        exported.managed.dl_tensor.data = <void *><uintptr_t>self.address
-        exported.managed.dl_tensor.device.device_type = DLPACK_CUDA
-        exported.managed.dl_tensor.device.device_id = self.device
-        exported.managed.dl_tensor.ndim = <int32_t>self.rank
-        exported.managed.dl_tensor.dtype = dlpack_type(self.type)
-        exported.managed.dl_tensor.shape = exported.shape
-        exported.managed.dl_tensor.strides = NULL
-        exported.managed.dl_tensor.byte_offset = 0
-        exported.managed.manager_ctx = exported
-        exported.managed.deleter = exported_delete
-        return PyCapsule_New(&exported.managed, "dltensor", <void (*)(object) noexcept>capsule_delete)
+        return dlpack_capsule(&exported.managed, exported, exported_delete, DLPACK_CUDA, self.device,
+                              <void *><uintptr_t>self.address, self.type, exported.shape, <int32_t>self.rank)
 
 
 cdef DeviceTensor tensor_new(int device, DevicePointer address, size_t size, Datatype type, const int64_t *shape,

@@ -32,10 +32,9 @@ MODEL = f"""
 
 
 def interpreter(version: str) -> str | None:
-    """One that runs: on the path, or pyenv's."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python{version}"))]
-    for python in filter(None, candidates):
+    """One that runs: in any folder of PATH, or of INFERD_PYTHONS, which has its form."""
+    folders = ":".join(filter(None, (os.environ.get("PATH"), os.environ.get("INFERD_PYTHONS")))).split(":")
+    for python in filter(None, (shutil.which(f"python{version}", path=folder) for folder in folders)):
         if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
             return python
     return None
