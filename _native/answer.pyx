@@ -8,12 +8,10 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from _native.codec cimport (
-    PARAMETER_BOOL,
-    Parameter,
+from _native.codec cimport PARAMETER_BOOL, Parameter, Str
+from _native.encoding cimport (
     ResponseHead,
     ResponseOutput,
-    Str,
     raw_prefix_size,
     raw_prefix_write,
     response_head_size,

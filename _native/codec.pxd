@@ -1,4 +1,4 @@
-# Decoding of inference.ModelInferRequest and encoding of inference.ModelInferResponse.
+# Decoding of inference.ModelInferRequest.
 #
 # A decoded message holds borrowed pointers into the bytes it was decoded from: the caller keeps those bytes alive and
 # unchanged for as long as the InferMessage is in use. Nothing here takes the GIL.
@@ -108,28 +108,3 @@ cdef uint64_t contents_size(const InputHead *head, Datatype datatype) noexcept n
 # Write the typed contents as raw little-endian elements (BYTES: each with a 4-byte length), narrowing integers by
 # keeping their low bytes as Triton does. Only for an input whose contents_mask has no other bit than this datatype's.
 cdef void contents_copy(const InputHead *head, Datatype datatype, uint8_t *out) noexcept nogil
-
-
-cdef struct ResponseOutput:
-    # one ModelInferResponse.InferOutputTensor
-    Str name
-    Datatype datatype
-    const int64_t *shape
-    uint32_t rank
-
-cdef struct ResponseHead:
-    # ModelInferResponse without its raw_output_contents
-    Str model_name
-    Str model_version
-    Str id
-    const ResponseOutput *outputs
-    uint32_t output_count
-    const Parameter *parameters
-    uint32_t parameter_count
-
-# Encoding is two calls: size, then write into at least that many bytes; write returns the end of what it wrote.
-cdef size_t response_head_size(const ResponseHead *head) noexcept nogil
-cdef uint8_t *response_head_write(const ResponseHead *head, uint8_t *out) noexcept nogil
-# Tag and length in front of one raw_output_contents entry of `size` bytes.
-cdef size_t raw_prefix_size(uint64_t size) noexcept nogil
-cdef uint8_t *raw_prefix_write(uint64_t size, uint8_t *out) noexcept nogil

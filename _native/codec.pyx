@@ -1,71 +1,47 @@
-"""Decoding of ModelInferRequest, encoding of ModelInferResponse; the contract is in codec.pxd.
-
-The Python functions at the end are for tests and tools; the server uses the nogil ones.
-"""
-
-from typing import NamedTuple
+"""Decoding of ModelInferRequest; the contract is in codec.pxd."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset, strlen
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
 
-from _native.datatype cimport DT_BYTES, Datatype, datatype_name, datatype_parse, datatype_size
+from _native.datatype cimport DT_BYTES, Datatype, datatype_size
 from _native.datatype cimport DT_BOOL, DT_FP32, DT_FP64, DT_INT8, DT_INT16, DT_INT32, DT_INT64
 from _native.datatype cimport DT_UINT8, DT_UINT16, DT_UINT32, DT_UINT64
+from _native.tags cimport (
+    CONTENTS_BOOL,
+    CONTENTS_BYTES,
+    CONTENTS_FP32,
+    CONTENTS_FP64,
+    CONTENTS_INT,
+    CONTENTS_INT64,
+    CONTENTS_UINT,
+    CONTENTS_UINT64,
+    ENTRY_KEY,
+    ENTRY_VALUE,
+    REQUESTED_NAME,
+    REQUESTED_PARAMETERS,
+    REQUEST_ID,
+    REQUEST_INPUTS,
+    REQUEST_MODEL_NAME,
+    REQUEST_MODEL_VERSION,
+    REQUEST_OUTPUTS,
+    REQUEST_PARAMETERS,
+    REQUEST_RAW,
+    TENSOR_CONTENTS,
+    TENSOR_DATATYPE,
+    TENSOR_DIM,
+    TENSOR_NAME,
+    TENSOR_PARAMETERS,
+    TENSOR_SHAPE,
+    VALUE_BOOL,
+    VALUE_DOUBLE,
+    VALUE_INT64,
+    VALUE_STRING,
+    VALUE_UINT64,
+)
 from _native.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
-from _native.wire cimport field_size, likely, packed_varint_count, read_fixed64, read_size, read_tag
-from _native.wire cimport read_text, read_varint, skip_field, varint_size, write_prefix, write_varint
-
-# Tags are field_number << 3 | wire_type.
-cdef enum:      # ModelInferRequest
-    REQUEST_MODEL_NAME = 1 << 3 | 2
-    REQUEST_MODEL_VERSION = 2 << 3 | 2
-    REQUEST_ID = 3 << 3 | 2
-    REQUEST_PARAMETERS = 4 << 3 | 2
-    REQUEST_INPUTS = 5 << 3 | 2
-    REQUEST_OUTPUTS = 6 << 3 | 2
-    REQUEST_RAW = 7 << 3 | 2
-
-cdef enum:      # ModelInferRequest.InferInputTensor and ModelInferResponse.InferOutputTensor
-    TENSOR_NAME = 1 << 3 | 2
-    TENSOR_DATATYPE = 2 << 3 | 2
-    TENSOR_DIM = 3 << 3 | 0
-    TENSOR_SHAPE = 3 << 3 | 2
-    TENSOR_PARAMETERS = 4 << 3 | 2
-    TENSOR_CONTENTS = 5 << 3 | 2
-
-cdef enum:      # ModelInferRequest.InferRequestedOutputTensor
-    REQUESTED_NAME = 1 << 3 | 2
-    REQUESTED_PARAMETERS = 2 << 3 | 2
-
-cdef enum:      # an entry of map<string, InferParameter>
-    ENTRY_KEY = 1 << 3 | 2
-    ENTRY_VALUE = 2 << 3 | 2
-
-cdef enum:      # InferParameter
-    VALUE_BOOL = 1 << 3 | 0
-    VALUE_INT64 = 2 << 3 | 0
-    VALUE_STRING = 3 << 3 | 2
-    VALUE_DOUBLE = 4 << 3 | 1
-    VALUE_UINT64 = 5 << 3 | 0
-
-cdef enum:      # field numbers of InferTensorContents
-    CONTENTS_BOOL = 1
-    CONTENTS_INT = 2
-    CONTENTS_INT64 = 3
-    CONTENTS_UINT = 4
-    CONTENTS_UINT64 = 5
-    CONTENTS_FP32 = 6
-    CONTENTS_FP64 = 7
-    CONTENTS_BYTES = 8
-
-cdef enum:      # ModelInferResponse
-    RESPONSE_MODEL_NAME = 1 << 3 | 2
-    RESPONSE_MODEL_VERSION = 2 << 3 | 2
-    RESPONSE_ID = 3 << 3 | 2
-    RESPONSE_PARAMETERS = 4 << 3 | 2
-    RESPONSE_OUTPUTS = 5 << 3 | 2
-    RESPONSE_RAW = 6 << 3 | 2
+from _native.wire cimport likely, packed_varint_count, read_fixed64, read_size, read_tag, read_text, read_varint
+from _native.wire cimport skip_field
 
 cdef enum:
     FIRST_CAPACITY = 8
@@ -584,362 +560,3 @@ cdef void contents_copy(const InputHead *head, Datatype datatype, uint8_t *out) 
             return
         out = copy_contents(p, p + size, datatype, out)
         p += size
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Encoding
-
-cdef inline size_t text_size(Str text) noexcept nogil:
-    """A string field; as everywhere in proto3, an empty one is left out."""
-    return field_size(text.size) if text.size else 0
-
-
-cdef inline uint8_t *write_run(uint8_t *out, uint32_t tag, const char *data, uint32_t size) noexcept nogil:
-    """A length-delimited field."""
-    out = write_prefix(out, tag, size)
-    memcpy(out, data, size)
-    return out + size
-
-
-cdef inline uint8_t *write_text(uint8_t *out, uint32_t tag, Str text) noexcept nogil:
-    return write_run(out, tag, text.data, text.size) if text.size else out
-
-
-cdef size_t value_size(const Parameter *parameter) noexcept nogil:
-    """Body of an InferParameter. A oneof's member is written even when it has its default value."""
-    if parameter.kind == PARAMETER_BOOL:
-        return 2
-    if parameter.kind == PARAMETER_INT64 or parameter.kind == PARAMETER_UINT64:
-        return 1 + varint_size(<uint64_t>parameter.integer)
-    if parameter.kind == PARAMETER_STRING:
-        return field_size(parameter.text.size)
-    return 9 if parameter.kind == PARAMETER_DOUBLE else 0
-
-
-cdef uint8_t *write_value(uint8_t *out, const Parameter *parameter) noexcept nogil:
-    if parameter.kind == PARAMETER_BOOL:
-        out[0] = VALUE_BOOL
-        out[1] = parameter.integer != 0
-        return out + 2
-    if parameter.kind == PARAMETER_INT64 or parameter.kind == PARAMETER_UINT64:
-        out[0] = VALUE_INT64 if parameter.kind == PARAMETER_INT64 else VALUE_UINT64
-        return write_varint(out + 1, <uint64_t>parameter.integer)
-    if parameter.kind == PARAMETER_STRING:
-        return write_run(out, VALUE_STRING, parameter.text.data, parameter.text.size)
-    if parameter.kind == PARAMETER_DOUBLE:
-        out[0] = VALUE_DOUBLE
-        memcpy(out + 1, &parameter.real, 8)
-        return out + 9
-    return out
-
-
-cdef inline size_t entry_size(const Parameter *parameter) noexcept nogil:
-    """Body of a map entry; key and value are always written."""
-    return field_size(parameter.key.size) + field_size(value_size(parameter))
-
-
-cdef uint8_t *write_entry(uint8_t *out, const Parameter *parameter) noexcept nogil:
-    out = write_prefix(out, RESPONSE_PARAMETERS, entry_size(parameter))
-    out = write_run(out, ENTRY_KEY, parameter.key.data, parameter.key.size)
-    out = write_prefix(out, ENTRY_VALUE, value_size(parameter))
-    return write_value(out, parameter)
-
-
-cdef size_t shape_size(const ResponseOutput *output) noexcept nogil:
-    """Body of the packed shape field."""
-    cdef size_t size = 0
-    cdef uint32_t i
-    for i in range(output.rank):
-        size += varint_size(<uint64_t>output.shape[i])
-    return size
-
-
-cdef size_t output_size(const ResponseOutput *output) noexcept nogil:
-    """Body of an InferOutputTensor."""
-    cdef size_t size = text_size(output.name) + field_size(strlen(datatype_name(output.datatype)))
-    return size + field_size(shape_size(output)) if output.rank else size
-
-
-cdef uint8_t *write_output(uint8_t *out, const ResponseOutput *output) noexcept nogil:
-    cdef const char *datatype = datatype_name(output.datatype)
-    cdef uint32_t i
-    out = write_prefix(out, RESPONSE_OUTPUTS, output_size(output))
-    out = write_text(out, TENSOR_NAME, output.name)
-    out = write_run(out, TENSOR_DATATYPE, datatype, <uint32_t>strlen(datatype))
-    if output.rank:
-        out = write_prefix(out, TENSOR_SHAPE, shape_size(output))
-        for i in range(output.rank):
-            out = write_varint(out, <uint64_t>output.shape[i])
-    return out
-
-
-cdef size_t response_head_size(const ResponseHead *head) noexcept nogil:
-    cdef size_t size = text_size(head.model_name) + text_size(head.model_version) + text_size(head.id)
-    cdef uint32_t i
-    for i in range(head.parameter_count):
-        size += field_size(entry_size(&head.parameters[i]))
-    for i in range(head.output_count):
-        size += field_size(output_size(&head.outputs[i]))
-    return size
-
-
-cdef uint8_t *response_head_write(const ResponseHead *head, uint8_t *out) noexcept nogil:
-    cdef uint32_t i
-    out = write_text(out, RESPONSE_MODEL_NAME, head.model_name)
-    out = write_text(out, RESPONSE_MODEL_VERSION, head.model_version)
-    out = write_text(out, RESPONSE_ID, head.id)
-    for i in range(head.parameter_count):
-        out = write_entry(out, &head.parameters[i])
-    for i in range(head.output_count):
-        out = write_output(out, &head.outputs[i])
-    return out
-
-
-cdef size_t raw_prefix_size(uint64_t size) noexcept nogil:
-    return 1 + varint_size(size)
-
-
-cdef uint8_t *raw_prefix_write(uint64_t size, uint8_t *out) noexcept nogil:
-    return write_prefix(out, RESPONSE_RAW, size)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# For tests and tools
-
-PARAMETER_KINDS = ("", "bool_param", "int64_param", "string_param", "double_param", "uint64_param")
-
-
-class DecodedInput(NamedTuple):
-    name: str
-    datatype: str
-    shape: tuple
-    parameters: dict
-    has_contents: bool
-    contents_mask: int
-    contents_count: int
-    contents_bytes: int
-
-
-class DecodedOutput(NamedTuple):
-    name: str
-    parameters: dict
-
-
-class DecodedRequest(NamedTuple):
-    model_name: str
-    model_version: str
-    id: str
-    parameters: dict
-    inputs: tuple
-    outputs: tuple
-    raw: tuple
-
-
-cdef object text_object(Str text):
-    return text.data[:text.size].decode("utf-8")
-
-
-cdef object parameter_object(const Parameter *parameter):
-    """(member of the oneof, value); ("", None) when none is set."""
-    value = None
-    if parameter.kind == PARAMETER_BOOL:
-        value = parameter.integer != 0
-    elif parameter.kind == PARAMETER_INT64:
-        value = parameter.integer
-    elif parameter.kind == PARAMETER_STRING:
-        value = text_object(parameter.text)
-    elif parameter.kind == PARAMETER_DOUBLE:
-        value = parameter.real
-    elif parameter.kind == PARAMETER_UINT64:
-        value = <uint64_t>parameter.integer
-    return PARAMETER_KINDS[parameter.kind], value
-
-
-cdef dict parameter_objects(const Parameter *first, uint32_t count):
-    return {text_object(first[i].key): parameter_object(&first[i]) for i in range(count)}
-
-
-cdef object input_object(InferMessage *message, const InputHead *head):
-    return DecodedInput(
-        text_object(head.name),
-        text_object(head.datatype),
-        tuple([message.dims[head.first_dim + i] for i in range(head.rank)]),
-        parameter_objects(message.tensor_parameters + head.first_parameter, head.parameter_count),
-        bool(head.has_contents),
-        head.contents_mask,
-        head.contents_count,
-        head.contents_bytes,
-    )
-
-
-cdef object output_object(InferMessage *message, const OutputHead *head):
-    return DecodedOutput(
-        text_object(head.name),
-        parameter_objects(message.tensor_parameters + head.first_parameter, head.parameter_count),
-    )
-
-
-cdef class Decoder:
-    """A decoder with one InferMessage that it uses again for each message, as the server does."""
-
-    cdef InferMessage message
-    cdef bytes data             # what the pointers in `message` point into
-
-    def __cinit__(self):
-        infer_message_init(&self.message)
-
-    def __dealloc__(self):
-        infer_message_free(&self.message)
-
-    def decode(self, bytes data not None):
-        """Decode a ModelInferRequest.
-
-        Raises ValueError when it is malformed or has more elements than the decoder takes; MemoryError.
-        """
-        cdef const uint8_t *p = data
-        cdef size_t size = len(data)
-        cdef DecodeResult result
-        self.data = data
-        with nogil:
-            result = infer_decode(p, size, &self.message)
-        if result == DECODE_NO_MEMORY:
-            raise MemoryError
-        if result == DECODE_TOO_MANY:
-            raise ValueError(f"ModelInferRequest has more than {DECODE_LIMIT} elements of one kind")
-        if result == DECODE_MALFORMED:
-            raise ValueError("malformed ModelInferRequest")
-        return self.content()
-
-    def content(self):
-        """What the last decode left, as a DecodedRequest; that of an empty message after one that failed."""
-        cdef InferMessage *message = &self.message
-        return DecodedRequest(
-            text_object(message.model_name),
-            text_object(message.model_version),
-            text_object(message.id),
-            parameter_objects(message.parameters, message.parameter_count),
-            tuple([input_object(message, &message.inputs[i]) for i in range(message.input_count)]),
-            tuple([output_object(message, &message.outputs[i]) for i in range(message.output_count)]),
-            tuple([message.raw[i].data[:message.raw[i].size] for i in range(message.raw_count)]),
-        )
-
-    def parameter(self, str key not None):
-        """The request parameter that counts for `key`, as in DecodedRequest; None when there is none."""
-        cdef bytes name = key.encode()
-        cdef const Parameter *found = parameter_find(self.message.parameters, self.message.parameter_count, name,
-                                                     len(name))
-        return parameter_object(found) if found != NULL else None
-
-    def contents(self, uint32_t index, str datatype not None):
-        """The typed contents of input `index` as raw tensor bytes of `datatype`.
-
-        Raises IndexError, and ValueError when the input holds elements in a field for another datatype.
-        """
-        cdef bytes name = datatype.encode()
-        cdef Datatype kind = <Datatype>datatype_parse(name, len(name))
-        if index >= self.message.input_count:
-            raise IndexError(f"input {index} of {self.message.input_count}")
-        cdef const InputHead *head = &self.message.inputs[index]
-        if contents_field(kind) == 0 or head.contents_mask & ~(<uint32_t>1 << contents_field(kind)):
-            raise ValueError(f"contents of input {index} are not {datatype}: fields {head.contents_mask:#b}")
-        cdef bytearray out = bytearray(contents_size(head, kind))
-        cdef uint8_t *p = out
-        with nogil:
-            contents_copy(head, kind, p)
-        return bytes(out)
-
-
-def decode(bytes data not None):
-    """Decode a ModelInferRequest; see Decoder.decode."""
-    return Decoder().decode(data)
-
-
-cdef Str str_of(bytes data):
-    cdef Str text
-    text.data = data
-    text.size = <uint32_t>len(data)
-    return text
-
-
-cdef class ResponseBuilder:
-    """The C arrays of one ResponseHead and the bytes objects that they point into."""
-
-    cdef ResponseHead head
-    cdef ResponseOutput *outputs
-    cdef Parameter *parameters
-    cdef list kept
-
-    def __cinit__(self, model_name, model_version, id, parameters, outputs):
-        self.kept = []
-        self.outputs = <ResponseOutput *>malloc((len(outputs) + 1) * sizeof(ResponseOutput))
-        self.parameters = <Parameter *>malloc((len(parameters) + 1) * sizeof(Parameter))
-        if self.outputs == NULL or self.parameters == NULL:
-            raise MemoryError
-        self.head.model_name = self.text(model_name)
-        self.head.model_version = self.text(model_version)
-        self.head.id = self.text(id)
-        self.head.outputs = self.outputs
-        self.head.output_count = <uint32_t>len(outputs)
-        self.head.parameters = self.parameters
-        self.head.parameter_count = <uint32_t>len(parameters)
-        for i, (key, (kind, value)) in enumerate(parameters.items()):
-            self.set_parameter(&self.parameters[<uint32_t>i], key, PARAMETER_KINDS.index(kind), value)
-        for i, (name, datatype, shape) in enumerate(outputs):
-            self.set_output(&self.outputs[<uint32_t>i], name, datatype, shape)
-
-    def __dealloc__(self):
-        free(self.outputs)
-        free(self.parameters)
-
-    cdef Str text(self, str value):
-        cdef bytes data = value.encode()
-        self.kept.append(data)
-        return str_of(data)
-
-    cdef void set_parameter(self, Parameter *parameter, str key, int kind, value) except *:
-        memset(parameter, 0, sizeof(Parameter))
-        parameter.key = self.text(key)
-        parameter.kind = <ParameterKind>kind
-        if kind == PARAMETER_STRING:
-            parameter.text = self.text(value)
-        elif kind == PARAMETER_DOUBLE:
-            parameter.real = value
-        elif kind != PARAMETER_NONE:
-            parameter.integer = <int64_t><uint64_t>(int(value) & 0xFFFFFFFFFFFFFFFF)
-
-    cdef void set_output(self, ResponseOutput *output, str name, str datatype, shape) except *:
-        cdef bytes dims = b"".join([int(dim).to_bytes(8, "little", signed=True) for dim in shape])
-        cdef bytes type_name = datatype.encode()
-        self.kept.append(dims)
-        output.name = self.text(name)
-        output.datatype = <Datatype>datatype_parse(type_name, len(type_name))
-        output.shape = <const int64_t *><const char *>dims
-        output.rank = <uint32_t>len(shape)
-
-    cdef bytes encoded(self):
-        cdef size_t size = response_head_size(&self.head)
-        cdef bytearray out = bytearray(size)
-        cdef uint8_t *start = out
-        cdef uint8_t *end
-        with nogil:
-            end = response_head_write(&self.head, start)
-        if <size_t>(end - start) != size:
-            raise AssertionError(f"response head of {end - start} bytes where {size} were announced")
-        return bytes(out)
-
-
-def encode_response(str model_name, str model_version, str id, parameters, outputs, raw):
-    """Encode a ModelInferResponse.
-
-    `parameters` maps names to (member of the oneof, value) as in DecodedRequest, `outputs` are
-    (name, datatype, shape), `raw` the bytes of raw_output_contents.
-    """
-    cdef uint8_t[16] prefix
-    cdef ResponseBuilder builder = ResponseBuilder(model_name, model_version, id, parameters, outputs)
-    parts = [builder.encoded()]
-    for body in raw:
-        end = raw_prefix_write(len(body), prefix)
-        if <size_t>(end - prefix) != raw_prefix_size(len(body)):
-            raise AssertionError("raw prefix has another size than announced")
-        parts += [(<char *>prefix)[:end - prefix], body]
-    return b"".join(parts)

@@ -28,7 +28,7 @@ cdef enum:
 
 cdef InferMessage message
 infer_message_init(&message)
-cdef object decoder = official.codec.Decoder()
+cdef object decoder = official.messages.Decoder()
 
 
 cdef void copy_contents(const InputHead *head) noexcept nogil:

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
-from _native import codec
+from _native import messages
 from server.pb import grpc_service_pb2 as pb
 from tests.native.protowire import clean_entries, has_long_length
 
@@ -68,9 +68,9 @@ def _parameters(parameters) -> dict[str, tuple[str, object]]:
     return found
 
 
-def _input(tensor) -> codec.DecodedInput:
+def _input(tensor) -> messages.DecodedInput:
     values = {n: getattr(tensor.contents, name) for n, name in CONTENTS_FIELDS.items()}
-    return codec.DecodedInput(
+    return messages.DecodedInput(
         tensor.name,
         tensor.datatype,
         tuple(tensor.shape),
@@ -82,15 +82,15 @@ def _input(tensor) -> codec.DecodedInput:
     )
 
 
-def content(message: pb.ModelInferRequest) -> codec.DecodedRequest:
+def content(message: pb.ModelInferRequest) -> messages.DecodedRequest:
     """What our decoder is to return for this message."""
-    return codec.DecodedRequest(
+    return messages.DecodedRequest(
         message.model_name,
         message.model_version,
         message.id,
         _parameters(message.parameters),
         tuple(map(_input, message.inputs)),
-        tuple(codec.DecodedOutput(o.name, _parameters(o.parameters)) for o in message.outputs),
+        tuple(messages.DecodedOutput(o.name, _parameters(o.parameters)) for o in message.outputs),
         tuple(message.raw_input_contents),
     )
 
@@ -107,7 +107,7 @@ def contents(tensor, datatype: str) -> bytes:
     return wide.astype(dtype).tobytes()  # of an integer, astype keeps the low bytes
 
 
-def ours(decoder: codec.Decoder, data: bytes) -> codec.DecodedRequest | None:
+def ours(decoder: messages.Decoder, data: bytes) -> messages.DecodedRequest | None:
     """Our decoding, comparable with `content`; None when it refuses."""
     try:
         request = decoder.decode(data)
@@ -131,9 +131,9 @@ def _same_elements(a: bytes, b: bytes, datatype: str) -> bool:
     return a == b or (datatype == "FP32" and np.array_equal(*(np.frombuffer(x, "<f4") for x in (a, b)), equal_nan=True))
 
 
-def check(data: bytes, decoder: codec.Decoder | None = None) -> bool:
+def check(data: bytes, decoder: messages.Decoder | None = None) -> bool:
     """Assert that our decoder and official protobuf agree on these bytes; whether both accept them."""
-    decoder = decoder or codec.Decoder()
+    decoder = decoder or messages.Decoder()
     found = ours(decoder, data)
     message = parse(data)
     if found is None or message is None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _native import codec
+from _native import messages
 from server.pb import grpc_service_pb2 as pb
 from tests.native import strategies
 from tests.native.official import DATATYPES, ROOT, check, content, contents, ours, parse, parse_cpp
@@ -214,9 +214,9 @@ def test_bytes_fields_take_anything():
     assert check(run(7, b"\xc0\x80") + run(5, run(5, run(8, b"\xff\xfe"))))
 
 
-def only_input(data: bytes) -> codec.DecodedInput:
+def only_input(data: bytes) -> messages.DecodedInput:
     assert check(data)
-    (tensor,) = codec.decode(data).inputs
+    (tensor,) = messages.decode(data).inputs
     return tensor
 
 
@@ -257,7 +257,7 @@ def test_packed_bodies_end_with_an_element(field):
 
 def test_packed_unpacked_and_split_contents_are_joined_in_order():
     tensor = run(5, packed(2, 1, 2), number(2, 3), packed(2), packed(2, -4)) + run(1, b"X") + run(5, number(2, 5))
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     assert check(run(5, tensor), decoder)
     assert decoder.contents(0, "INT32") == np.array([1, 2, 3, -4, 5], "<i4").tobytes()
     assert decoder.contents(0, "INT8") == np.array([1, 2, 3, -4, 5], "<i1").tobytes()
@@ -267,7 +267,7 @@ def test_packed_unpacked_and_split_contents_are_joined_in_order():
 def test_integers_are_narrowed_to_their_low_bytes(datatype):
     field, dtype = DATATYPES[datatype]
     numbers = [0, 1, 127, 128, 255, 256, 2**15, 2**16 + 1, 2**31, 2**32 + 5, 2**40 + 7, 2**63, 2**64 - 1]
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     assert check(run(5, run(5, packed(field, *numbers), *(number(field, n) for n in numbers))), decoder)
     expected = np.array(numbers * 2, np.uint64).astype(dtype)
     assert decoder.contents(0, datatype) == expected.tobytes()
@@ -275,7 +275,7 @@ def test_integers_are_narrowed_to_their_low_bytes(datatype):
 
 def test_contents_of_every_datatype():
     request = typed_request()
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     assert check(request.SerializeToString(), decoder)
     for index, (datatype, (field, _)) in enumerate(DATATYPES.items()):
         assert decoder.contents(index, datatype) == contents(request.inputs[index], datatype)
@@ -298,13 +298,13 @@ def test_empty_contents_are_known_to_be_there():
 
 def test_last_of_a_duplicate_scalar_wins_even_when_empty():
     assert check(run(1, b"a") + run(1) + run(2, b"1") + run(2, b"2") + run(5, run(1, b"a") + run(1, b"b")))
-    assert codec.decode(run(1, b"a") + run(1)).model_name == ""
+    assert messages.decode(run(1, b"a") + run(1)).model_name == ""
 
 
 def test_duplicate_inputs_outputs_and_raw_are_appended():
     data = run(7, b"r0") + run(5, run(1, b"i")) + run(6, run(1, b"o")) + run(5, run(1, b"i")) + run(7) + run(6)
     assert check(data)
-    request = codec.decode(data)
+    request = messages.decode(data)
     assert [i.name for i in request.inputs] == ["i", "i"]
     assert [o.name for o in request.outputs] == ["o", ""]
     assert request.raw == (b"r0", b"")
@@ -337,9 +337,9 @@ VALUE = run(2, number(2, 7))
 def test_map_entries(entries, expected):
     data = b"".join(run(4, e) for e in entries)
     assert check(data)
-    assert codec.decode(data).parameters == expected
-    assert codec.decode(run(5, data)).inputs[0].parameters == expected
-    assert codec.decode(run(6, *(run(2, e) for e in entries))).outputs[0].parameters == expected
+    assert messages.decode(data).parameters == expected
+    assert messages.decode(run(5, data)).inputs[0].parameters == expected
+    assert messages.decode(run(6, *(run(2, e) for e in entries))).outputs[0].parameters == expected
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_map_entries(entries, expected):
 )
 def test_where_official_implementations_differ_we_follow_cpp(data):
     message = parse_cpp(data)
-    assert ours(codec.Decoder(), data) == (content(message) if message else None)
+    assert ours(messages.Decoder(), data) == (content(message) if message else None)
 
 
 def test_the_one_difference_from_cpp_is_a_tag_above_32_bits():
@@ -363,11 +363,11 @@ def test_the_one_difference_from_cpp_is_a_tag_above_32_bits():
     data = b"\x8a\x80\x80\x80\x10\x01n"
     assert parse_cpp(data) == pb.ModelInferRequest(model_name="n")
     assert parse(data) is None
-    assert ours(codec.Decoder(), data) is None
+    assert ours(messages.Decoder(), data) is None
 
 
 def test_the_last_parameter_of_a_key_counts():
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     decoder.decode(
         b"".join(run(4, run(1, k), run(2, number(2, n))) for n, k in enumerate([b"a", b"b", b"a", b"", b"ac"]))
     )
@@ -404,7 +404,7 @@ def test_bytes_behind_a_sample(sample):
 
 def test_limits():
     most = 65536
-    assert len(codec.decode(run(7) * most).raw) == most
+    assert len(messages.decode(run(7) * most).raw) == most
     for data in (
         run(7) * (most + 1),
         run(6) * (most + 1),
@@ -416,15 +416,15 @@ def test_limits():
         run(5, number(3, 1) * (most + 1)),
     ):
         with pytest.raises(ValueError, match="more than 65536"):
-            codec.decode(data)
+            messages.decode(data)
     assert only_input(run(5, run(3, bytes(most)))).shape == (0,) * most
     # elements of contents are not kept, so they have no limit
     assert only_input(run(5, run(5, run(1, bytes(3 * most))))).contents_count == 3 * most
 
 
 def test_a_decoder_after_a_refusal_is_as_new():
-    decoder = codec.Decoder()
-    nothing = codec.Decoder().content()
+    decoder = messages.Decoder()
+    nothing = messages.Decoder().content()
     large = run(7) * 5000 + run(5, run(3, bytes(5000)), run(4) * 5000) + run(1, b"name")
     for data in (*SAMPLES.values(), large):
         decoder.decode(data)
@@ -435,12 +435,12 @@ def test_a_decoder_after_a_refusal_is_as_new():
 
 @given(st.lists(strategies.requests, min_size=1, max_size=3), st.integers(0, 3))
 @thorough(700)
-def test_any_well_formed_request(messages, cut):
-    decoder = codec.Decoder()
-    for data in messages:
+def test_any_well_formed_request(requests, cut):
+    decoder = messages.Decoder()
+    for data in requests:
         assert check(data, decoder)
         if not check(data[: len(data) - cut], decoder):
-            assert decoder.content() == codec.Decoder().content()
+            assert decoder.content() == messages.Decoder().content()
 
 
 @given(st.data())
@@ -468,7 +468,7 @@ def test_what_official_protobuf_writes(data):
         getattr(tensor.contents, name).extend(data.draw(st.lists(element, max_size=30)))
     encoded = request.SerializeToString()
     assert check(encoded)
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     assert ours(decoder, encoded) == content(request)
 
 
@@ -496,7 +496,7 @@ def mutations(rng: random.Random, data: bytes) -> bytes:
 
 def test_random_mutations():
     rng = random.Random(20_261_121 if EFFORT == 1 else None)
-    decoder = codec.Decoder()
+    decoder = messages.Decoder()
     pool = [*SAMPLES.values(), *(put(f) for _, put in PLACES.values() for f in GOOD_FIELDS.values())]
     accepted = 0
     for _ in range(300_000 * EFFORT):
@@ -546,7 +546,7 @@ response_outputs = st.lists(
 )
 @thorough(700)
 def test_official_protobuf_reads_and_writes_our_responses(model_name, version, id_, parameters, outputs, raw):
-    encoded = codec.encode_response(model_name, version, id_, parameters, outputs, raw)
+    encoded = messages.encode_response(model_name, version, id_, parameters, outputs, raw)
 
     expected = pb.ModelInferResponse(model_name=model_name, model_version=version, id=id_, raw_output_contents=raw)
     for key, (kind, value) in parameters.items():
@@ -564,28 +564,28 @@ def test_official_protobuf_reads_and_writes_our_responses(model_name, version, i
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2_097_151, 2_097_152])
 def test_raw_prefix(size):
-    encoded = codec.encode_response("m", "", "", {}, [], [bytes(size), b"end"])
+    encoded = messages.encode_response("m", "", "", {}, [], [bytes(size), b"end"])
     assert list(pb.ModelInferResponse.FromString(encoded).raw_output_contents) == [bytes(size), b"end"]
 
 
 def test_text_at_the_size_of_each_length():
     for size in (0, 1, 7, 8, 15, 16, 17, 127, 128, 129, 16384):
         name = "n" * size
-        assert codec.decode(pb.ModelInferRequest(model_name=name).SerializeToString()).model_name == name
-        assert pb.ModelInferResponse.FromString(codec.encode_response(name, "", "", {}, [], [])).model_name == name
+        assert messages.decode(pb.ModelInferRequest(model_name=name).SerializeToString()).model_name == name
+        assert pb.ModelInferResponse.FromString(messages.encode_response(name, "", "", {}, [], [])).model_name == name
 
 
 def test_arguments_of_another_type_are_refused():
     with pytest.raises(TypeError):
-        codec.decode(bytearray(b""))
+        messages.decode(bytearray(b""))
     with pytest.raises(TypeError):
-        codec.decode(None)
+        messages.decode(None)
     with pytest.raises(IndexError):
-        codec.Decoder().contents(0, "FP32")
+        messages.Decoder().contents(0, "FP32")
 
 
 def test_the_oracle_reads_little_endian_doubles():
     data = run(4, run(1, b"d"), run(2, tag(4, FIXED64) + struct.pack("<d", -0.0)))
     assert check(data)
-    assert math.copysign(1, codec.decode(data).parameters["d"][1]) == -1
+    assert math.copysign(1, messages.decode(data).parameters["d"][1]) == -1
     assert parse(data) is not None

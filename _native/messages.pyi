@@ -1,4 +1,4 @@
-"""The Python surface of the codec, for tests and tools; the server uses the functions of codec.pxd."""
+"""Inference messages as Python objects, for tests and tools; the server uses codec.pxd and encoding.pxd."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
