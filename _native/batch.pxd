@@ -19,6 +19,7 @@ cdef struct NativeBatch:
     GatheredInput *inputs    # all of the signature, the supplied ones behind those of requests; from batch_gather
     bint failed              # all requests get INTERNAL with `details`
     char *details            # from malloc
+    bint stopped             # nobody waits any more, so it was ended early: `failed` is CANCELLED then
     int64_t taken_ns
     int64_t input_end_ns
     int64_t output_start_ns

@@ -16,6 +16,7 @@ from _native.lane cimport Lane
 from _native.memory cimport Block, block_take
 from _native.placement cimport place_of_output
 from _native.request cimport (
+    STATUS_CANCELLED,
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
     STATUS_OK,
@@ -65,6 +66,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.input_end_ns = 0
     batch.output_start_ns = 0
     batch.failed = False
+    batch.stopped = False
     batch.count = 0
     batch.rows = 0
     while chain != NULL:
@@ -117,7 +119,8 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
 # Answering
 
 cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
-    request_fail(request, STATUS_INTERNAL, format_text("%s", text_or_no_memory(batch.details)))
+    request_fail(request, STATUS_CANCELLED if batch.stopped else STATUS_INTERNAL,
+                 format_text("%s", text_or_no_memory(batch.details)))
 
 
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil:

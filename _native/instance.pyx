@@ -10,6 +10,7 @@ from _native.batch cimport (
     NativeBatch,
     await_fn,
     batch_begin,
+    batch_fail,
     batch_finish,
     batch_for_python,
     batch_free,
@@ -22,8 +23,9 @@ from _native.gather cimport batch_gather
 from _native.lane cimport LaneHandle, Seat
 from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
-from _native.request cimport Request
+from _native.request cimport Request, Watched, requests_unwatch, requests_watch
 from _native.signature cimport Signature
+from _native.text cimport format_text
 from _native.threads cimport prepare_thread
 
 import logging
@@ -39,7 +41,8 @@ cdef class InstanceLoop:
         lane: where its batches come from.
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
             `execute_fn` with its context, batches never touch Python; with an attribute `gate`, a capsule named
-            "inferd.await_fn" around an `await_fn`, that is asked before each batch.
+            "inferd.await_fn" around an `await_fn`, that is asked before each batch; with a true `stoppable`, it is told
+            when nobody waits any more for the batch that it executes.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
         claim: to the resources that it must hold while it executes; None for none.
@@ -55,6 +58,8 @@ cdef class InstanceLoop:
     cdef await_fn gate
     cdef void *gate_context
     cdef ClaimHandle claim
+    cdef bint stoppable
+    cdef Watched watched     # the batch that is executed, if it may be stopped
 
     def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
                   ClaimHandle claim=None):
@@ -77,6 +82,10 @@ cdef class InstanceLoop:
         if gate is not None:
             self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
             self.gate_context = PyCapsule_GetContext(gate)
+        # what follows in a sequence depends on what was executed: it goes on as if somebody waited
+        self.stoppable = lane.lane.settle == NULL and getattr(instance, "stoppable", False)
+        self.watched.stop = stop_instance
+        self.watched.owner = <void *>self
         batch_init(&self.batch, lane.lane)
 
     def __dealloc__(self):
@@ -167,11 +176,37 @@ cdef class InstanceLoop:
             if ready and self.executor != NULL:
                 self.executor(&self.batch, self.context)
             else:
-                ready = ready and batch_gather(&self.batch)
+                ready = ready and batch_gather(&self.batch) and self.watch()
         if ready and self.executor == NULL:
             self.execute()
+            if self.stoppable:
+                self.unwatch()
         with nogil:
             self.finish()
+
+    cdef bint watch(self) noexcept nogil:
+        # False: nobody waits for the batch, it need not even begin
+        if not self.stoppable:
+            return True
+        self.watched.requests = self.batch.requests
+        self.watched.count = self.batch.count
+        if requests_watch(&self.watched):
+            return True
+        self.batch.stopped = True
+        batch_fail(&self.batch, format_text("nobody waits for the answer"))
+        return False
+
+    cdef void unwatch(self) noexcept:
+        with nogil:
+            requests_unwatch(&self.watched)
+        if not self.watched.stopped:
+            return
+        self.batch.stopped = True
+        logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", self.name, self.batch.count)
+        try:
+            self.instance.resume()
+        except Exception:
+            logger.exception("instance %s", self.name)
 
     cdef void log_batch(self) noexcept:
         cdef const Signature *signature = self.batch.signature
@@ -193,10 +228,19 @@ cdef class InstanceLoop:
         except BaseException as error:
             text = text_of(error)
             batch.fail(text)
-            logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
-                         exc_info=logger.isEnabledFor(logging.DEBUG))
+            if not self.watched.stopped:
+                logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
+                             exc_info=logger.isEnabledFor(logging.DEBUG))
         finally:
             batch.batch = NULL  # whoever keeps the object finds that it is over
+
+
+cdef void stop_instance(void *owner) noexcept nogil:
+    with gil:
+        try:
+            (<InstanceLoop>owner).instance.stop()
+        except Exception:
+            logger.exception("instance %s", (<InstanceLoop>owner).name)
 
 
 cdef str text_of(object error):

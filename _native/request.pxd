@@ -78,6 +78,10 @@ cdef enum RequestState:
 # Told, on the loop, that nobody waits for the answer of a request any more that an instance has. Must be quick.
 ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 
+# Told, on the loop and perhaps with the GIL, that nobody waits any more for anything that is executed together. Must be
+# quick.
+ctypedef void (*stop_fn)(void *owner) noexcept nogil
+
 # Takes a waiting request out of where it waits, on the loop; it is the caller's then.
 ctypedef void (*leave_fn)(Request *request) noexcept nogil
 
@@ -165,6 +169,22 @@ cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcep
 cdef void request_unfollow(Request *request) noexcept nogil
 # On the loop: nobody waits any more.
 cdef void request_abandon(Request *request) noexcept nogil
+
+cdef struct Watched:
+    # requests that are executed together by one who can stop in between
+    Request **requests
+    uint32_t count
+    stop_fn stop
+    void *owner
+    bint stopped             # `stop` was called
+    Watched *previous
+    Watched *next
+
+# From the thread that executes them, without the GIL: have `stop` called once all are abandoned. False: they are
+# already, and are not watched. What it costs does not depend on how many they are.
+cdef bint requests_watch(Watched *watched) noexcept nogil
+# The opposite, without the GIL: when it returns, `stop` does not run and will not.
+cdef void requests_unwatch(Watched *watched) noexcept nogil
 
 # A further response to a request of a decoupled model, with the outputs wanted that the request wants; NULL when there
 # is no memory. It goes over the bridge, or back by response_free.

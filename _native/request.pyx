@@ -166,6 +166,62 @@ cdef void request_abandon(Request *request) noexcept nogil:
     if request.on_abandon != NULL:
         request.on_abandon(request, request.on_abandon_owner)
     unlock(&following)
+    stop_abandoned()
+
+
+# Held by the loop while it calls `stop`, which may take the GIL: nobody else waits for it with the GIL.
+cdef Mutex watching
+cdef Watched *first_watched = NULL
+mutex_init(&watching, NULL)
+
+
+cdef bint all_abandoned(const Watched *watched) noexcept nogil:
+    cdef uint32_t i
+    for i in range(watched.count):
+        if not load32(&watched.requests[i].abandoned):
+            return False
+    return True
+
+
+cdef bint requests_watch(Watched *watched) noexcept nogil:
+    global first_watched
+    cdef bint waited_for
+    watched.stopped = False
+    lock(&watching)
+    waited_for = not all_abandoned(watched)
+    if waited_for:
+        watched.previous = NULL
+        watched.next = first_watched
+        if first_watched != NULL:
+            first_watched.previous = watched
+        first_watched = watched
+    unlock(&watching)
+    return waited_for
+
+
+cdef void requests_unwatch(Watched *watched) noexcept nogil:
+    global first_watched
+    lock(&watching)
+    if watched.previous != NULL:
+        watched.previous.next = watched.next
+    else:
+        first_watched = watched.next
+    if watched.next != NULL:
+        watched.next.previous = watched.previous
+    unlock(&watching)
+
+
+cdef void stop_abandoned() noexcept nogil:
+    # one look at most executions: at their first request
+    cdef Watched *watched
+    lock(&watching)
+    watched = first_watched
+    while watched != NULL:
+        if not watched.stopped and all_abandoned(watched):
+            watched.stopped = True
+            watched.stop(watched.owner)
+        watched = watched.next
+    unlock(&watching)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -354,12 +354,26 @@ class Model(abc.ABC):
 class Instance(abc.ABC):
     """What runs batches: one thread calls it, one batch at a time."""
 
+    stoppable: ClassVar[bool] = False  # it has `stop`, and is told when nobody waits any more
+
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:
         """Run the batch and set every wanted output on it.
 
         An exception fails every request of this batch with INTERNAL and its text, and nothing else.
         """
+
+    def stop(self) -> None:
+        """Every request of the batch that is executed now was cancelled or is late: have `execute` end early.
+
+        Called on the event loop, perhaps just before `execute` begins or after it has ended, and at most once a batch.
+        Not for requests of sequences. Must be quick. However `execute` ends then, nobody sees it.
+        """
+        return
+
+    def resume(self) -> None:
+        """The batch that was stopped is over; called on the instance's thread before the next one."""
+        return
 
     def close(self) -> None:
         """Free what the instance holds; called on its thread after its last batch."""

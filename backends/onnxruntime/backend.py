@@ -147,6 +147,8 @@ class OnnxModel(Model):
 class OnnxInstance(Instance):
     """What the two ways of running have in common: choosing inputs and outputs, and telling what went wrong."""
 
+    stoppable = True
+
     def __init__(self, model: OnnxModel) -> None:
         self.session = model.session
         self.inputs = tuple(
@@ -178,6 +180,14 @@ class OnnxInstance(Instance):
                 batch.set_bytes_output(name, array.reshape(-1), array.shape)
             else:
                 batch.set_output(name, array)
+
+    def stop(self) -> None:
+        """End the run before its next operator, also inside of a Loop, Scan or If."""
+        self.run_options.terminate = True
+
+    def resume(self) -> None:
+        """See Instance."""
+        self.run_options.terminate = False
 
     def run_into(self, places: Mapping[str, Any], wanted: list[str], feed: dict[str, Any]) -> list[Any]:
         """The same, with the outputs that have a place written there."""

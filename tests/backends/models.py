@@ -61,3 +61,36 @@ def identity_onnx(element: int, shape: Sequence[int | str | None] | None) -> byt
 
     x, y = (helper.make_tensor_value_info(name, element, shape) for name in "xy")
     return onnx_bytes([helper.make_node("Identity", ["x"], ["y"])], [x], [y])
+
+
+def endless_onnx() -> bytes:
+    """y counts to the largest x, one step of a Loop at a time; x and y are INT64 [N, 1]."""
+    from onnx import TensorProto, helper
+
+    def value(name: str, element: int, shape: Sequence[int | str]) -> Any:
+        return helper.make_tensor_value_info(name, element, shape)
+
+    one = helper.make_node("Constant", [], ["one"], value=helper.make_tensor("one", TensorProto.INT64, [], [1]))
+    body = helper.make_graph(
+        [
+            one,
+            helper.make_node("Add", ["count_in", "one"], ["count_out"]),
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+        ],
+        "body",
+        [
+            value("step", TensorProto.INT64, []),
+            value("go_in", TensorProto.BOOL, []),
+            value("count_in", TensorProto.INT64, []),
+        ],
+        [value("go_out", TensorProto.BOOL, []), value("count_out", TensorProto.INT64, [])],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["steps"], keepdims=0),
+        helper.make_node("Sub", ["x", "x"], ["zeros"]),
+        helper.make_node("ReduceMax", ["zeros"], ["start"], keepdims=0),
+        helper.make_node("Loop", ["steps", "", "start"], ["count"], body=body),
+        helper.make_node("Add", ["zeros", "count"], ["y"]),
+    ]
+    x, y = (value(name, TensorProto.INT64, ["N", 1]) for name in "xy")
+    return onnx_bytes(nodes, [x], [y])

@@ -88,8 +88,23 @@ class PuppetInstance(Instance):
     model: PuppetModel
     name: str
 
+    @property
+    def stoppable(self) -> bool:
+        """Whether the test's function has `stop` and `resume`."""
+        return hasattr(self.function, "stop")
+
+    @property
+    def function(self) -> Any:
+        return self.model.backend.models[self.model.name]
+
     def execute(self, batch: Batch) -> None:
-        self.model.backend.models[self.model.name](batch)
+        self.function(batch)
+
+    def stop(self) -> None:
+        self.function.stop()
+
+    def resume(self) -> None:
+        self.function.resume()
 
     def close(self) -> None:
         self.model.backend.closed.append(self.name)
