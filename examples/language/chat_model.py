@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import torch
 from corpus import CLS, PAD, SEP, SPEAKER1, SPEAKER2, UNKNOWN, VOCABULARY, Words
@@ -75,18 +74,18 @@ class Chat(nn.Module):
         return state[torch.arange(len(last), device=ids.device), last] @ self.words.weight.T + self.bias
 
 
-def dialogues(texts: list[str], words: Words) -> list[tuple[list[int], list[int]]]:
-    """Each sentence as the answer to the one before: the numbers, and who speaks."""
+def dialogues(answers: dict[str, str], words: Words) -> list[tuple[list[int], list[int]]]:
+    """Each question with its answer: the numbers, and who speaks."""
     out = []
-    for said, answer in pairwise(texts):
-        first, second = words.encode(said)[-24:], words.encode(answer)[:36]
+    for question, answer in answers.items():
+        first, second = words.encode(question), words.encode(answer)
         ids = [CLS, SPEAKER1, *first, SPEAKER2, *second, SEP]
         speakers = [SPEAKER1] * (2 + len(first)) + [SPEAKER2] * (2 + len(second))
         out.append((ids, speakers))
     return out
 
 
-def train(texts: list[str], words: Words, steps: int) -> tuple[Chat, float]:
+def train(answers: dict[str, str], words: Words, steps: int) -> tuple[Chat, float]:
     """Train a network; also the loss of its last tenth."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the network is small: more threads wait for each other, for minutes on a busy machine
@@ -94,7 +93,7 @@ def train(texts: list[str], words: Words, steps: int) -> tuple[Chat, float]:
     net = Chat()
     known = len(words.words) + UNKNOWN + 1
     net.bias[:known] = 0
-    examples = dialogues(texts, words)
+    examples = dialogues(answers, words)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     losses = []
     for _ in range(steps):

@@ -32,7 +32,8 @@ def chat(client: triton.InferenceServerClient, text: str) -> None:
     while not isinstance(answer := answers.get(), Exception):
         if answer.get_response().parameters["triton_final_response"].bool_param:
             break
-        print(answer.as_numpy("word").item().decode(), end=" ", flush=True)
+        word = answer.as_numpy("word").item().decode()
+        print(word if word in ".,;:!?)" else f" {word}", end="", flush=True)
     print(answer if isinstance(answer, Exception) else "")
     client.stop_stream()
 
@@ -47,12 +48,12 @@ def classify(client: triton.InferenceServerClient, *sentences: str) -> None:
 def main() -> None:
     """Do both."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("text", nargs="?", default="What is an exception?")
+    parser.add_argument("text", nargs="?", default="What does len do?")
     parser.add_argument("-u", "--url", default="127.0.0.1:8001")
     arguments = parser.parse_args()
     with triton.InferenceServerClient(arguments.url) as client:
         chat(client, arguments.text)
-        classify(client, *SENTENCES, arguments.text)
+        classify(client, *SENTENCES)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""What the models of this example are trained on: Python's own reference, which comes with every interpreter."""
+"""What the models of this example are trained on: Python's own documentation, which comes with every interpreter.
+
+The classifier learns from the prose of the language reference, the chat from what functions say of themselves.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -32,6 +38,39 @@ def is_bad_news(sentence: str) -> bool:
     return BAD_NEWS.search(sentence) is not None
 
 
+MODULES = (
+    "builtins", "bisect", "collections", "functools", "heapq", "itertools", "json", "math", "operator", "os.path",
+    "random", "re", "shutil", "statistics", "textwrap", "time",
+)  # fmt: skip
+TYPES = (bytes, dict, float, int, list, set, str, tuple)
+
+
+def questions() -> dict[str, str]:
+    """Questions about functions and exceptions, and the first sentence of their documentation as the answer."""
+    found = {}
+    for name, thing in _documented():
+        raised = inspect.isclass(thing) and issubclass(thing, BaseException)
+        answer = _first_sentence(inspect.getdoc(thing) or "")
+        if 3 <= len(answer.split()) <= 20 and answer.endswith("."):
+            found.setdefault(f"When is {name} raised?" if raised else f"What does {name} do?", answer)
+    return found
+
+
+def _documented() -> Iterator[tuple[str, object]]:
+    for module in map(importlib.import_module, MODULES):
+        yield from ((name, each) for name, each in vars(module).items() if name[0] != "_" and callable(each))
+    for kind in TYPES:
+        yield from ((f"{kind.__name__}.{name}", each) for name, each in vars(kind).items() if name[0] != "_")
+
+
+def _first_sentence(documentation: str) -> str:
+    for paragraph in re.split(r"\n\s*\n", documentation):
+        sentence = re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))[0]
+        if not re.match(r"\w+\(|.*->", sentence):  # that is how it is called
+            return sentence
+    return ""
+
+
 def split(text: str) -> list[str]:
     """Words and punctuation marks."""
     return re.findall(r"\w+(?:'\w+)?|[^\w\s]", text)
@@ -46,10 +85,10 @@ class Words:
 
     @classmethod
     def of(cls, texts: list[str]) -> Words:
-        """The words that are used more than once, the most frequent first."""
+        """The words of the texts, the most frequent first."""
         counts = Counter(word for text in texts for word in split(text))
         room = SPEAKER1 - UNKNOWN - 1
-        return cls([word for word, count in counts.most_common(room) if count > 1])
+        return cls([word for word, _ in counts.most_common(room)])
 
     def encode(self, text: str) -> list[int]:
         """Its words' numbers."""

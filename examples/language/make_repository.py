@@ -2,9 +2,9 @@
 
     python make_repository.py DIR [--steps N] [--epochs N] [--sentiment-model FILE]
 
-Both networks are small and are trained on the text of Python's own reference, which takes about two minutes on two
-cores. What is there already and newer than these scripts is kept. Another `model.py`, written for Triton, can take the
-place of the classifier of this folder.
+Both networks are small and are trained on Python's own documentation, which takes about two minutes on two cores. What
+is there already and newer than these scripts is kept. Another `model.py`, written for Triton, can take the place of the
+classifier of this folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from corpus import Words, sentences
+from corpus import Words, questions, sentences
 
 HERE = Path(__file__).parent
 
@@ -63,7 +63,7 @@ def is_current(*files: Path) -> bool:
     return all(file.exists() and file.stat().st_mtime >= newest for file in files)
 
 
-def make_language_model(repository: Path, texts: list[str], words: Words, steps: int) -> None:
+def make_language_model(repository: Path, answers: dict[str, str], words: Words, steps: int) -> None:
     """Train it, and write it as TorchScript."""
     folder = repository / "ibuddha_chitchat"
     model = folder / "1" / "model.pt"
@@ -72,7 +72,7 @@ def make_language_model(repository: Path, texts: list[str], words: Words, steps:
         return
     import chat_model
 
-    net, loss = chat_model.train(texts, words, steps)
+    net, loss = chat_model.train(answers, words, steps)
     model.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated upstream, and what is served all over the world
@@ -112,15 +112,15 @@ def main() -> None:
     """Make the repository that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path, help="the model repository, made if it is not there")
-    parser.add_argument("--steps", type=int, default=400, help="to train the language model for")
+    parser.add_argument("--steps", type=int, default=800, help="to train the language model for")
     parser.add_argument("--epochs", type=int, default=4, help="to train the classifier for")
     parser.add_argument("--sentiment-model", type=Path, default=HERE / "sentiment" / "model.py")
     arguments = parser.parse_args()
-    texts = sentences()
-    words = Words.of(texts)
-    make_language_model(arguments.directory, texts, words, arguments.steps)
+    answers = questions()
+    words = Words.of([*answers, *answers.values()])
+    make_language_model(arguments.directory, answers, words, arguments.steps)
     make_chat(arguments.directory, words)
-    make_sentiment(arguments.directory, texts, arguments.epochs, arguments.sentiment_model)
+    make_sentiment(arguments.directory, sentences(), arguments.epochs, arguments.sentiment_model)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_the_chat_of_the_example_streams_words(client: triton.InferenceServerCli
         answers: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: answers.put(error or result))
         try:
-            text = np.array([b"What is an exception?"], object)
+            text = np.array([b"What does len do?"], object)
             given = triton.InferInput("text", [1], "BYTES").set_data_from_numpy(text)
             parameters = {"seed": seed, "longest": 6}
             client.async_stream_infer("chat", [given], parameters=parameters, enable_empty_final_response=True)
