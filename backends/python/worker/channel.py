@@ -21,9 +21,12 @@ class Waiter:
 
     __slots__ = ("_event", "done")
 
+    done: bool
+    _event: threading.Event | None  # made when it must sleep, which few must
+
     def __init__(self) -> None:
         self.done = False
-        self._event: threading.Event | None = None
+        self._event = None
 
     def wake(self) -> None:
         """It has come, or there is work to do for whoever waits."""
@@ -35,16 +38,16 @@ class Waiter:
         self.done = True
         self.wake()
 
+    def prepare(self) -> None:
+        """Get ready to sleep: from now on `wake` is not lost."""
+        if self._event is None:
+            self._event = threading.Event()
+
     def sleep(self) -> None:
         """Wait for `wake`. `prepare` comes before."""
         assert self._event is not None
         self._event.wait()
         self._event.clear()
-
-    def prepare(self) -> None:
-        """Get ready to sleep."""
-        if self._event is None:
-            self._event = threading.Event()
 
 
 class Channel(abc.ABC):

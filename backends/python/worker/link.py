@@ -116,8 +116,12 @@ class Side:
 
     def wait(self, waiter: Waiter) -> None:
         """Wait until the waiter is done."""
-        if waiter.done:
-            return
+        if not waiter.done and self._thread is None and self._reading.acquire(blocking=False):
+            self._read_until(waiter)
+        if not waiter.done:
+            self._wait_for_others(waiter)
+
+    def _wait_for_others(self, waiter: Waiter) -> None:
         waiter.prepare()
         self._waiters.add(waiter)  # before the lock is tried: who lets go of it looks here for a successor
         try:
@@ -135,10 +139,14 @@ class Side:
                 self._dispatch(self._link.receive(self._link.side, self._buffer))
         finally:
             self._reading.release()
-            for other in list(self._waiters):
-                if not other.done and other is not waiter:
-                    other.wake()
-                    break
+            if self._waiters:
+                self._wake_another(waiter)
+
+    def _wake_another(self, waiter: Waiter) -> None:
+        for other in list(self._waiters):
+            if not other.done and other is not waiter:
+                other.wake()
+                break
 
     def read_always(self) -> None:
         """Have a thread read, from now on."""

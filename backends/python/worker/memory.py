@@ -36,3 +36,6 @@ class PreferredMemory:
             )
         self.memory_type = preferred_memory_type
         self.device_id = int(preferred_device_id)
+
+
+ANY_MEMORY = PreferredMemory(DEFAULT)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from . import protocol as p
 from .datatypes import BYTES
-from .memory import DEFAULT, PreferredMemory
-from .request import RELEASE_ALL, InferenceTrace, ReceivedRequest
+from .memory import ANY_MEMORY
+from .request import NO_TRACE, RELEASE_ALL, InferenceTrace, ReceivedRequest
 from .response import InferenceResponse, make_sender
 from .tensor import Tensor, received, wire_bytes
 
@@ -26,8 +26,6 @@ _PADDING = tuple(bytes(size) for size in range(8))
 SMALL = 4096
 """Bytes of an output that goes into the record rather than into memory of its own."""
 
-_NO_TRACE = InferenceTrace()
-_DEFAULT_MEMORY = PreferredMemory(DEFAULT)
 _TENSOR = p.TENSOR
 _TENSOR_SIZE = p.TENSOR.size
 _REQUEST = p.REQUEST
@@ -112,14 +110,14 @@ class RequestReader:
         request._decoupled = self._decoupled
         request._model_name = self._model
         request._model_version = self._version
-        request._preferred_memory = _DEFAULT_MEMORY
+        request._preferred_memory = ANY_MEMORY
         if extra:
             self._read_extra(request, record, extra)
         else:
             request._request_id = ""
             request._correlation_id = request._timeout = request._priority = 0
             request._wanted = request._parameters = None
-            request._trace = _NO_TRACE
+            request._trace = NO_TRACE
             request._outputs = self._names.outputs
         # A decoupled model's request lives on after `execute`, and its sender sees to it that it is answered.
         request._sender = make_sender(self._channel, number, True, request._wanted) if self._decoupled else None
@@ -146,7 +144,7 @@ class RequestReader:
         request._timeout = timeout
         request._priority = priority
         request._parameters = json.loads(parameters) if parameters else None
-        request._trace = InferenceTrace(request._key, trace) if trace else _NO_TRACE
+        request._trace = InferenceTrace(request._key, trace) if trace else NO_TRACE
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import calls as _calls
 from . import parameters as _parameters
 from .errors import TritonModelException
-from .memory import DEFAULT, PreferredMemory
-from .response import require_tensors
+from .memory import ANY_MEMORY, PreferredMemory
+from .response import all_tensors, require_tensors
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class InferenceTrace:
     def get_context(self) -> str | None:
         """The trace's context as JSON text with a W3C `traceparent`; None if the request is not traced."""
         return self._context or None
+
+
+NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
@@ -97,15 +101,15 @@ class InferenceRequest:
             raise TypeError("InferenceRequest expects str as its model_name and request_id")
         if not model_name:
             raise TypeError("InferenceRequest expects a model_name")
-        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         self._inputs = list(inputs)
-        require_tensors(self._inputs, f"Input tensor {whose}")
+        if not all_tensors(self._inputs):
+            require_tensors(self._inputs, f"Input tensor {_of_request(request_id, model_name)}")
         self._outputs = list(requested_output_names)
         for name in self._outputs:
             if not isinstance(name, str):
                 raise TypeError(f"InferenceRequest expects a list of str, found {type(name).__name__}")
             if not name:
-                raise TritonModelException(f"Requested output name {whose}")
+                raise TritonModelException(f"Requested output name {_of_request(request_id, model_name)}")
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._model_name = model_name
@@ -113,8 +117,8 @@ class InferenceRequest:
         self._flags = int(flags)
         self._timeout = int(timeout)
         self._priority = int(priority)
-        self._preferred_memory = PreferredMemory(DEFAULT) if preferred_memory is None else preferred_memory
-        self._trace = InferenceTrace() if trace is None else trace
+        self._preferred_memory = ANY_MEMORY if preferred_memory is None else preferred_memory
+        self._trace = NO_TRACE if trace is None else trace
         self._parameters = None if parameters is None else _parameters.checked(parameters)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -184,10 +188,8 @@ class InferenceRequest:
         Raises:
             TritonModelException: called while the model is initialized or finalized.
         """
-        from .calls import ResponseIterator, start
-
-        call = start(self, decoupled)
-        return ResponseIterator(call) if decoupled else call.wait()
+        call = _calls.start(self, decoupled)
+        return _calls.ResponseIterator(call) if decoupled else call.wait()
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
@@ -196,9 +198,7 @@ class InferenceRequest:
             TritonModelException: called while the model is initialized or finalized.
             RuntimeError: no event loop is running.
         """
-        from .calls import start_async
-
-        return start_async(self, decoupled)
+        return _calls.start_async(self, decoupled)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Answering: only the requests that a model is given can be answered
@@ -229,6 +229,10 @@ class InferenceRequest:
 
     def __repr__(self) -> str:
         return f"InferenceRequest({self._model_name!r}, id {self._request_id!r}, {self._inputs!r})"
+
+
+def _of_request(request_id: str, model_name: str) -> str:
+    return f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
 
 
 class ReceivedRequest(InferenceRequest):

@@ -18,6 +18,14 @@ FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL: no response comes after this one."""
 
 
+def all_tensors(values: Sequence[object]) -> bool:
+    """Whether a list of tensors has nothing else in it, nor instances of subclasses."""
+    for value in values:
+        if value.__class__ is not Tensor:
+            return False
+    return True
+
+
 def require_tensors(values: Sequence[object], none: str) -> None:
     """Refuse anything in a list of tensors that is no tensor.
 
@@ -54,7 +62,8 @@ class InferenceResponse:
         parameters: dict[str, Any] | None = None,
     ) -> None:
         outputs = list(output_tensors)
-        require_tensors(outputs, "Output tensor for inference response should not be empty.")
+        if not all_tensors(outputs):
+            require_tensors(outputs, "Output tensor for inference response should not be empty.")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse expects a TritonError as its error, got {type(error).__name__}")
         self._outputs = outputs
