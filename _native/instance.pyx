@@ -25,7 +25,7 @@ from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
 from _native.request cimport Request, Watched, requests_unwatch, requests_watch
 from _native.signature cimport Signature
-from _native.text cimport format_text
+from _native.text cimport format_text, text_of
 from _native.threads cimport prepare_thread
 
 import logging
@@ -241,10 +241,3 @@ cdef void stop_instance(void *owner) noexcept nogil:
             (<InstanceLoop>owner).instance.stop()
         except Exception:
             logger.exception("instance %s", (<InstanceLoop>owner).name)
-
-
-cdef str text_of(object error):
-    try:
-        return str(error) or type(error).__name__
-    except Exception:
-        return type(error).__name__

@@ -48,3 +48,11 @@ cdef extern from *:
                                           unsigned int rank) noexcept nogil
     int clip "inferd_clip"(unsigned int size) noexcept nogil
     const char *text_or_no_memory "inferd_text"(const char *text) noexcept nogil
+
+
+# What an exception says, or its type when it says nothing.
+cdef inline str text_of(object error):
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__

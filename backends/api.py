@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from _native.arena import ArenaHandle
     from _native.batch import Batch
+    from _native.cuda.batch import GpuBatch
     from _native.cuda.device import Stream
-    from _native.cuda.instance import GpuBatch
 
 
 class BackendError(Exception):
@@ -175,11 +175,20 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """A CUDA graph to capture."""
+
+    rows: int  # that it computes
+    lowest: int  # rows of the smallest batch that is padded to have so many
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Of inputs as the model sees them, without the batch dimension; others have the one shape of the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSpec:
     """How instances on GPUs work: `optimization` of a model."""
 
-    graphs: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """CUDA graphs to capture: the rows of each, and those of the smallest batch that is padded to have so many."""
+    graphs: tuple[GraphSpec, ...] = ()
     busy_wait: bool = False  # spin for the device instead of sleeping
     priority: int = 0  # of the streams: 1 the greatest that the device has, -1 the least
     pinned_inputs: bool = True  # inputs are gathered in page-locked memory

@@ -28,7 +28,7 @@ from backends.identity._identity import make_executor
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
-    from _native.cuda.instance import GpuBatch
+    from _native.cuda.batch import GpuBatch
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"

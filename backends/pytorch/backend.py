@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from _native.batch import Batch
-    from _native.cuda.instance import GpuBatch
+    from _native.cuda.batch import GpuBatch
     from _native.view import View
 
 TORCH_TYPES = {

@@ -195,7 +195,7 @@ class Instances:
 
     def _capture(self, loop: GpuLoop, spec: InstanceSpec) -> None:
         try:
-            loop.capture(dict(self._spec.gpu.graphs))
+            loop.capture(self._spec.gpu.graphs)
         except (ValueError, RuntimeError) as error:
             raise BackendError(f"instance {spec.name}: no CUDA graphs: {error}") from error
 

@@ -236,6 +236,21 @@ async def test_graphs_are_captured_at_load_and_launched(tmp_path, stub):
             assert (stub.calls("cuGraphLaunch"), stub.calls("cuMemcpyDtoDAsync_v2")) == (launched, copies)
 
 
+async def test_graphs_of_given_shapes(tmp_path, stub):
+    """Each for batches of its own shape; others are submitted call by call."""
+    rows = "batch_size: 4 graph_lower_bound { batch_size: 1 }"
+    specs = "".join(f'graph_spec {{ {rows} input {{ key: "x" value {{ dim: {n} }} }} }}' for n in (4, 64))
+    async with serving(tmp_path, CONFIG + f"optimization {{ cuda {{ graphs: true {specs} }} }}") as engine:
+        launched, copies = stub.calls("cuGraphLaunch"), stub.calls("cuMemcpyDtoDAsync_v2")
+        for rows, columns, by_graph in ((4, 64, True), (2, 4, True), (3, 64, True), (2, 5, False), (5, 64, False)):
+            each = array(rows, columns, 100 * rows)
+            answer = await infer(engine, request(x=each))
+            np.testing.assert_array_equal(answer.array(), each)
+            launched += by_graph
+            copies += not by_graph
+            assert (stub.calls("cuGraphLaunch"), stub.calls("cuMemcpyDtoDAsync_v2")) == (launched, copies)
+
+
 async def test_graphs_need_shapes_that_do_not_vary(tmp_path):
     async with serving(tmp_path, CONFIG + "optimization { cuda { graphs: true } }", problems=1) as engine:
         assert (
@@ -264,6 +279,19 @@ async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
         (
             CONFIG + "optimization { cuda { graph_spec { batch_size: 2 graph_lower_bound { batch_size: 3 } } } }",
             "must not be above the batch_size 2",
+        ),
+        (
+            CONFIG + 'optimization { cuda { graph_spec { input { key: "z" value { dim: 4 } } } } }',
+            "graph_spec has a shape for 'z', which is no input of the model",
+        ),
+        (
+            STATIC + 'optimization { cuda { graph_spec { input { key: "x" value { dim: 5 } } } } }',
+            "the shape of input 'x' in a graph_spec must be one of [4], without the batch dimension",
+        ),
+        (
+            CONFIG
+            + 'optimization { cuda { graph_spec { graph_lower_bound { input { key: "x" value { dim: 5 } } } } } }',
+            "that of input 'x' in graph_lower_bound must be that of graph_spec",
         ),
         (
             CONFIG.replace("GPU", "CPU") + "optimization { priority: PRIORITY_MAX }",

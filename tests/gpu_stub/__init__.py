@@ -1,4 +1,4 @@
-"""A CUDA driver without a GPU: builds `cuda_stub.c` and steers it; what it does and finds is said there.
+"""A CUDA driver without a GPU: builds the stub and steers it; what it does and finds is said in `cuda_stub.h`.
 
     stub = gpu_stub.load()          # builds it, loads it into `_native.cuda`; the same for the whole process
     stub.hold("d2d") ... stub.release("d2d")
@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("cuda_stub.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 BUILT = Path(__file__).resolve().parents[2] / "build" / "gpu_stub"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-shared")
 PATIENCE = 60.0  # seconds that a test waits for what has to happen
@@ -29,12 +29,14 @@ PATIENCE = 60.0  # seconds that a test waits for what has to happen
 def library() -> Path:
     """The shared object, compiled if it is not there yet. CFLAGS are added: a sanitizer's, say."""
     flags = [*FLAGS, *os.environ.get("CFLAGS", "").split()]
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
+    content = b"".join(source.read_bytes() for source in SOURCES)
+    digest = hashlib.sha256(content + " ".join(flags).encode()).hexdigest()[:16]
     path = BUILT / f"libcuda_stub-{digest}.so"
     if not path.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [os.environ.get("CC", "cc"), *flags, "-o", str(unfinished), str(SOURCE), "-lpthread"]
+        sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+        command = [os.environ.get("CC", "cc"), *flags, "-o", str(unfinished), *sources, "-lpthread"]
         subprocess.run(command, check=True)
         unfinished.rename(path)
     return path

@@ -48,11 +48,8 @@ REFUSED = (
     Field("instance_group.profile", _NO_TENSORRT),
     Field("instance_group.secondary_devices", "secondary devices are not served"),
     # optimization
-    Field("optimization.cuda.graph_spec.input", "graphs are captured for models whose shapes do not vary"),
-    Field("optimization.cuda.graph_spec.graph_lower_bound.input", "graphs are captured for models of one shape"),
     Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
     Field("optimization.execution_accelerators.cpu_execution_accelerator", _NO_ACCELERATOR),
-    Field("optimization.gather_kernel_buffer_threshold", "inputs are gathered in one page-locked block of the host"),
     Field("optimization.eager_batching", "preparing the next batch ahead is not served yet"),
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),

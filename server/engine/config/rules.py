@@ -218,6 +218,28 @@ def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
         if lowest > spec.batch_size:
             text = f"graph_lower_bound must not be above the batch_size {spec.batch_size} of its graph_spec"
             yield Finding((*path, "graph_lower_bound"), text, f"got {lowest}")
+        yield from _graph_shapes(config, spec, path)
+
+
+def _graph_shapes(
+    config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.GraphSpec, path: FieldPath
+) -> Iterator[Finding]:
+    inputs = {each.name: each.reshape.shape if each.HasField("reshape") else each.dims for each in config.input}
+    for name, shape in spec.input.items():
+        if name not in inputs:
+            text = f"graph_spec has a shape for '{name}', which is no input of the model"
+            yield Finding((*path, "input"), text, f"the inputs are {', '.join(inputs)}")
+            continue
+        wanted = list(inputs[name])
+        fits = len(shape.dim) == len(wanted) and all(d == w or w == -1 for d, w in zip(shape.dim, wanted, strict=True))
+        if not fits or min(shape.dim, default=0) < 0:
+            text = f"the shape of input '{name}' in a graph_spec must be one of {wanted}, without the batch dimension"
+            yield Finding((*path, "input"), text, f"got {list(shape.dim)}")
+    for name, shape in spec.graph_lower_bound.input.items():
+        if name not in spec.input or list(spec.input[name].dim) != list(shape.dim):
+            text = f"a graph computes one shape: that of input '{name}' in graph_lower_bound must be that of graph_spec"
+            rest = "fill lengths up to buckets (parameter 'pad') and capture a graph for each"
+            yield Finding((*path, "graph_lower_bound"), text, rest)
 
 
 def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import BatchingSpec, GpuSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
+from backends.api import BatchingSpec, GpuSpec, GraphSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
@@ -140,7 +140,7 @@ def _gpu(config: pb.ModelConfig) -> GpuSpec:
     optimization = config.optimization
     on_gpu = any(group.kind == pb.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     return GpuSpec(
-        graphs=MappingProxyType(_graphs(config) if optimization.cuda.graphs and on_gpu else {}),
+        graphs=_graphs(config) if optimization.cuda.graphs and on_gpu else (),
         busy_wait=optimization.cuda.busy_wait_events,
         priority={pb.ModelOptimizationPolicy.PRIORITY_MAX: 1, pb.ModelOptimizationPolicy.PRIORITY_MIN: -1}.get(
             optimization.priority, 0
@@ -150,18 +150,20 @@ def _gpu(config: pb.ModelConfig) -> GpuSpec:
     )
 
 
-def _graphs(config: pb.ModelConfig) -> dict[int, int]:
-    """Rows of each graph, and of the smallest batch for it; as in Triton those of 1, preferred and largest batches."""
+def _graphs(config: pb.ModelConfig) -> tuple[GraphSpec, ...]:
+    """Those of `graph_spec`; without any, as in Triton, for batches of 1, of preferred sizes and the largest."""
     specs = config.optimization.cuda.graph_spec
-    if specs:
-        return {
-            max(1, spec.batch_size): max(
-                1, spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
-            )
-            for spec in specs
-        }
-    sizes = {1, max(1, config.max_batch_size), *config.dynamic_batching.preferred_batch_size}
-    return {size: size for size in sizes}
+    if not specs:
+        sizes = {1, max(1, config.max_batch_size), *config.dynamic_batching.preferred_batch_size}
+        return tuple(GraphSpec(size, size) for size in sorted(sizes))
+    return tuple(
+        GraphSpec(
+            rows=max(1, spec.batch_size),
+            lowest=max(1, (spec.graph_lower_bound if spec.HasField("graph_lower_bound") else spec).batch_size),
+            shapes=MappingProxyType({name: tuple(shape.dim) for name, shape in spec.input.items()}),
+        )
+        for spec in specs
+    )
 
 
 def _model_filename(config: pb.ModelConfig, model_dir: Path, source: Source) -> str:

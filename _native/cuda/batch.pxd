@@ -1,0 +1,18 @@
+# What a backend sees of a batch on a device.
+
+from libc.stdint cimport uint32_t
+
+from _native.cuda.bufferset cimport BufferSet, Pipeline
+from _native.cuda.transfer cimport Transfer
+
+
+cdef class GpuBatch:
+    cdef Transfer transfer
+    cdef Pipeline pipeline
+    cdef BufferSet *set      # of the pipeline; NULL once submitted
+    cdef bint recorded       # there are no requests: the work becomes a graph
+    cdef int check(self) except -1
+    cdef uint32_t output_index(self, str name) except? 0xffffffff
+
+# Its `set` is to be made NULL when the backend is done with it.
+cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, bint recorded)

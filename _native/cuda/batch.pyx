@@ -1,0 +1,154 @@
+"""What a backend sees of a batch on a device."""
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+
+from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, padded_size
+from _native.cuda.device cimport Stream
+from _native.cuda.driver cimport DevicePointer
+from _native.cuda.tensor cimport address_of, tensor_new
+from _native.cuda.transfer cimport Transfer
+from _native.datatype cimport datatype_size
+from _native.memory cimport block_give
+from _native.scatter cimport batch_wants
+from _native.signature cimport MAX_RANK, TensorSignature
+from _native.supply cimport GatheredInput
+
+
+cdef class GpuBatch:
+    """The requests of one execution, as one, on the device.
+
+    Everything is submitted to `stream`, where the inputs are there in time; nothing here waits for the device. For a
+    model with a batch dimension inputs have the shape (rows, *dims), and so must outputs.
+    """
+
+    def __init__(self):
+        raise TypeError("GpuBatch cannot be created from Python")
+
+    cdef int check(self) except -1:
+        if self.set == NULL:
+            raise ValueError("this batch has been submitted")
+        return 0
+
+    cdef uint32_t output_index(self, str name) except? 0xffffffff:
+        cdef bytes wanted = name.encode()
+        cdef uint32_t i
+        self.check()
+        for i in range(self.set.output_count):
+            if self.set.batch.signature.outputs[i].name.data == wanted:
+                return i
+        raise ValueError(f"the model has no output '{name}'")
+
+    @property
+    def rows(self) -> int:
+        """The size of the batch dimension; 1 for a model without one."""
+        self.check()
+        return self.set.rows
+
+    @property
+    def stream(self) -> Stream:
+        """Where the model's work belongs."""
+        return self.transfer.compute
+
+    @property
+    def capturing(self) -> bool:
+        """Whether this is no batch of requests, but work that is recorded as a graph."""
+        return self.recorded
+
+    def input(self, name: str):
+        """The input over all requests; None for an optional one that the requests leave out."""
+        cdef bytes wanted = name.encode()
+        cdef const TensorSignature *tensor
+        cdef const GatheredInput *given
+        cdef int64_t shape[MAX_RANK]
+        cdef uint32_t i
+        self.check()
+        for i in range(self.set.input_count):
+            tensor = &self.set.batch.signature.inputs[i]
+            given = &self.set.batch.inputs[i]
+            if tensor.name.data == wanted:
+                if not given.present:
+                    return None
+                memcpy(shape, given.shape, sizeof(shape))
+                if self.set.rows != self.set.batch.rows:
+                    shape[0] = self.set.rows
+                return tensor_new(self.transfer.device.ordinal,
+                                  <DevicePointer>self.set.device_in.data + self.set.offsets[i],
+                                  padded_size(self.set, i), tensor.datatype, shape, given.rank)
+        raise ValueError(f"the model has no input '{name}'")
+
+    def wants(self, name: str) -> bool:
+        """Whether any request asked for this output."""
+        cdef uint32_t index = self.output_index(name)
+        return self.recorded or batch_wants(&self.set.batch, index)
+
+    def output(self, name: str, shape):
+        """Memory for an output of this shape, which the model shall write to.
+
+        Raises:
+            ValueError: there is no such output, or the shape is impossible.
+            MemoryError: the device has no memory for it.
+        """
+        cdef uint32_t index = self.output_index(name)
+        cdef Output *output = &self.set.outputs[index]
+        cdef const TensorSignature *tensor = &self.set.batch.signature.outputs[index]
+        cdef int64_t elements = 1
+        if len(shape) > MAX_RANK:
+            raise ValueError(f"output '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are served")
+        for i, dim in enumerate(shape):
+            if dim < 0 or (dim and elements > (<int64_t>1 << 46) // <int64_t>dim):
+                raise ValueError(f"output '{name}' has the impossible shape {list(shape)}")
+            output.shape[i] = dim
+            elements *= dim
+        output.rank = <uint32_t>len(shape)
+        output.size = <size_t>elements * datatype_size(tensor.datatype)
+        block_give(output.block)
+        output.block = NULL
+        if self.recorded:
+            kept = self.transfer.pool.take(max(output.size, <size_t>1))
+            self.pipeline.holds[self.set.index].append(kept)
+            output.address = kept.address
+        else:
+            output.block = self.transfer.pool.take_or_allocate(max(output.size, <size_t>1),
+                                                               self.transfer.compute.stream)
+            if output.block == NULL:
+                raise MemoryError(f"no memory on device {self.transfer.device.ordinal} for the {output.size} bytes of "
+                                  f"output '{name}'")
+            output.address = <DevicePointer>output.block.data
+        output.given = True
+        return tensor_new(self.transfer.device.ordinal, output.address, output.size, tensor.datatype, output.shape,
+                          output.rank)
+
+    def set_output(self, name: str, tensor) -> None:
+        """Hand over an output that lies elsewhere on the device.
+
+        Args:
+            name: of the output.
+            tensor: C-contiguous, with `__dlpack__`; made by work on `stream`. It is kept until the batch is answered.
+
+        Raises:
+            ValueError: wrong datatype, device or memory layout.
+        """
+        cdef uint32_t index = self.output_index(name)
+        cdef Output *output = &self.set.outputs[index]
+        output.address = address_of(tensor, self.transfer.device.ordinal,
+                                    self.set.batch.signature.outputs[index].datatype, name, &output.size,
+                                    output.shape, &output.rank)
+        self.pipeline.holds[self.set.index].append(tensor)
+        block_give(output.block)
+        output.block = NULL
+        output.given = True
+
+    def hold(self, owner) -> None:
+        """Keep an object until the batch is answered: one that owns memory which the device reads or writes."""
+        self.check()
+        self.pipeline.holds[self.set.index].append(owner)
+
+
+cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, bint recorded):
+    cdef GpuBatch batch = GpuBatch.__new__(GpuBatch)
+    batch.transfer = transfer
+    batch.pipeline = pipeline
+    batch.set = set
+    batch.recorded = recorded
+    return batch

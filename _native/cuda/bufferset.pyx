@@ -1,0 +1,148 @@
+"""Sets of buffers: each holds one batch from the copy in until it is answered, and goes round between two threads."""
+
+cimport cython
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free
+
+from _native.batch cimport batch_free, batch_init
+from _native.cuda.device cimport use_device
+from _native.cuda.driver cimport EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EventHandle, check, cuda
+from _native.cuda.memory cimport DevicePool
+from _native.lane cimport Lane, LaneHandle
+from _native.memory cimport block_give
+from _native.threads cimport (
+    condition_destroy,
+    condition_init,
+    lock,
+    mutex_destroy,
+    mutex_init,
+    notify_all,
+    unlock,
+    wait,
+)
+
+cdef enum:
+    AHEAD = 2                # batches taken and not computed: one on the device, one being gathered and uploaded
+
+
+cdef void clear_outputs(BufferSet *set) noexcept nogil:
+    cdef uint32_t i
+    for i in range(set.output_count):
+        block_give(set.outputs[i].block)
+        set.outputs[i].block = NULL
+        set.outputs[i].given = False
+
+
+cdef void destroy(EventHandle event) noexcept nogil:
+    if event != NULL:
+        cuda.event_destroy(event)
+
+
+@cython.no_gc
+cdef class Pipeline:
+    """The sets of one instance. At most two of its batches wait to be computed, so that further requests stay in the
+    lane, where they can form larger batches, instead of lining up on the device.
+
+    Args:
+        lane: where the batches come from.
+        pool: memory of the instance's device.
+        busy_wait: whether who waits for the device spins instead of sleeping.
+        alone: whether there is one batch at a time only, from its copy in until its answer.
+    """
+
+    def __cinit__(self, LaneHandle lane not None, DevicePool pool not None, bint busy_wait, bint alone):
+        cdef int i
+        self.pool = pool
+        self.alone = alone
+        self.holds = [[] for _ in range(SETS)]
+        mutex_init(&self.guard, NULL)
+        condition_init(&self.changed)
+        for i in range(SETS):
+            self.sets[i].index = i
+            self.make(&self.sets[i], lane.lane, EVENT_DISABLE_TIMING | (0 if busy_wait else EVENT_BLOCKING_SYNC))
+            self.sets[i].next = self.free
+            self.free = &self.sets[i]
+
+    cdef int make(self, BufferSet *set, Lane *lane, unsigned int event_flags) except -1:
+        batch_init(&set.batch, lane)
+        set.input_count = lane.signature.input_count + lane.signature.supplied_count
+        set.output_count = lane.signature.output_count + lane.signature.kept_count
+        set.offsets = <size_t *>calloc(set.input_count + 1, sizeof(size_t))
+        set.outputs = <Output *>calloc(set.output_count + 1, sizeof(Output))
+        if set.offsets == NULL or set.outputs == NULL:
+            raise MemoryError
+        check(cuda.event_create(&set.uploaded, EVENT_DISABLE_TIMING), "cuEventCreate")
+        check(cuda.event_create(&set.computed, event_flags), "cuEventCreate")
+        check(cuda.event_create(&set.finished, event_flags), "cuEventCreate")
+        return 0
+
+    def __dealloc__(self):
+        cdef BufferSet *set
+        cdef int i
+        use_device(self.pool.device)
+        for i in range(SETS):
+            set = &self.sets[i]
+            batch_free(&set.batch)
+            free(set.offsets)
+            free(set.outputs)
+            block_give(set.device_in)
+            destroy(set.uploaded)
+            destroy(set.computed)
+            destroy(set.finished)
+        condition_destroy(&self.changed)
+        mutex_destroy(&self.guard)
+
+    cdef BufferSet *acquire(self) noexcept nogil:
+        cdef BufferSet *set
+        lock(&self.guard)
+        while self.free == NULL or self.ahead >= AHEAD or (self.alone and self.in_flight):
+            wait(&self.changed, &self.guard)
+        set = self.free
+        self.free = set.next
+        self.ahead += 1
+        self.in_flight += 1
+        unlock(&self.guard)
+        set.submitted = False
+        return set
+
+    cdef void submit(self, BufferSet *set) noexcept nogil:
+        lock(&self.guard)
+        set.next = NULL
+        if self.first == NULL:
+            self.first = set
+        else:
+            self.last.next = set
+        self.last = set
+        notify_all(&self.changed)
+        unlock(&self.guard)
+
+    cdef BufferSet *next_submitted(self) noexcept nogil:
+        cdef BufferSet *set
+        lock(&self.guard)
+        while self.first == NULL and not self.closing:
+            wait(&self.changed, &self.guard)
+        set = self.first
+        if set != NULL:
+            self.first = set.next
+        unlock(&self.guard)
+        return set
+
+    cdef void computed(self) noexcept nogil:
+        lock(&self.guard)
+        self.ahead -= 1
+        notify_all(&self.changed)
+        unlock(&self.guard)
+
+    cdef void release(self, BufferSet *set) noexcept nogil:
+        lock(&self.guard)
+        set.next = self.free
+        self.free = set
+        self.in_flight -= 1
+        notify_all(&self.changed)
+        unlock(&self.guard)
+
+    cdef void close(self) noexcept nogil:
+        lock(&self.guard)
+        self.closing = True
+        notify_all(&self.changed)
+        unlock(&self.guard)

@@ -1,0 +1,39 @@
+# CUDA graphs of a model's work, captured when it is loaded.
+
+from libc.stdint cimport int64_t, uint32_t
+
+from _native.cuda.bufferset cimport BufferSet, Pipeline
+from _native.cuda.transfer cimport Transfer
+from _native.signature cimport MAX_RANK, Signature
+
+cdef enum:
+    GRAPHS = 64              # at most, for one model
+
+cdef struct Dims:
+    int64_t dims[MAX_RANK]   # of an input as the model sees it, without the batch dimension
+
+cdef struct Fitting:
+    # which batches a graph is for
+    uint32_t rows            # that it computes
+    uint32_t lowest          # rows of a batch that is padded for it
+    Dims *shapes             # of every input
+
+
+cdef class Graphs:
+    cdef Transfer transfer
+    cdef Pipeline pipeline
+    cdef const Signature *signature
+    cdef uint32_t input_count
+    cdef Fitting fitting[GRAPHS]     # by rows
+    cdef int count
+    cdef list captured               # of each graph: a Captured for each set
+
+    # Choose the graph for what the set holds, described but not laid out; returns the rows that the model then sees.
+    cdef uint32_t choose(self, BufferSet *set) noexcept nogil
+    # Launch the graph that was chosen.
+    cdef int launch(self, BufferSet *set) except -1
+    cdef int add(self, int rows, int lowest, shapes) except -1
+    cdef object capture_one(self, instance, BufferSet *set)
+    cdef size_t size_of(self, int index, uint32_t input) noexcept nogil
+    cdef void assume_inputs(self, BufferSet *set) noexcept
+    cdef bint fits(self, int index, const BufferSet *set) noexcept nogil

@@ -1,0 +1,38 @@
+# The way of a batch's tensors to the device and back.
+
+from libc.stdint cimport int32_t, uint32_t
+
+from _native.cuda.bufferset cimport BufferSet
+from _native.cuda.device cimport Device, Stream
+from _native.cuda.driver cimport Result
+from _native.cuda.memory cimport DevicePool, PageLocked
+from _native.threads cimport Mutex
+
+
+cdef class Transfer:
+    cdef Device device
+    cdef PageLocked pinned
+    cdef DevicePool pool
+    cdef Stream copy_in
+    cdef Stream compute
+    cdef Stream copy_out
+    cdef bint pinned_in
+    cdef bint pinned_out
+    cdef Mutex guard
+    cdef int32_t lost        # atomic: the device failed for good, and every further batch does
+    cdef char *lost_details
+
+    # Whether a call of the driver has failed; the batch then has, and with a sticky error all that follow.
+    cdef bint failed(self, BufferSet *set, Result result, const char *call) noexcept nogil
+    # Where each input lies, when the batch has `rows` rows as the backend sees it.
+    cdef void lay_out(self, BufferSet *set, uint32_t rows) noexcept nogil
+    # Memory of the device for the inputs. False: there is none, and the batch has failed.
+    cdef bint reserve(self, BufferSet *set) noexcept nogil
+    # Gather the inputs and have them copied; the compute stream waits for that. False: the batch has failed.
+    cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil
+    # Have the outputs copied back when they are computed.
+    cdef void download(self, BufferSet *set) noexcept nogil
+    # Wait until nothing of a failed batch runs any more.
+    cdef void settle(self) noexcept nogil
+    # Hand what was copied back to the requests, and give back what the set holds for the batch.
+    cdef void conclude(self, BufferSet *set) noexcept nogil

@@ -1,0 +1,170 @@
+/* Settings, counts and faults, the report, and the calls by which a test steers the stub. */
+
+#include "cuda_stub.h"
+
+#include <stdarg.h>
+
+pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+int initialized, devices = 1, retained[MAX_DEVICES], sticky[MAX_DEVICES];
+long long memory_size = 1LL << 30, memory_used[MAX_DEVICES], copy_us, d2d_us;
+int held[KINDS];
+uint64_t executed[KINDS];
+const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "host", "record", "wait", "graph"};
+_Thread_local int current_device = -1;
+
+static struct { const char *name; uint64_t calls; } counted[MAX_COUNTED];
+static struct { char name[64]; long long after; int code; } faults[MAX_FAULTS];
+static char *violations[REPORT_LINES];
+static int violation_count;
+
+void violation(const char *format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (violation_count < REPORT_LINES) violations[violation_count] = strdup(text);
+    violation_count++;
+}
+
+static void set_option(const char *name, long long value) {
+    if (!strcmp(name, "devices")) devices = (int)value;
+    else if (!strcmp(name, "memory")) memory_size = value;
+    else if (!strcmp(name, "copy_us")) copy_us = value;
+    else if (!strcmp(name, "d2d_us")) d2d_us = value;
+    else { fprintf(stderr, "cuda_stub: unknown setting '%s'\n", name); abort(); }
+}
+
+__attribute__((constructor)) static void read_settings(void) {
+    const char *text = getenv("CUDA_STUB");
+    char *copy = strdup(text ? text : ""), *rest = copy, *item;
+    while ((item = strsep(&rest, ",")))
+        if (*item) {
+            char *value = strchr(item, '=');
+            if (!value) { fprintf(stderr, "cuda_stub: expected name=value, got '%s'\n", item); abort(); }
+            *value++ = 0;
+            set_option(item, atoll(value));
+        }
+    free(copy);
+}
+
+/* Counts the call; the error that it has to return, be it planted by the test or what the device died of. */
+CUresult enter(const char *name) {
+    int i;
+    for (i = 0; i < MAX_COUNTED && counted[i].name && counted[i].name != name; i++) {}
+    if (i < MAX_COUNTED) counted[i].name = name, counted[i].calls++;
+    for (i = 0; i < MAX_FAULTS; i++)
+        if (faults[i].code && !strcmp(faults[i].name, name) && faults[i].after-- == 0) {
+            CUresult code = faults[i].code;
+            faults[i].code = 0;
+            return code;
+        }
+    if (!initialized) return NOT_INITIALIZED;
+    return current_device >= 0 ? sticky[current_device] : OK;
+}
+
+/* ---- for tests ---------------------------------------------------------------------------------------------------- */
+
+void stub_set(const char *name, long long value) {
+    pthread_mutex_lock(&guard);
+    set_option(name, value);
+    pthread_mutex_unlock(&guard);
+}
+/* The call number `after` (0: the next one) of a function returns `code`. */
+void stub_fail(const char *function, long long after, int code) {
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < MAX_FAULTS; i++)
+        if (!faults[i].code) {
+            snprintf(faults[i].name, sizeof faults[i].name, "%s", function);
+            faults[i].after = after, faults[i].code = code;
+            break;
+        }
+    pthread_mutex_unlock(&guard);
+}
+/* From now on the device fails with a sticky error; 0 cures it, which no real one does. */
+void stub_break(int device, int code) {
+    pthread_mutex_lock(&guard);
+    sticky[device] = code;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&guard);
+}
+static int kind_of(const char *name) {
+    for (int i = 0; i < KINDS; i++)
+        if (!strcmp(kind_names[i], name)) return i;
+    abort();
+}
+/* Operations of a kind ("h2d", "d2h", "d2d", ...) do not run until they are let go. */
+void stub_hold(const char *kind, int hold) {
+    pthread_mutex_lock(&guard);
+    held[kind_of(kind)] = hold;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&guard);
+}
+uint64_t stub_executed(const char *kind) {
+    pthread_mutex_lock(&guard);
+    uint64_t n = executed[kind_of(kind)];
+    pthread_mutex_unlock(&guard);
+    return n;
+}
+/* Wait until `n` operations of a kind have run; false after `seconds`. */
+int stub_await(const char *kind, uint64_t n, double seconds) {
+    struct timespec until;
+    int waited = 0;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds + 1;
+    pthread_mutex_lock(&guard);
+    while (executed[kind_of(kind)] < n && !waited) waited = pthread_cond_timedwait(&changed, &guard, &until);
+    int reached = executed[kind_of(kind)] >= n;
+    pthread_mutex_unlock(&guard);
+    return reached;
+}
+uint64_t stub_calls(const char *function) {
+    uint64_t calls = 0;
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < MAX_COUNTED && counted[i].name; i++)
+        if (!strcmp(counted[i].name, function)) calls = counted[i].calls;
+    pthread_mutex_unlock(&guard);
+    return calls;
+}
+/* Where device memory really lies, for fakes that compute on the CPU; NULL beyond an allocation. */
+void *stub_bytes(CUdeviceptr address, size_t size) {
+    pthread_mutex_lock(&guard);
+    Memory *m = find(address, 1);
+    void *bytes = within(m, address, size) ? bytes_of(m, address) : NULL;
+    pthread_mutex_unlock(&guard);
+    return bytes;
+}
+/* One line for each violation, then for what is alive; the length of the whole text. Violations are then forgotten. */
+size_t stub_report(char *out, size_t room) {
+    size_t at = 0;
+#define LINE(...) at += (size_t)snprintf(out + (at < room ? at : room), at < room ? room - at : 0, __VA_ARGS__)
+    if (room) *out = 0;
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < violation_count && i < REPORT_LINES; i++) {
+        LINE("violation: %s\n", violations[i]);
+        free(violations[i]);
+    }
+    if (violation_count > REPORT_LINES) LINE("violation: and %d more\n", violation_count - REPORT_LINES);
+    violation_count = 0;
+    for (Memory *m = memories; m; m = m->next)
+        if (m->alive) LINE("alive: %zu bytes of %s memory\n", m->size,
+                           m->kind == DEVICE ? "device" : m->kind == IMPORTED ? "imported" :
+                           m->kind == PINNED ? "page-locked" : "registered");
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (slots[i] && slots[i]->alive) LINE("alive: a stream\n");
+    if (live_events) LINE("alive: %d events\n", live_events);
+    if (live_graphs) LINE("alive: %d graphs\n", live_graphs);
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (retained[i]) LINE("alive: the context of device %d, %d times\n", i, retained[i]);
+    pthread_mutex_unlock(&guard);
+    return at;
+}
+__attribute__((destructor)) static void write_report(void) {
+    const char *path = getenv("CUDA_STUB_REPORT");
+    static char text[1 << 16];
+    if (!path || !initialized) return;
+    stub_report(text, sizeof text);
+    FILE *file = fopen(path, "w");
+    if (file) fputs(text, file), fclose(file);
+}

@@ -1,0 +1,137 @@
+/* Operations: copies and calls of functions, from their submission until they have run. */
+
+#include "cuda_stub.h"
+
+#include <unistd.h>
+
+Operation *operation(Kind kind) {
+    Operation *o = calloc(1, sizeof *o);
+    o->kind = kind;
+    return o;
+}
+
+void note_accesses(const Operation *o, const Stream *s) {
+    if (o->to_memory) touch(o->to_memory, o->to, o->size, 1, s, &s->clock);
+    if (o->source_memory) touch(o->source_memory, o->source, o->size, 0, s, &s->clock);
+    if (o->kind == GRAPH)
+        for (Operation *inner = o->graph->first; inner; inner = inner->next) note_accesses(inner, s);
+}
+
+void append(Operation **first, Operation **last, Operation *o) {
+    if (*first) (*last)->next = o;
+    else *first = o;
+    *last = o;
+}
+
+static int is_copy(Kind kind) { return kind == COPY_IN || kind == COPY_OUT || kind == COPY_DEVICE || kind == FILL; }
+
+/* Runs a copy with the lock held on entry and exit, let go while bytes move. */
+static void run_copy(Operation *o, int device) {
+    if ((o->to_memory && !within(o->to_memory, o->to, o->size)) ||
+        (o->source_memory && !within(o->source_memory, o->source, o->size))) {
+        violation("a %s copy of %zu bytes ran on memory that was freed", kind_names[o->kind], o->size);
+        sticky[device] = ILLEGAL_ADDRESS;
+        return;
+    }
+    uint8_t *to = bytes_of(o->to_memory, o->to);
+    uint8_t *source = o->kind == FILL ? NULL : bytes_of(o->source_memory, o->source);
+    long long delay = o->kind == COPY_DEVICE ? d2d_us : copy_us;
+    pthread_mutex_unlock(&guard);
+    if (delay) usleep((useconds_t)delay);
+    int intact = !o->checked || o->checksum == checksum(o->kind == COPY_IN ? source : to, o->size);
+    if (o->kind == FILL) memset(to, o->value, o->size);
+    else memmove(to, source, o->size);
+    pthread_mutex_lock(&guard);
+    if (!intact)
+        violation("the host memory of a %s copy of %zu bytes was written before the copy ran", kind_names[o->kind],
+                  o->size);
+}
+
+void run_operation(Operation *o, int device) {
+    while (held[o->kind] && !sticky[device]) pthread_cond_wait(&changed, &guard);
+    if (o->kind == WAIT)
+        while (o->event->reached < o->ticket && !sticky[device]) pthread_cond_wait(&changed, &guard);
+    if (sticky[device]) return;
+    if (is_copy(o->kind)) {
+        run_copy(o, device);
+    } else if (o->kind == HOST) {
+        pthread_mutex_unlock(&guard);
+        o->function(o->argument);
+        pthread_mutex_lock(&guard);
+    } else if (o->kind == RECORD) {
+        if (o->ticket > o->event->reached) o->event->reached = o->ticket;
+        o->event->reached_ns = now_ns();
+    } else if (o->kind == GRAPH) {
+        for (Operation *inner = o->graph->first; inner; inner = inner->next) run_operation(inner, device);
+    }
+    executed[o->kind]++;
+    pthread_cond_broadcast(&changed);
+}
+
+void count_pending(Operation *o, int by) {
+    if (o->to_memory) o->to_memory->pending += by;
+    if (o->source_memory) o->source_memory->pending += by;
+    if (o->kind == GRAPH)
+        for (Operation *inner = o->graph->first; inner; inner = inner->next) count_pending(inner, by);
+}
+
+static CUresult submit_copy(Stream *s, Kind kind, uint64_t to, uint64_t source, size_t size, int value) {
+    CUresult result = usable(s);
+    if (result != OK) return result;
+    if (size == 0) return OK;
+    int host_to = kind == COPY_OUT, host_source = kind == COPY_IN;
+    Memory *to_memory = find(to, !host_to);
+    Memory *source_memory = kind == FILL ? NULL : find(source, !host_source);
+    if ((!host_to && !within(to_memory, to, size)) ||
+        (kind != FILL && !host_source && !within(source_memory, source, size)) ||
+        (host_to && to_memory && !within(to_memory, to, size)) ||
+        (host_source && source_memory && !within(source_memory, source, size))) {
+        Memory *wrong = host_to || (to_memory && within(to_memory, to, size)) ? source_memory : to_memory;
+        violation("a %s copy of %zu bytes was submitted %s", kind_names[kind], size,
+                  wrong && !wrong->alive ? "on memory that was freed" : "beyond an allocation");
+        return INVALID_VALUE;
+    }
+    Operation *o = operation(kind);
+    o->to = to, o->source = source, o->size = size, o->value = value;
+    o->to_memory = to_memory, o->source_memory = source_memory;
+    int pageable = (host_to && !to_memory) || (host_source && !source_memory);
+    if (!pageable && !s->capture && (host_to || host_source)) {
+        if (host_to) memset(bytes_of(to_memory, to), SCRIBBLE, size);
+        o->checked = 1;
+        o->checksum = checksum(host_to ? bytes_of(to_memory, to) : bytes_of(source_memory, source), size);
+    }
+    submit(s, o);
+    if (pageable && !s->capture) {
+        uint64_t last = s->submitted;
+        wait_for(s, last);
+        join_clock(&host_clock, &s->clock);
+    }
+    return sticky[s->device];
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *source, size_t size, Stream *s) {
+    ENTER(1) result = submit_copy(s, COPY_IN, to, (uint64_t)(uintptr_t)source, size, 0);
+    LEAVE;
+}
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr source, size_t size, Stream *s) {
+    ENTER(1) result = submit_copy(s, COPY_OUT, (uint64_t)(uintptr_t)to, source, size, 0);
+    LEAVE;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr source, size_t size, Stream *s) {
+    ENTER(1) result = submit_copy(s, COPY_DEVICE, to, source, size, 0);
+    LEAVE;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, Stream *s) {
+    ENTER(1) result = submit_copy(s, FILL, to, 0, size, value);
+    LEAVE;
+}
+CUresult cuLaunchHostFunc(Stream *s, void (*function)(void *), void *argument) {
+    ENTER(function) {
+        if ((result = usable(s)) == OK) {
+            Operation *o = operation(HOST);
+            o->function = function, o->argument = argument;
+            submit(s, o);
+        }
+    }
+    LEAVE;
+}
