@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from _native.accounting cimport account_failed, execution_add
 from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
@@ -29,7 +30,7 @@ from _native.request cimport (
 from _native.response cimport response_complete
 from _native.scatter cimport batch_set_output, batch_wants
 from _native.signature cimport MAX_RANK, TensorSignature
-from _native.statistics cimport Execution, queue_time_index, statistics_executed, statistics_failed
+from _native.statistics cimport FAILURE_BACKEND, FAILURE_OTHER, FAILURE_REJECTED, Execution, statistics_executed
 from _native.text cimport format_text, text_or_no_memory
 from _native.view cimport block_of_array, view_new
 
@@ -79,6 +80,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
             batch.rows += chain.rows
         else:
             request_fail(chain, STATUS_RESOURCE_EXHAUSTED, NULL)
+            account_failed(chain, batch.taken_ns, FAILURE_OTHER)
             bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following
 
@@ -111,7 +113,7 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
         request_fail(request, STATUS_DEADLINE_EXCEEDED, format_text("Deadline Exceeded"))
     else:
         request_expired(request)
-    statistics_failed(&batch.lane.statistics, 1, <uint64_t>(batch.taken_ns - request.arrived_ns))
+    account_failed(request, batch.taken_ns, FAILURE_REJECTED)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
@@ -195,23 +197,15 @@ cdef void batch_finish(NativeBatch *batch) noexcept nogil:
 cdef void account(NativeBatch *batch) noexcept nogil:
     cdef Execution execution
     cdef int64_t end = now_ns()
-    cdef uint64_t fail_ns = 0
     cdef uint32_t i
-    cdef const Request *request
     memset(&execution, 0, sizeof(Execution))
+    execution.end_ns = end
     for i in range(batch.count):
-        request = batch.requests[i]
-        if request.response.status == STATUS_OK:
-            execution.requests += 1
-            execution.served_rows += request.rows
-            execution.success_ns += <uint64_t>(end - request.arrived_ns)
-            execution.queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
-            execution.queue_times[queue_time_index(batch.taken_ns - request.queued_ns)] += 1
+        if batch.requests[i].response.status == STATUS_OK:
+            execution_add(&execution, batch.requests[i], batch.taken_ns)
         else:
-            fail_ns += <uint64_t>(end - request.arrived_ns)
-    if execution.requests < batch.count:
-        statistics_failed(&batch.lane.statistics, batch.count - execution.requests, fail_ns)
-    if execution.requests:
+            account_failed(batch.requests[i], end, FAILURE_BACKEND)
+    if execution.requests and not batch.requests[0].rehearsed:
         # a native executor that works request by request has no phases of input and output
         if batch.input_end_ns == 0:
             batch.input_end_ns = batch.taken_ns

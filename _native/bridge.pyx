@@ -13,6 +13,7 @@ from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport close, read, write
 
+from _native.accounting cimport account_failed
 from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
 from _native.lane cimport Lane
@@ -28,7 +29,7 @@ from _native.request cimport (
     request_free,
     response_free,
 )
-from _native.statistics cimport statistics_failed
+from _native.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
 from _native.text cimport text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from _native.timers cimport (
@@ -178,7 +179,7 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
         request.leave(request)
         finish(request)
     elif lane != NULL and lane.scheduler.remove(lane, request):
-        statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
+        account_failed(request, now_ns(), FAILURE_CANCELED)
         finish(request)
 
 
@@ -196,11 +197,10 @@ cdef bint has_waited_enough(Request *request) noexcept nogil:
 
 
 cdef void reject(Request *request, int64_t now) noexcept nogil:
-    cdef Lane *lane = <Lane *>request.lane
     if request.turn != NULL:
         give_turn_up(request)
     request_expired(request)
-    statistics_failed(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
+    account_failed(request, now, FAILURE_REJECTED)
     bridge_deliver(<Bridge *>request.bridge, &request.response)
 
 

@@ -13,6 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strlen
 
+from _native.accounting cimport account_failed, failure_of
 from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
 from _native.clock cimport now_ns
@@ -30,7 +31,8 @@ from _native.request cimport (
     response_fail,
 )
 from _native.statistics cimport (
-    Statistics,
+    FAILURE_BACKEND,
+    FAILURE_CANCELED,
     statistics_cache_hit,
     statistics_cache_missed,
     statistics_failed,
@@ -158,7 +160,7 @@ cdef void leave(Request *request) noexcept nogil:
         free(memo)
         bridge_abandon(work)  # which counts
     else:
-        statistics_failed(&(<Lane *>request.lane).statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
+        account_failed(request, now_ns(), FAILURE_CANCELED)
 
 
 cdef void copy_answer(Response *to, const Response *source) noexcept nogil:
@@ -183,7 +185,6 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
     cdef Bridge *bridge = <Bridge *>memo.work.bridge
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef Request *request
-    cdef void (*count)(Statistics *, uint64_t, uint64_t) noexcept nogil
     cdef uint64_t followers = 0
     cdef uint64_t ns = 0
     cdef int64_t now = now_ns()
@@ -202,8 +203,10 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
         bridge_deliver(bridge, &request.response)
     memo.delivering = False
     if followers > 1:  # the first one has been counted by its batch
-        count = statistics_shared if status == STATUS_OK else statistics_failed
-        count(&lane.statistics, followers - 1, ns)
+        if status == STATUS_OK:
+            statistics_shared(&lane.statistics, followers - 1, ns)
+        else:
+            statistics_failed(&lane.statistics, failure_of(memo.work, FAILURE_BACKEND), followers - 1, ns)
     if status != STATUS_OK or not lane.caches or not keep(self, memo):
         unlist(memo)
         free(memo)

@@ -12,10 +12,11 @@ first error of a step, or because nobody waits for it; steps that still run then
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+from _native.accounting cimport account_failed, execution_add
 from _native.atomic cimport load32, store32
 from _native.bridge cimport bridge_abandon, bridge_deliver, bridge_return
 from _native.clock cimport now_ns
@@ -71,13 +72,7 @@ from _native.request cimport (
     response_new,
 )
 from _native.response cimport response_complete
-from _native.statistics cimport (
-    Execution,
-    Statistics,
-    queue_time_index,
-    statistics_executed,
-    statistics_failed,
-)
+from _native.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
 from _native.step cimport step_accept, step_judge, step_leave, step_request, step_sequence
 from _native.submission cimport Submission, submit_request
 from _native.text cimport clip, format_text, text_or_no_memory
@@ -563,16 +558,16 @@ cdef void free_run(Run *run) noexcept nogil:
 
 cdef void account(const Ensemble *ensemble, const Request *request) noexcept nogil:
     cdef Execution execution
-    cdef uint64_t took = <uint64_t>(now_ns() - request.arrived_ns)
+    cdef int64_t end = now_ns()
     if request.response.status != STATUS_OK:
-        statistics_failed(<Statistics *>&ensemble.lane.statistics, 1, took)
+        account_failed(request, end, FAILURE_BACKEND)
+        return
+    if request.rehearsed:
         return
     memset(&execution, 0, sizeof(Execution))
-    execution.rows = execution.served_rows = request.rows
-    execution.requests = 1
-    execution.success_ns = took
-    execution.queue_ns = request.phases.queue
-    execution.queue_times[queue_time_index(<int64_t>request.phases.queue)] = 1
+    execution.end_ns = end
+    execution_add(&execution, request, request.queued_ns + <int64_t>request.phases.queue)
+    execution.rows = request.rows
     execution.input_ns = request.phases.input
     execution.infer_ns = request.phases.infer
     execution.output_ns = request.phases.output

@@ -10,6 +10,7 @@ class Counters(TypedDict):
     execution_count: int
     success: Pair
     fail: Pair
+    failures: dict[str, Pair]
     queue: Pair
     compute_input: Pair
     compute_infer: Pair
@@ -26,5 +27,4 @@ class LaneHandle:
     def in_flight(self) -> int: ...
     @property
     def pending(self) -> int: ...
-    def forget_statistics(self) -> None: ...
     def statistics(self) -> Counters: ...

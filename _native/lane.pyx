@@ -12,7 +12,7 @@ from _native.atomic cimport load32
 from _native.memory cimport LIVE_LANES, live_add
 from _native.order cimport order_free, order_new
 from _native.signature cimport signature_build, signature_clear
-from _native.statistics cimport statistics_clear, statistics_dict, statistics_init, statistics_reset
+from _native.statistics cimport statistics_clear, statistics_dict, statistics_init
 
 
 cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1:
@@ -68,13 +68,10 @@ cdef class LaneHandle:
         """Requests that wait."""
         return self.lane.scheduler.pending(self.lane)
 
-    def forget_statistics(self) -> None:
-        """Count from zero again."""
-        statistics_reset(&self.lane.statistics)
-
     def statistics(self) -> dict[str, object]:
         """The counters of inference.ModelStatistics; durations are (count, nanoseconds).
 
+        `failures` are the parts of `fail` by Triton's reasons: "REJECTED", "CANCELED", "BACKEND", "OTHER".
         `queue_times` is a histogram of the times that served requests waited: (microseconds, count), where each
         request counts once, at the first bound that it did not exceed; the last bound is None.
         """

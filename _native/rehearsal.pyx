@@ -153,6 +153,7 @@ cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void 
     request = first
     while request != NULL:
         request.lane = lane
+        request.rehearsed = True
         fetch_add32(&lane.in_flight, 1)
         request.bridge = bridge
         request.arrived_ns = now_ns()

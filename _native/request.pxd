@@ -109,6 +109,7 @@ cdef struct Request:
     bint empty_final         # the client of a decoupled model wants the empty final response, too
     bint single              # its sink takes one response only
     bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
+    bint rehearsed           # made by the server itself to warm its models up: no traffic, not counted
 
     int64_t user             # whose process asks, on a unix socket; -1: not known
     Placement *placements    # of its tensors in shared memory; NULL: there are none

@@ -269,6 +269,7 @@ cdef Request *request_twin(const Request *request) noexcept nogil:
     twin.priority = request.priority
     twin.timeout_us = request.timeout_us
     twin.rows = request.rows
+    twin.rehearsed = request.rehearsed
     twin.arrived_ns = request.arrived_ns
     for i in range(request.signature.input_count):
         twin.inputs[i] = request.inputs[i]

@@ -5,10 +5,11 @@ of the loop ends idle sequences. It is set while any sequence lives, and then co
 outlives it.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
+from _native.accounting cimport account_failed
 from _native.atomic cimport fetch_add32, load32
 from _native.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
 from _native.clock cimport now_ns
@@ -45,7 +46,7 @@ from _native.slots cimport (
     slots_settle,
     slots_take,
 )
-from _native.statistics cimport statistics_failed
+from _native.statistics cimport FAILURE_OTHER
 from _native.text cimport format_text
 from _native.threads cimport (
     condition_destroy,
@@ -76,7 +77,7 @@ cdef void answer(Sequencer *self, Request *chain) noexcept nogil:
     cdef Request *following
     while chain != NULL:
         following = chain.next
-        statistics_failed(&self.lane.statistics, 1, <uint64_t>(now - chain.arrived_ns))
+        account_failed(chain, now, FAILURE_OTHER)
         bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following
 

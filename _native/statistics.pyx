@@ -4,11 +4,11 @@ As in Triton, every request of a batch is charged the whole of the batch's compu
 requests; per batch size, `count` is the number of executions.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
-from libc.string cimport memmove, memset
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
-from _native.clock cimport wall_ms
+from _native.clock cimport now_ns, wall_ms
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 cdef enum:
@@ -21,14 +21,9 @@ cdef void statistics_init(Statistics *statistics) noexcept nogil:
 
 
 cdef void statistics_clear(Statistics *statistics) noexcept nogil:
-    free(statistics.batches)
-    statistics.batches = NULL
+    free(statistics.counters.batches)
+    statistics.counters.batches = NULL
     mutex_destroy(&statistics.guard)
-
-
-cdef void statistics_reset(Statistics *statistics) noexcept nogil:
-    statistics_clear(statistics)
-    statistics_init(statistics)
 
 
 cdef inline void add(Duration *duration, uint64_t count, uint64_t ns) noexcept nogil:
@@ -36,77 +31,78 @@ cdef inline void add(Duration *duration, uint64_t count, uint64_t ns) noexcept n
     duration.ns += ns
 
 
-cdef void statistics_failed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
+cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil:
     lock(&statistics.guard)
-    add(&statistics.fail, count, ns)
+    add(&statistics.counters.failures[<int>why], count, ns)
     unlock(&statistics.guard)
 
 
 cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
     lock(&statistics.guard)
-    add(&statistics.success, count, ns)
+    add(&statistics.counters.success, count, ns)
     unlock(&statistics.guard)
 
 
 cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil:
     lock(&statistics.guard)
-    add(&statistics.cache_hit, 1, lookup_ns)
+    add(&statistics.counters.cache_hit, 1, lookup_ns)
     unlock(&statistics.guard)
 
 
 cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil:
     lock(&statistics.guard)
-    add(&statistics.cache_miss, count, ns)
+    add(&statistics.counters.cache_miss, count, ns)
     unlock(&statistics.guard)
 
 
-cdef BatchStatistics *batch_of(Statistics *statistics, uint32_t rows) noexcept nogil:
+cdef BatchStatistics *batch_of(Counters *counters, uint32_t rows) noexcept nogil:
     # the entry for this batch size, made when there is none; NULL when there is no room for one more
     cdef uint32_t low = 0
-    cdef uint32_t high = statistics.batch_count
+    cdef uint32_t high = counters.batch_count
     cdef uint32_t middle, capacity
     cdef BatchStatistics *grown
     while low < high:
         middle = (low + high) // 2
-        if statistics.batches[middle].rows < rows:
+        if counters.batches[middle].rows < rows:
             low = middle + 1
         else:
             high = middle
-    if low < statistics.batch_count and statistics.batches[low].rows == rows:
-        return &statistics.batches[low]
-    if statistics.batch_count == statistics.batch_capacity:
-        capacity = max(16, statistics.batch_capacity * 2)
+    if low < counters.batch_count and counters.batches[low].rows == rows:
+        return &counters.batches[low]
+    if counters.batch_count == counters.batch_capacity:
+        capacity = max(16, counters.batch_capacity * 2)
         if capacity > BATCH_SIZES:
             return NULL
-        grown = <BatchStatistics *>realloc(statistics.batches, capacity * sizeof(BatchStatistics))
+        grown = <BatchStatistics *>realloc(counters.batches, capacity * sizeof(BatchStatistics))
         if grown == NULL:
             return NULL
-        statistics.batches = grown
-        statistics.batch_capacity = capacity
-    memmove(&statistics.batches[low + 1], &statistics.batches[low],
-            (statistics.batch_count - low) * sizeof(BatchStatistics))
-    memset(&statistics.batches[low], 0, sizeof(BatchStatistics))
-    statistics.batches[low].rows = rows
-    statistics.batch_count += 1
-    return &statistics.batches[low]
+        counters.batches = grown
+        counters.batch_capacity = capacity
+    memmove(&counters.batches[low + 1], &counters.batches[low],
+            (counters.batch_count - low) * sizeof(BatchStatistics))
+    memset(&counters.batches[low], 0, sizeof(BatchStatistics))
+    counters.batches[low].rows = rows
+    counters.batch_count += 1
+    return &counters.batches[low]
 
 
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil:
+    cdef Counters *counters = &statistics.counters
     cdef BatchStatistics *batch
     cdef uint32_t requests = execution.requests
     cdef uint32_t i
     lock(&statistics.guard)
-    statistics.last_inference_ms = wall_ms()
-    statistics.inference_count += execution.served_rows
-    statistics.execution_count += 1
-    add(&statistics.success, requests, execution.success_ns)
-    add(&statistics.queue, requests, execution.queue_ns)
-    for i in range(QUEUE_TIMES):
-        statistics.queue_times[i] += execution.queue_times[i]
-    add(&statistics.compute_input, requests, execution.input_ns * requests)
-    add(&statistics.compute_infer, requests, execution.infer_ns * requests)
-    add(&statistics.compute_output, requests, execution.output_ns * requests)
-    batch = batch_of(statistics, execution.rows)
+    counters.last_end_ns = execution.end_ns
+    counters.inference_count += execution.served_rows
+    counters.execution_count += 1
+    add(&counters.success, requests, execution.success_ns)
+    add(&counters.queue, requests, execution.queue_ns)
+    for i in range(execution.longest + 1):
+        counters.queue_times[i] += execution.queue_times[i]
+    add(&counters.compute_input, requests, execution.input_ns * requests)
+    add(&counters.compute_infer, requests, execution.infer_ns * requests)
+    add(&counters.compute_output, requests, execution.output_ns * requests)
+    batch = batch_of(counters, execution.rows)
     if batch != NULL:
         add(&batch.compute_input, 1, execution.input_ns)
         add(&batch.compute_infer, 1, execution.infer_ns)
@@ -114,38 +110,82 @@ cdef void statistics_executed(Statistics *statistics, const Execution *execution
     unlock(&statistics.guard)
 
 
+cdef bint statistics_read(Statistics *statistics, Counters *copy) noexcept nogil:
+    cdef BatchStatistics *batches
+    cdef size_t size
+    lock(&statistics.guard)
+    copy[0] = statistics.counters
+    size = copy.batch_count * sizeof(BatchStatistics)
+    batches = <BatchStatistics *>malloc(max(size, <size_t>1))
+    if batches != NULL and size:
+        memcpy(batches, copy.batches, size)
+    unlock(&statistics.guard)
+    copy.batches = batches
+    return batches != NULL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For Python
+
 cdef inline tuple pair(const Duration *duration):
     return (duration.count, duration.ns)
 
 
-cdef dict statistics_dict(Statistics *statistics):
+cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil:
+    # since 1970; 0: never
+    cdef int64_t now = wall_ms()
+    if counters.last_end_ns == 0:
+        return 0
+    return now - (now_ns() - counters.last_end_ns) // 1_000_000
+
+
+cdef dict failures(const Counters *counters):
+    return {
+        "REJECTED": pair(&counters.failures[<int>FAILURE_REJECTED]),
+        "CANCELED": pair(&counters.failures[<int>FAILURE_CANCELED]),
+        "BACKEND": pair(&counters.failures[<int>FAILURE_BACKEND]),
+        "OTHER": pair(&counters.failures[<int>FAILURE_OTHER]),
+    }
+
+
+cdef list queue_times(const Counters *counters):
+    return [(1 << i if i < QUEUE_TIMES - 1 else None, counters.queue_times[i]) for i in range(QUEUE_TIMES)]
+
+
+cdef list batches(const Counters *counters):
     cdef uint32_t i
-    lock(&statistics.guard)
+    return [
+        (
+            counters.batches[i].rows,
+            pair(&counters.batches[i].compute_input),
+            pair(&counters.batches[i].compute_infer),
+            pair(&counters.batches[i].compute_output),
+        )
+        for i in range(counters.batch_count)
+    ]
+
+
+cdef dict statistics_dict(Statistics *statistics):
+    cdef Counters counters
+    if not statistics_read(statistics, &counters):
+        raise MemoryError
     try:
+        failed = failures(&counters)
         return {
-            "last_inference_ms": statistics.last_inference_ms,
-            "inference_count": statistics.inference_count,
-            "execution_count": statistics.execution_count,
-            "success": pair(&statistics.success),
-            "fail": pair(&statistics.fail),
-            "queue": pair(&statistics.queue),
-            "compute_input": pair(&statistics.compute_input),
-            "compute_infer": pair(&statistics.compute_infer),
-            "compute_output": pair(&statistics.compute_output),
-            "cache_hit": pair(&statistics.cache_hit),
-            "cache_miss": pair(&statistics.cache_miss),
-            "queue_times": [
-                (1 << i if i < QUEUE_TIMES - 1 else None, statistics.queue_times[i]) for i in range(QUEUE_TIMES)
-            ],
-            "batches": [
-                (
-                    statistics.batches[i].rows,
-                    pair(&statistics.batches[i].compute_input),
-                    pair(&statistics.batches[i].compute_infer),
-                    pair(&statistics.batches[i].compute_output),
-                )
-                for i in range(statistics.batch_count)
-            ],
+            "last_inference_ms": last_inference_ms(&counters),
+            "inference_count": counters.inference_count,
+            "execution_count": counters.execution_count,
+            "success": pair(&counters.success),
+            "fail": (sum([count for count, _ in failed.values()]), sum([ns for _, ns in failed.values()])),
+            "failures": failed,
+            "queue": pair(&counters.queue),
+            "compute_input": pair(&counters.compute_input),
+            "compute_infer": pair(&counters.compute_infer),
+            "compute_output": pair(&counters.compute_output),
+            "cache_hit": pair(&counters.cache_hit),
+            "cache_miss": pair(&counters.cache_miss),
+            "queue_times": queue_times(&counters),
+            "batches": batches(&counters),
         }
     finally:
-        unlock(&statistics.guard)
+        free(counters.batches)

@@ -202,6 +202,7 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
         status[0] = STATUS_RESOURCE_EXHAUSTED
         return NULL
     request.is_step = True
+    request.rehearsed = call.frame.run.request.rehearsed
     if not fill(request, call, step, status, details):
         step_discard(request)
         return NULL

@@ -4,10 +4,11 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.access cimport ALLOWED, Gate, Verdict, gate_model, gate_status, gate_text
 from _native.binding cimport request_bind, request_decode
+from _native.accounting cimport account_failed
 from _native.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.clock cimport now_ns
 from _native.coalescer cimport coalescer_enter
-from _native.lane cimport LANE_FULL, LANE_REFUSED, PUSHED, Lane, Pushed
+from _native.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
 from _native.memory cimport SHARED_WITH_NOBODY, Block
 from _native.order cimport order_enter, order_leave
 from _native.request cimport (
@@ -18,7 +19,7 @@ from _native.request cimport (
     Request,
     request_fail,
 )
-from _native.statistics cimport statistics_failed
+from _native.statistics cimport FAILURE_OTHER
 from _native.split cimport split_enter
 from _native.table cimport table_find
 from _native.text cimport format_text
@@ -126,7 +127,7 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
-    if (lane.coalesces or lane.caches) and is_own(request):
+    if (lane.coalesces or lane.caches) and not request.rehearsed and is_own(request):
         work = coalescer_enter(&self.coalescer, request)
         if work != request and request.deadline_ns:
             bridge_watch(self.bridge, request)
@@ -180,15 +181,13 @@ cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     if request.turn != NULL:
         order_leave(request)
-    statistics_failed(&lane.statistics, 1, <uint64_t>(now_ns() - request.arrived_ns))
-    if pushed == LANE_REFUSED:
-        return
     if pushed == LANE_FULL:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
             request.signature.name.data, request.signature.version_text.data, lane.max_queue))
         request.response.reason = "QUEUE_FULL"
-    else:
+    elif pushed == LANE_CLOSED:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Request for unknown model: '%s' version %s is not at ready state",
             request.signature.name.data, request.signature.version_text.data))
+    account_failed(request, now_ns(), FAILURE_OTHER)

@@ -5,6 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from _native.accounting cimport execution_add
 from _native.atomic cimport load32
 from _native.batch cimport NativeBatch, batch_detach, execute_fn
 from _native.bridge cimport Bridge, bridge_return
@@ -136,6 +137,7 @@ cdef void answer_in_parts(Request *request) noexcept nogil:
 
 cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     cdef Execution execution
+    cdef bint rehearsed = batch.requests[0].rehearsed
     cdef Request *request
     cdef uint32_t i
     pass_time(batch, <intptr_t>context)
@@ -143,13 +145,12 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     execution.rows = batch.rows
     for i in range(batch.count):
         request = batch_detach(batch, i)
-        execution.requests += 1
-        execution.served_rows += request.rows
-        execution.success_ns += <uint64_t>(now_ns() - request.arrived_ns)
-        execution.queue_ns += <uint64_t>(batch.taken_ns - request.queued_ns)
+        execution.end_ns = now_ns()
+        execution_add(&execution, request, batch.taken_ns)
         answer_in_parts(request)
     execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
-    statistics_executed(&batch.lane.statistics, &execution)
+    if not rehearsed:
+        statistics_executed(&batch.lane.statistics, &execution)
 
 
 def make_executor(delay_ns: int, gather: bool, decoupled: bool) -> object:

@@ -14,14 +14,14 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strdup
 
+from _native.accounting cimport account_detached, account_failed
 from _native.arena cimport Arena, arena_give, arena_share, arena_take
 from _native.atomic cimport fetch_add32, load32
 from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
-from _native.lane cimport Lane
 from _native.memory cimport block_give
 from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail, request_unfollow
-from _native.statistics cimport Execution, statistics_executed, statistics_failed
+from _native.statistics cimport FAILURE_BACKEND
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport (
     condition_destroy,
@@ -302,24 +302,14 @@ cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil:
 
 
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:
-    cdef Execution execution
-    cdef int64_t end = now_ns()
-    cdef Lane *lane = <Lane *>request.lane
     request_unfollow(request)
     lock(&channel.guard)
     slot_give(channel, slot_find(channel, request.number))
     unlock(&channel.guard)
     if request.response.status == STATUS_OK:
-        memset(&execution, 0, sizeof(Execution))
-        execution.rows = request.rows
-        execution.requests = 1
-        execution.served_rows = request.rows
-        execution.success_ns = <uint64_t>(end - request.arrived_ns)
-        execution.queue_ns = <uint64_t>(taken_ns - request.queued_ns)
-        execution.infer_ns = <uint64_t>(end - taken_ns)
-        statistics_executed(&lane.statistics, &execution)
+        account_detached(request, taken_ns)
     else:
-        statistics_failed(&lane.statistics, 1, <uint64_t>(end - request.arrived_ns))
+        account_failed(request, now_ns(), FAILURE_BACKEND)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 

@@ -97,7 +97,7 @@ class Instances:
     def change(self, specs: Sequence[InstanceSpec]) -> None:
         """Have exactly these, told apart by their names: new ones are made first, then others end.
 
-        Requests go on meanwhile; an instance that ends finishes its batch. The warm-up of new ones counts as traffic.
+        Requests go on meanwhile; an instance that ends finishes its batch.
 
         Raises:
             BackendError: a new one cannot be made, or the scheduler ties requests to instances; nothing has changed.

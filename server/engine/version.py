@@ -75,7 +75,6 @@ class LoadedVersion:
         self._instances = Instances(self.spec, self._model, self.lane, placement or Placement())
         try:
             self._instances.start(self.spec.instances)
-            self.lane.forget_statistics()  # warm-up is no traffic
         except BaseException:
             self.close()
             raise
@@ -146,6 +145,10 @@ class LoadedVersion:
         )
         for field in _DURATIONS:
             _set(getattr(out.inference_stats, field), counters[field])
+        for reason, value in counters["failures"].items():
+            _set(out.fail_reasons[reason], value)
+        for bound, count in counters["queue_times"]:
+            out.queue_times.add(us=bound or 0, count=count)
         for rows, compute_input, compute_infer, compute_output in counters["batches"]:
             batch = out.batch_stats.add(batch_size=rows)
             _set(batch.compute_input, compute_input)

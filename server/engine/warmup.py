@@ -56,7 +56,6 @@ async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelS
                     raise ValueError(problem)
         except ValueError as error:
             raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
-    lane.forget_statistics()
 
 
 def tensors_of(sample: WarmupSpec, *, batches: bool) -> dict[str, tuple[tuple[int, ...], bytes]]:

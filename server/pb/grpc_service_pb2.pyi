@@ -327,8 +327,16 @@ class MemoryUsage(_message.Message):
     byte_size: int
     def __init__(self, type: _Optional[str] = ..., id: _Optional[int] = ..., byte_size: _Optional[int] = ...) -> None: ...
 
+class QueueTimeBucket(_message.Message):
+    __slots__ = ("us", "count")
+    US_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    us: int
+    count: int
+    def __init__(self, us: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ModelStatistics(_message.Message):
-    __slots__ = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats", "memory_usage", "response_stats")
+    __slots__ = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats", "memory_usage", "response_stats", "fail_reasons", "queue_times")
     class ResponseStatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +344,13 @@ class ModelStatistics(_message.Message):
         key: str
         value: InferResponseStatistics
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferResponseStatistics, _Mapping]] = ...) -> None: ...
+    class FailReasonsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StatisticDuration
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StatisticDuration, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_INFERENCE_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +360,8 @@ class ModelStatistics(_message.Message):
     BATCH_STATS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USAGE_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_STATS_FIELD_NUMBER: _ClassVar[int]
+    FAIL_REASONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     last_inference: int
@@ -354,7 +371,9 @@ class ModelStatistics(_message.Message):
     batch_stats: _containers.RepeatedCompositeFieldContainer[InferBatchStatistics]
     memory_usage: _containers.RepeatedCompositeFieldContainer[MemoryUsage]
     response_stats: _containers.MessageMap[str, InferResponseStatistics]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., last_inference: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ..., batch_stats: _Optional[_Iterable[_Union[InferBatchStatistics, _Mapping]]] = ..., memory_usage: _Optional[_Iterable[_Union[MemoryUsage, _Mapping]]] = ..., response_stats: _Optional[_Mapping[str, InferResponseStatistics]] = ...) -> None: ...
+    fail_reasons: _containers.MessageMap[str, StatisticDuration]
+    queue_times: _containers.RepeatedCompositeFieldContainer[QueueTimeBucket]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., last_inference: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ..., batch_stats: _Optional[_Iterable[_Union[InferBatchStatistics, _Mapping]]] = ..., memory_usage: _Optional[_Iterable[_Union[MemoryUsage, _Mapping]]] = ..., response_stats: _Optional[_Mapping[str, InferResponseStatistics]] = ..., fail_reasons: _Optional[_Mapping[str, StatisticDuration]] = ..., queue_times: _Optional[_Iterable[_Union[QueueTimeBucket, _Mapping]]] = ...) -> None: ...
 
 class ModelStatisticsResponse(_message.Message):
     __slots__ = ("model_stats",)

@@ -74,6 +74,14 @@ def test_buf_infers(buf):
     assert (answer["id"], answer["rawOutputContents"]) == ("one", ["AACAPw=="])
 
 
+def test_buf_shows_what_only_this_server_counts(buf):
+    buf(f"/{SERVICE}/ModelInfer", messages=[_tensor("simple", 1)])
+    [found] = json.loads(buf(f"/{SERVICE}/ModelStatistics", messages=[{"name": "simple"}]).stdout)["modelStats"]
+    assert set(found["failReasons"]) == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
+    waited = sum(int(bucket.get("count", 0)) for bucket in found["queueTimes"])
+    assert waited == int(found["inferenceStats"]["queue"]["count"]) > 0
+
+
 def test_buf_shows_an_error(buf):
     failed = buf(f"/{SERVICE}/ModelInfer", messages=[_tensor("nothing", 1)])
     assert failed.returncode == 8 * grpc.StatusCode.NOT_FOUND.value[0]

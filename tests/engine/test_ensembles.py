@@ -367,8 +367,8 @@ async def test_a_failing_step_fails_the_request_with_the_name_of_the_ensemble(tm
     async with serving(tmp_path, {"one": plus(1), "ten": broken}, one=model(), ten=model(), e=CHAIN) as engine:
         answer = await infer(engine, request("e", x=row(1)))
         assert (answer.status, answer.text) == (Status.INTERNAL, "in ensemble 'e', no such thing")
-        statistics = engine.model("e").statistics().inference_stats
-        assert (statistics.success.count, statistics.fail.count) == (0, 1)
+        statistics = engine.model("e").statistics()
+        assert (statistics.inference_stats.success.count, statistics.fail_reasons["BACKEND"].count) == (0, 1)
 
 
 async def test_a_failing_step_ends_the_others(tmp_path):
@@ -407,6 +407,8 @@ async def test_a_full_queue_of_a_step(tmp_path):
         assert answer.status == Status.UNAVAILABLE
         assert answer.text.startswith("in ensemble 'e', ")
         assert "Exceeds maximum queue size" in answer.text
+        for name in ("one", "e"):
+            assert engine.model(name).statistics().fail_reasons["REJECTED"].count == 1
         gate.go(2)
         assert (await first.answer()).status == (await second.answer()).status == Status.OK
 
@@ -428,7 +430,8 @@ async def test_cancelling_an_ensemble_cancels_its_steps(tmp_path):
         assert [(await pending[n].answer()).array().item() for n in (0, 2)] == [11, 13]
         assert pending[1].answers == []
         assert gate.batches == [(1, 1), (2, 2)]
-        assert engine.model("e").statistics().inference_stats.fail.count == 1
+        for name in ("one", "e"):
+            assert engine.model(name).statistics().fail_reasons["CANCELED"].count == 1
 
 
 async def test_cancelling_while_a_step_runs_stops_the_ones_behind_it(tmp_path):

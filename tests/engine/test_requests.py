@@ -21,6 +21,15 @@ def _nothing_left(native_counters):
     """Requests, blocks and lanes are gone when the engine is closed."""
 
 
+def failures(engine) -> dict[str, int]:
+    """Of the model "m": by reason, those that there are."""
+    statistics = engine.model("m").statistics()
+    found = {reason: duration.count for reason, duration in statistics.fail_reasons.items()}
+    assert set(found) == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
+    assert sum(found.values()) == statistics.inference_stats.fail.count
+    return {reason: count for reason, count in found.items() if count}
+
+
 # -- cancellation --
 
 
@@ -39,7 +48,7 @@ async def test_cancelled_in_the_queue_is_not_executed(tmp_path):
             assert (await pending[index].answer()).array().item() == index
         assert gate.batches == [(1, 1), (3, 3)]
         assert all(not pending[index].answers for index in (1, 4, 6))
-        assert engine.model("m").statistics().inference_stats.fail.count == 3
+        assert failures(engine) == {"CANCELED": 3}
 
 
 async def test_cancelled_while_running_does_not_disturb_its_mates(tmp_path):
@@ -150,8 +159,7 @@ async def test_expired_while_the_loop_was_busy_is_not_executed(tmp_path):
         assert (await only_late.answer()).status == DEADLINE
         assert gate.batches == [(1, 1), (2, 2)]
         await infer_one(engine, gate)  # the instance has counted the late one: it may do so after the answer
-        fail = engine.model("m").statistics().inference_stats.fail
-        assert fail.count == 4
+        assert failures(engine) == {"CANCELED": 4}, "nobody waits any longer than the deadline"
 
 
 async def test_expired_while_running_is_answered_on_time(tmp_path):
@@ -283,6 +291,9 @@ async def test_statistics_add_up(tmp_path):
         assert all(phase.count == 5 for phase in phases)
         assert stats.success.ns == sum(phase.ns for phase in phases)
         assert 0 < statistics.last_inference <= time.time() * 1000
+        assert failures(engine) == {"CANCELED": 1, "BACKEND": 1}
+        assert sum(bucket.count for bucket in statistics.queue_times) == 5
+        assert [bucket.us for bucket in statistics.queue_times] == [*(1 << i for i in range(26)), 0]
 
 
 # -- unloading --

@@ -56,6 +56,17 @@ async def test_samples_run_on_each_instance_before_it_serves_and_do_not_count(tm
         assert engine.model("m").statistics().execution_count == 1
 
 
+async def test_instances_that_are_added_while_it_serves_are_warmed_and_do_not_count(tmp_path):
+    seen = Seen()
+    async with serving(tmp_path, seen, m=CONFIG + SAMPLE % ("zeros", 3, 2, "zero_data: true")) as engine:
+        await infer(engine, request(x=row(7)))
+        await engine.scale("m", {"m_0": 3})
+        assert len(seen.batches) == 2 + 1 + 4
+        statistics = engine.model("m").statistics()
+        assert statistics.execution_count == statistics.inference_stats.success.count == 1
+        assert [batch.batch_size for batch in statistics.batch_stats] == [1]
+
+
 async def test_random_data_and_files(tmp_path):
     seen = Seen()
     folder = tmp_path / "m" / "warmup"
@@ -167,7 +178,7 @@ async def test_an_ensemble_is_warmed_through_its_steps(tmp_path):
     seen = Seen()
     async with serving(tmp_path, {"m": seen}, m=CONFIG, e=ENSEMBLE) as engine:
         assert sum(len(batch) for batch in seen.batches) == 2 * 2 * 3
-        assert engine.model("e").statistics().inference_count == 0
+        assert [engine.model(name).statistics().execution_count for name in "em"] == [0, 0]
         assert (await infer(engine, request("e", x=row(4)))).array().tolist() == [[4]]
 
 

@@ -16,8 +16,16 @@ from server.pb import grpc_service_pb2, model_config_pb2, pool
 ROOT = Path(__file__).resolve().parents[2]
 
 # What ours has and theirs has not.
-ADDED_FIELDS = {"inference.ModelMetadataResponse.properties"}
-ADDED_MESSAGES = {"inference.ModelMetadataResponse.PropertiesEntry"}
+ADDED_FIELDS = {
+    "inference.ModelMetadataResponse.properties",
+    "inference.ModelStatistics.fail_reasons",
+    "inference.ModelStatistics.queue_times",
+}
+ADDED_MESSAGES = {
+    "inference.ModelMetadataResponse.PropertiesEntry",
+    "inference.ModelStatistics.FailReasonsEntry",
+    "inference.QueueTimeBucket",
+}
 
 PAIRS = [
     pytest.param(model_config_pb2.DESCRIPTOR, their_model_config.DESCRIPTOR, id="model_config"),
