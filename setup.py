@@ -33,6 +33,7 @@ NGHTTP2_USERS = {
     "_native.incoming",
     "_native.infer",
     "_native.packing",
+    "_native.store",
     "_native.stream",
     "_native.submission",
     "bench.driver",

@@ -6,6 +6,9 @@ work is cancelled. The answer goes to all who wait, by reference; with a cache, 
 which holds the question for comparing and the answer for the next. Answers leave the cache by last use when it grows
 over its limit, when they are too old, and when their model version ends.
 
+Where answers are kept in a store outside of the server, its answer is waited for at the memo, too, before the work is
+pushed: all who ask the same meanwhile share what comes of it, be it an answer from the store or one execution.
+
 Everything happens on the loop; see `_native.question` for what makes requests identical.
 """
 
@@ -30,6 +33,7 @@ from _native.request cimport (
     request_twin,
     response_fail,
 )
+from _native.response cimport response_lacks
 from _native.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
@@ -110,6 +114,8 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     fetch_add32(&(<Lane *>memo.work.lane).in_flight, 1)
     memo.work.deliver = answered
     memo.work.sink = memo
+    memo.work.is_step = True  # whether an output may be missing is different for those who wait: see give
+    memo.output_count = wanted_outputs(memo.work)
     memo.home = self
     memo.digest = digest
     bucket = &self.buckets[digest.low & (self.bucket_count - 1)]
@@ -117,6 +123,21 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     bucket[0] = memo
     self.count += 1
     return memo
+
+
+cdef void memo_free(Memo *memo) noexcept nogil:
+    # without its work
+    unlist(memo)
+    if memo.lookup != NULL:
+        memo.home.store.forget(memo.lookup)
+    free(memo)
+
+
+cdef void work_free(Memo *memo) noexcept nogil:
+    # that was never pushed
+    cdef Lane *lane = <Lane *>memo.work.lane
+    request_free(memo.work)
+    fetch_add32(&lane.in_flight, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -154,25 +175,36 @@ cdef void detach(Memo *memo, Request *request) noexcept nogil:
 cdef void leave(Request *request) noexcept nogil:
     cdef Memo *memo = <Memo *>request.awaited
     cdef Request *work = memo.work
+    cdef bint counts = True
     detach(memo, request)
     if memo.first == NULL and not memo.delivering:
-        unlist(memo)
-        free(memo)
-        bridge_abandon(work)  # which counts
-    else:
+        if memo.asking:
+            work_free(memo)
+            memo_free(memo)
+        else:
+            memo_free(memo)
+            bridge_abandon(work)  # which counts
+            counts = False
+    if counts:
         account_failed(request, now_ns(), FAILURE_CANCELED)
 
 
-cdef void copy_answer(Response *to, const Response *source) noexcept nogil:
-    # the same outputs were asked for; they are shared
+cdef void give(Request *request, const Response *source) noexcept nogil:
+    # The same outputs were asked for; they are shared. One that the model has left out is an error, but for steps of
+    # ensembles.
+    cdef Response *to = &request.response
     cdef uint32_t i
     cdef OutputData *out
-    for i in range(source.request.signature.output_count):
+    cdef bint lacks
+    for i in range(request.signature.output_count):
         out = &to.outputs[i]
+        lacks = out.wanted and not source.outputs[i].wanted
         block_give(out.block)
         out[0] = source.outputs[i]
         if out.block != NULL:
             block_share(out.block)
+        if lacks and not request.is_step and to.status == STATUS_OK:
+            response_lacks(to, i)
     to.parameters = source.parameters
     to.parameter_count = source.parameter_count
     if source.parameter_block != NULL:
@@ -181,7 +213,6 @@ cdef void copy_answer(Response *to, const Response *source) noexcept nogil:
 
 cdef void answered(void *sink, Response *response, int status, const char *details) noexcept nogil:
     cdef Memo *memo = <Memo *>sink
-    cdef Coalescer *self = memo.home
     cdef Bridge *bridge = <Bridge *>memo.work.bridge
     cdef Lane *lane = <Lane *>memo.work.lane
     cdef Request *request
@@ -194,9 +225,11 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
         detach(memo, request)
         if followers:
             ns += <uint64_t>(now - request.arrived_ns)
+        else:
+            request.phases = memo.work.phases
         followers += 1
         if status == STATUS_OK:
-            copy_answer(&request.response, response)
+            give(request, response)
         else:
             response_fail(&request.response, status, format_text("%.*s", <int>strlen(details), details))
             request.response.reason = response.reason if response != NULL else NULL
@@ -207,9 +240,8 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
             statistics_shared(&lane.statistics, followers - 1, ns)
         else:
             statistics_failed(&lane.statistics, failure_of(memo.work, FAILURE_BACKEND), followers - 1, ns)
-    if status != STATUS_OK or not lane.caches or not keep(self, memo):
-        unlist(memo)
-        free(memo)
+    if status != STATUS_OK or not lane.caches or not keep(memo):
+        memo_free(memo)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -266,11 +298,26 @@ cdef bint compact_all(Request *work) noexcept nogil:
     return True
 
 
-cdef bint keep(Coalescer *self, Memo *memo) noexcept nogil:
-    # False: the answer is not kept
+cdef uint32_t wanted_outputs(const Request *request) noexcept nogil:
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(request.signature.output_count):
+        count += request.response.outputs[i].wanted
+    return count
+
+
+cdef bint keep(Memo *memo) noexcept nogil:
+    # False: the memo is not kept
+    cdef Coalescer *self = memo.home
     cdef Request *work = memo.work
     cdef int64_t begin = now_ns()
-    if not compact_all(work):
+    if wanted_outputs(work) < memo.output_count:
+        return False  # an answer to another question, were it kept
+    if memo.lookup != NULL:
+        self.store.keep(memo.lookup, &work.response)
+        statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
+        return False
+    if self.limit == 0 or not compact_all(work):
         return False
     memo.size = held(work)
     if memo.size > self.limit:
@@ -314,26 +361,43 @@ cdef void cut(Memo *memo) noexcept nogil:
 cdef void drop(Memo *memo) noexcept nogil:
     # an answered one
     cut(memo)
-    unlist(memo)
     memo.home.size -= memo.size
     request_free(memo.work)
-    free(memo)
+    memo_free(memo)
 
 
-cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
+cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     cdef int64_t now
-    cut(memo)
-    put_newest(memo.home, memo)
-    copy_answer(&request.response, &memo.work.response)
-    request.state = REQUEST_TAKEN
+    give(request, &memo.work.response)
     now = now_ns()
+    memo.home.hits += 1
     statistics_cache_hit(&lane.statistics, <uint64_t>(now - begin))
     statistics_shared(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
+cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
+    cut(memo)
+    put_newest(memo.home, memo)
+    request.state = REQUEST_TAKEN
+    return_hit(memo, request, begin)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
+
+cdef bint may_be_kept(const Coalescer *self, const Lane *lane) noexcept nogil:
+    return lane.caches and (self.limit > 0 or self.store.owner != NULL)
+
+
+cdef bint ask_store(Coalescer *self, Memo *memo, int64_t now) noexcept nogil:
+    # False: there is none, or it cannot be asked
+    if self.store.owner == NULL or not (<Lane *>memo.work.lane).caches or not self.store.look(self.store.owner, memo):
+        return False
+    memo.asking = True
+    memo.asked_ns = now
+    return True
+
 
 cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
@@ -341,7 +405,7 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
     cdef Digest digest
     cdef Memo *memo
     if (request.correlation.given or request.message.parameter_count > QUESTION_PARAMETERS
-            or not (lane.coalesces or self.limit)):
+            or not (lane.coalesces or may_be_kept(self, lane))):
         return request
     begin = now_ns()
     digest = question_digest(request)
@@ -350,23 +414,52 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
         drop(memo)
         memo = NULL
     if memo != NULL and memo.answered:
-        self.hits += 1
         hit(memo, request, begin)
         return NULL
-    if lane.caches and self.limit:
-        self.misses += 1
-        statistics_cache_missed(&lane.statistics, 1, <uint64_t>(now_ns() - begin))
+    if memo != NULL and (memo.asking or lane.coalesces):
+        join_others(self, memo, request, begin)
+        return NULL
     if memo == NULL:
         memo = memo_new(self, digest, request)
-        if memo == NULL:
-            return request
-        join(memo, request)
-        return memo.work
-    if not lane.coalesces:
-        return request
+        if memo != NULL:
+            join(memo, request)
+            if ask_store(self, memo, begin):
+                return NULL
+            request = memo.work
+    count_miss(self, lane, begin)
+    return request
+
+
+cdef void join_others(Coalescer *self, Memo *memo, Request *request, int64_t begin) noexcept nogil:
     self.followers += 1
     join(memo, request)
-    return NULL
+    if not memo.asking:
+        count_miss(self, <Lane *>request.lane, begin)
+
+
+cdef void count_miss(Coalescer *self, Lane *lane, int64_t begin) noexcept nogil:
+    if may_be_kept(self, lane):
+        self.misses += 1
+        statistics_cache_missed(&lane.statistics, 1, <uint64_t>(now_ns() - begin))
+
+
+cdef void coalescer_found(Memo *memo) noexcept nogil:
+    cdef Request *request
+    while memo.first != NULL:
+        request = memo.first
+        detach(memo, request)
+        return_hit(memo, request, memo.asked_ns)
+    work_free(memo)
+    memo_free(memo)
+
+
+cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
+    cdef const Request *request = memo.first
+    memo.asking = False
+    while request != NULL:
+        count_miss(memo.home, <Lane *>memo.work.lane, memo.asked_ns)
+        request = request.next
+    return memo.work
 
 
 cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil:

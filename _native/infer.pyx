@@ -25,6 +25,7 @@ from _native.rehearsal cimport Outcome, rehearsal_requests
 from _native.request cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, Request, Response, request_free, request_new
 from _native.stream cimport Stream, stream_end, stream_fail, stream_reply
 from _native.shm cimport Regions
+from _native.store cimport AnswerStore, store_install
 from _native.submission cimport Submission, submission_wake, submit_message, submit_request
 from _native.table cimport ModelTable, Table, table_place
 from _native.text cimport text_or_no_memory
@@ -187,6 +188,7 @@ cdef class InferService:
     cdef BridgeHandle bridge
     cdef Judge judge
     cdef Regions regions
+    cdef AnswerStore store
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -206,6 +208,11 @@ cdef class InferService:
         """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time."""
         self.submission.coalescer.limit = size
         self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
+
+    def keep_answers_in(self, AnswerStore store not None) -> None:
+        """Have the response cache in this store instead."""
+        self.store = store
+        store_install(store, &self.submission)
 
     def forget(self, LaneHandle lane not None) -> None:
         """Drop the cached answers of a version that ends; before its handle goes."""

@@ -16,3 +16,7 @@ cdef struct Digest:
 cdef Digest question_digest(const Request *request) noexcept nogil
 # The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters.
 cdef bint question_same(const Request *a, const Request *b) noexcept nogil
+# The same things for a digest that others than this process understand: ([(input, datatype, shape, bytes)], [(output,
+# classes)], [(parameter, kind, value)]), where bytes are views of the request's, and nothing depends on an order that
+# the client chose.
+cdef tuple question_parts(const Request *request)

@@ -7,8 +7,11 @@ can make collisions, it decides nothing: `question_same` does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.codec cimport Parameter, Str, parameter_find
+from _native.codec cimport PARAMETER_DOUBLE, PARAMETER_STRING, Parameter, Str, parameter_find
+from _native.datatype cimport datatype_name
+from _native.memory cimport block_view
 from _native.request cimport InputData, OutputData, Request
+from _native.signature cimport Signature
 
 import secrets
 
@@ -153,3 +156,38 @@ cdef bint question_same(const Request *a, const Request *b) noexcept nogil:
         if not same_input(&a.inputs[i], &b.inputs[i]):
             return False
     return has_parameters(a, b) and has_parameters(b, a)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef str text_of(Str s):
+    return s.data[:s.size].decode("utf-8", "surrogateescape")
+
+
+cdef tuple parameter_part(const Parameter *p):
+    if p.kind == PARAMETER_STRING:
+        return text_of(p.key), <int>p.kind, text_of(p.text)
+    if p.kind == PARAMETER_DOUBLE:
+        return text_of(p.key), <int>p.kind, p.real.hex()
+    return text_of(p.key), <int>p.kind, p.integer
+
+
+cdef tuple question_parts(const Request *request):
+    cdef const Signature *signature = request.signature
+    cdef const InputData *input
+    cdef list inputs = []
+    cdef list outputs = []
+    cdef uint32_t i
+    for i in range(signature.input_count):
+        input = &request.inputs[i]
+        if input.present:
+            inputs.append((text_of(signature.inputs[i].name),
+                           datatype_name(signature.inputs[i].datatype).decode("ascii"),
+                           [input.shape[k] for k in range(input.rank)],
+                           block_view(input.block, input.data, input.size) if input.size else b""))
+    for i in range(signature.output_count):
+        if request.response.outputs[i].wanted:
+            outputs.append((text_of(signature.outputs[i].name), request.response.outputs[i].classes))
+    parameters = [parameter_part(&request.message.parameters[i]) for i in range(request.message.parameter_count)
+                  if counts(request, &request.message.parameters[i])]
+    return inputs, outputs, sorted(parameters)

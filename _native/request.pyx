@@ -268,6 +268,7 @@ cdef Request *request_twin(const Request *request) noexcept nogil:
     twin.id = request.id
     twin.priority = request.priority
     twin.timeout_us = request.timeout_us
+    twin.is_step = request.is_step
     twin.rows = request.rows
     twin.rehearsed = request.rehearsed
     twin.arrived_ns = request.arrived_ns

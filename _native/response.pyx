@@ -23,7 +23,7 @@ from _native.request cimport (
     Response,
     response_fail,
 )
-from _native.signature cimport TensorSignature
+from _native.signature cimport Signature, TensorSignature
 from _native.text cimport format_text
 
 
@@ -69,6 +69,12 @@ cdef bint classify_output(Response *response, uint32_t output) noexcept nogil:
     return True
 
 
+cdef void response_lacks(Response *response, uint32_t output) noexcept nogil:
+    cdef const Signature *signature = response.request.signature
+    response_fail(response, STATUS_INTERNAL, format_text(
+        "model '%s' did not produce output '%s'", signature.name.data, signature.outputs[output].name.data))
+
+
 cdef bint response_complete(Response *response) noexcept nogil:
     cdef const Request *request = response.request
     cdef bint shared = request.placements != NULL
@@ -80,9 +86,7 @@ cdef bint response_complete(Response *response) noexcept nogil:
             if request.is_step:
                 response.outputs[i].wanted = False
                 continue
-            response_fail(response, STATUS_INTERNAL, format_text(
-                "model '%s' did not produce output '%s'", request.signature.name.data,
-                request.signature.outputs[i].name.data))
+            response_lacks(response, i)
             return False
         if response.outputs[i].classes and not classify_output(response, i):
             return False

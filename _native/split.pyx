@@ -27,7 +27,7 @@ from _native.request cimport (
     request_free,
     request_twin,
 )
-from _native.response cimport response_complete
+from _native.response cimport response_complete, response_lacks
 from _native.scatter cimport bytes_of_elements
 from _native.shape cimport elements_of
 from _native.text cimport format_text
@@ -164,6 +164,8 @@ cdef void part_answered(void *sink, Response *response, int status, const char *
         whole.response.reason = response.reason if response != NULL else NULL
     elif not keep_outputs(part, response):
         request_fail(whole, STATUS_INTERNAL, NULL)
+    if response != NULL:
+        whole.phases = response.request.phases  # of a step: the last part to be answered stands for all
     if whole.response.status == STATUS_OK and split.pending:
         return
     release_whole(whole)
@@ -201,6 +203,15 @@ cdef bint join_all(Split *split) noexcept nogil:
     return True
 
 
+cdef uint32_t lacking(const Split *split, uint32_t output) noexcept nogil:
+    # parts of a step that the model has answered without this output
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(split.count):
+        count += not split.parts[i].outputs[output].wanted
+    return count
+
+
 cdef bint join(Split *split, uint32_t output) noexcept nogil:
     cdef OutputData *out = &split.whole.response.outputs[output]
     cdef const OutputData *first = &split.parts[0].outputs[output]
@@ -208,7 +219,13 @@ cdef bint join(Split *split, uint32_t output) noexcept nogil:
     cdef Block *block
     cdef uint8_t *at
     cdef size_t size = 0
+    cdef uint32_t lacks = lacking(split, output)
     cdef uint32_t i
+    if lacks == split.count:
+        return True
+    if lacks:
+        response_lacks(&split.whole.response, output)
+        return False
     for i in range(split.count):
         part = &split.parts[i].outputs[output]
         if part.rank != first.rank or part.rank == 0 or memcmp(

@@ -39,6 +39,8 @@ cdef void submit_message(Submission *submission, Request *request, Block *block,
 # On the loop: queue a request that the server itself has made: its lane is set (table_find), its tensors have been
 # checked (request_check), its sink and, if it has one, its deadline are set. It comes back over the bridge.
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
+# On the loop: queue what a coalescer has held back; its bridge and its queued_ns are set.
+cdef void submit_work(Submission *submission, Request *request) noexcept nogil
 # On the loop: wake the instances for what was submitted. The bridge calls it after each round; `context` is the
 # Submission.
 cdef void submission_wake(void *context) noexcept nogil

@@ -136,6 +136,11 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request = work
         request.bridge = self.bridge
         request.queued_ns = request.arrived_ns
+    submit_work(self, request)
+
+
+cdef void submit_work(Submission *self, Request *request) noexcept nogil:
+    cdef const Lane *lane = <const Lane *>request.lane
     if lane.signature.splits and request.rows > lane.signature.max_batch_size:
         push_parts(self, request)
     else:

@@ -28,6 +28,7 @@ from server.engine.hosts import HostPolicyError, parse_host_policies
 from server.engine.instances import Placement
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.engine.shared_memory import SharedMemoryPolicy
+from server.errors import ConfigError
 from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
@@ -162,25 +163,28 @@ def _engine(settings: Settings) -> Engine:
         default_max_batch_size=settings.default_max_batch_size,
         gpus=gpus.count,
     )
-    return Engine(
-        settings.model_repository,
-        loader,
-        options,
-        load_threads=settings.model_load_thread_count,
-        strict_readiness=settings.strict_readiness,
-        max_inflight=settings.max_inflight_requests,
-        max_queued=settings.max_queued_requests_per_model,
-        shared_memory=SharedMemoryPolicy(
-            shared=settings.allow_client_shm,
-            access=settings.client_shm_access,
-            prefixes=settings.client_shm_prefix,
-            max_regions=settings.client_shm_max_regions,
-            max_byte_size=settings.client_shm_max_byte_size,
-            max_copied=settings.grpc_max_message_size or 2**31 - 1,
-        ),
-        cache=settings.cache,
-        placement=_placement(settings, gpus),
-    )
+    try:
+        return Engine(
+            settings.model_repository,
+            loader,
+            options,
+            load_threads=settings.model_load_thread_count,
+            strict_readiness=settings.strict_readiness,
+            max_inflight=settings.max_inflight_requests,
+            max_queued=settings.max_queued_requests_per_model,
+            shared_memory=SharedMemoryPolicy(
+                shared=settings.allow_client_shm,
+                access=settings.client_shm_access,
+                prefixes=settings.client_shm_prefix,
+                max_regions=settings.client_shm_max_regions,
+                max_byte_size=settings.client_shm_max_byte_size,
+                max_copied=settings.grpc_max_message_size or 2**31 - 1,
+            ),
+            cache=settings.cache,
+            placement=_placement(settings, gpus),
+        )
+    except ConfigError as error:
+        raise StartError(f"cache-config: {error}") from error
 
 
 def _placement(settings: Settings, gpus: Gpus) -> Placement:

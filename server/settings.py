@@ -151,7 +151,8 @@ class Settings:
     """Inference requests that may wait for one version of a model; 0 for any number."""
 
     cache_config: tuple[str, ...] = ()
-    """local,KEY=VALUE: the response cache, with size=BYTES and ttl=SECONDS; may be given several times."""
+    """local,KEY=VALUE: the response cache, with size=BYTES and ttl=SECONDS; or redis,KEY=VALUE, with host, port, user,
+    password, db, ttl=SECONDS and others: see docs/operations.md. May be given several times."""
 
     grpc_restricted_protocol: tuple[str, ...] = ()
     """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""

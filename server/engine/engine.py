@@ -7,6 +7,7 @@ the loop over the bridge.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from _native.infer import InferService, Ticket
 from _native.table import ModelTable
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
-from server.caching import CacheConfig, LocalCache
+from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
+from server.engine.fingerprint import fingerprint
 from server.engine.instances import Placement
+from server.engine.redis_store import RedisStore
 from server.engine.refusals import RefusalLog
 from server.engine.repository import ModelFolder, scan
 from server.engine.services import EngineServices
@@ -62,6 +65,7 @@ class _Version:
     state: str
     reason: str = ""
     loaded: LoadedVersion | None = None
+    fingerprint: bytes = b""  # where answers are kept under it
 
 
 @dataclass(slots=True)
@@ -123,6 +127,9 @@ class Engine:
         self._has_cache = cache is not None
         if isinstance(cache, LocalCache):
             self.infer.keep_answers(cache.size, ttl=cache.ttl)
+        self._store = RedisStore(cache, self._identity) if isinstance(cache, RedisCache) else None
+        if self._store is not None:
+            self.infer.keep_answers_in(self._store)
         self.shared_memory.serve(self.infer)
 
     # -- life --
@@ -133,6 +140,8 @@ class Engine:
         self._loader.serve(EngineServices(self))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
         loop.add_reader(self._bridge.timer_fd, self._on_timer)
+        if self._store is not None:
+            await self._store.start()
         folders = await loop.run_in_executor(self._pool, scan, self._repositories)
         problems = await self._load_all(folders)
         self._started = True
@@ -144,6 +153,8 @@ class Engine:
         self._closing = True
         for names in reversed(self._layers()):  # ensembles before the models of their steps
             await asyncio.gather(*map(self._unload, names))
+        if self._store is not None:
+            await self._store.close()
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
         self.shared_memory.close()
         loop = asyncio.get_running_loop()
@@ -246,6 +257,8 @@ class Engine:
             prepared.spec, version, folder.version_path(version), configuration.config_to_json(prepared.config)
         )
         begin = time.monotonic()
+        if self._store is not None and folder.name in self._kept_elsewhere():
+            entry.fingerprint = await loop.run_in_executor(self._pool, fingerprint, source.path, source.config_json)
         try:
             backend = None if prepared.spec.ensemble else self._loader.backend(prepared.spec.backend)
             entry.loaded = await loop.run_in_executor(
@@ -307,6 +320,8 @@ class Engine:
                 continue
             entry.state, entry.reason = UNLOADING, ""
             self._publish(name)
+            if self._store is not None:
+                self._store.release(name)
             await loop.run_in_executor(self._pool, loaded.close)
             await self._delivered(loaded)
             self.infer.forget(loaded.lane)
@@ -323,6 +338,8 @@ class Engine:
     def _publish(self, name: str) -> None:
         versions = self._models[name].versions
         self._table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
+        for ensemble in self._ensembles_of(name):
+            self.infer.forget(ensemble.lane)  # another version may answer now
 
     def _on_instances(self, name: str, version: int) -> None:
         """An instance has become ready or stopped to be so."""
@@ -381,6 +398,35 @@ class Engine:
             specs = configuration.instance_specs(config)
             await loop.run_in_executor(self._pool, loaded.change_instances, config, specs)
             log.info("'%s' version %d has %d instances", name, loaded.version, len(specs))
+
+    def _kept_elsewhere(self) -> set[str]:
+        """The models on whose files answers in a store depend: those with a cache, and what their steps use."""
+        found: set[str] = set()
+        todo = [name for name, model in self._models.items() if model.prepared and model.prepared.spec.caches]
+        while todo:
+            name = todo.pop()
+            model = self._models.get(name)
+            if name not in found and model is not None and model.prepared is not None:
+                found.add(name)
+                todo.extend(configuration.models_of(model.prepared.spec))
+        return found
+
+    def _identity(self, name: str, version: int) -> bytes | None:
+        """What a version's answers depend on: its fingerprint, and those of the models of its steps."""
+        entry = self._models[name].versions.get(version)
+        if entry is None or entry.loaded is None or not entry.fingerprint:
+            return None
+        ensemble = entry.loaded.spec.ensemble
+        if ensemble is None:
+            return entry.fingerprint
+        steps = [
+            self._identity(step.model, ready[-1].version if step.version < 0 else step.version)
+            for step in ensemble.steps
+            if (ready := self.versions(step.model))
+        ]
+        if len(steps) < len(ensemble.steps) or None in steps:
+            return None
+        return hashlib.sha256(b"".join([entry.fingerprint, *filter(None, steps)])).digest()
 
     # -- what there is --
 

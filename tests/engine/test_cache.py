@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from server.caching import CacheConfigError, LocalCache, parse_cache_config
+from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from server.engine.config import Options
 from server.engine.engine import Engine
 from tests.engine.serving import CONFIG, Loader, infer, request, row
@@ -135,6 +135,23 @@ async def test_errors_are_not_kept(tmp_path):
         await cached.ask(1)
 
 
+async def test_an_answer_that_lacks_an_output_is_not_kept(tmp_path):
+    outputs = "".join(f'output {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in "yz")
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "config.pbtxt").write_text(
+        f"""platform: "ensemble" max_batch_size: 8 input {{ name: "x" data_type: TYPE_INT64 dims: [ -1 ] }} {outputs}
+        ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 input_map {{ key: "x" value: "x" }}
+        output_map {{ key: "y" value: "y" }} output_map {{ key: "z" value: "z" }} }} }}"""
+    )
+    config = CACHED + 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
+    async with Cached(tmp_path, LocalCache(1 << 20), config) as cached:
+        answer = await infer(cached.engine, request("e", x=row(1)))  # a step may lack one
+        assert [output.name for output in answer.response.outputs] == ["y"]
+        assert (await infer(cached.engine, request(x=row(1)))).text == "model 'm' did not produce output 'z'"
+        assert cached.model.requests == 2
+        assert cached.counts("hits", "entries") == (0, 0)
+
+
 async def test_without_a_cache_nothing_is_kept(tmp_path):
     async with Cached(tmp_path, None) as cached:
         await cached.ask(1)
@@ -162,22 +179,42 @@ async def test_random_questions_under_pressure(tmp_path):
         (("local,size=1000",), LocalCache(1000)),
         (("local,size=1000,ttl=1.5",), LocalCache(1000, 1.5)),
         (("local,size=1000", "local,ttl=2"), LocalCache(1000, 2)),
+        (("redis,host=h", "redis,port=6379"), RedisCache("h", 6379)),
+        (
+            ("redis,host=h,port=1,user=u,password=a,b=c,db=2,socket_timeout=20,pool_size=3,ttl=60,prefix=p",),
+            RedisCache("h", 1, "u", "a,b=c", 2, socket_timeout=0.02, pool_size=3, ttl=60, prefix="p"),
+        ),
+        (("redis,host=/run/redis.sock",), RedisCache("/run/redis.sock")),
     ],
 )
 def test_configurations_are_understood(entries, expected):
-    assert parse_cache_config(entries) == expected
+    assert parse_cache_config(entries, {}) == expected
+
+
+def test_user_and_password_come_from_the_environment_where_options_have_none():
+    environment = {"TRITONCACHE_REDIS_USERNAME": "u", "TRITONCACHE_REDIS_PASSWORD": "p"}
+    assert parse_cache_config(("redis,host=h,port=1",), environment) == RedisCache("h", 1, "u", "p")
+    assert parse_cache_config(("redis,host=h,port=1,user=x",), environment) == RedisCache("h", 1, "x", "p")
 
 
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
-        (("local",), "expected local,size=BYTES"),
+        (("local",), "needs size=BYTES"),
         (("memcached,size=1",), "got 'memcached,size=1'"),
         (("local,ttl=1",), "needs size=BYTES"),
         (("local,size=-1",), "size: expected a number"),
         (("local,size=x",), "got 'x'"),
         (("local,bytes=1",), "the local cache has size, ttl, got 'bytes'"),
-        (("redis,host=h",), "a cache in Redis is not served yet"),
+        (("local,size=1", "redis,host=h,port=1"), "expected one cache"),
+        (("redis,host=h",), "needs host=HOST and port=PORT"),
+        (("redis,port=6379",), "needs host=HOST and port=PORT"),
+        (("redis,host=h,port=70000",), "port: expected a number of 0 to 65535, got '70000'"),
+        (("redis,host=h,port=1,socket_timeout=0",), "socket_timeout: expected 1 to 60000 milliseconds"),
+        (("redis,host=h,port=1,pool_size=0",), "pool_size: expected at least 1"),
+        (("redis,host=h,port=1,cert=/x",), "cert and key: expected both or none"),
+        (("redis,host=h,port=1,cacert=/nowhere",), "cacert: there is no file '/nowhere'"),
+        (("redis,host=h,port=1,sni=x",), "the redis cache has host, port"),
     ],
 )
 def test_wrong_configurations_are_refused(entries, text):
@@ -189,3 +226,4 @@ def test_a_password_is_never_repeated():
     with pytest.raises(CacheConfigError) as error:
         parse_cache_config(("rediss,host=h,password=geheim",))
     assert "geheim" not in str(error.value)
+    assert "geheim" not in repr(RedisCache("h", 1, password="geheim"))

@@ -250,6 +250,38 @@ async def test_an_output_that_a_step_leaves_out_is_not_in_the_answer(tmp_path):
         assert [output.name for output in answer.response.outputs] == ["y"]
 
 
+@pytest.mark.parametrize("name", ["coalesce_requests", "split_requests"])
+async def test_a_step_that_is_coalesced_or_split_may_leave_outputs_out_too(tmp_path, name):
+    config = ensemble(step("lacking", {"x": "x"}, {"y": "y", "z": "z"}), outputs=("y", "z"), max_batch_size=0)
+    lacks = model(outputs=("y", "z"), max_batch_size=1, extra=parameter(name, "true"))
+    rows = np.array([[5], [6]] if name == "split_requests" else [[5]])
+    async with serving(
+        tmp_path, {"lacking": lacking}, lacking=lacks, e=config.replace("[ -1 ]", "[ -1, -1 ]")
+    ) as engine:
+        answer = await infer(engine, request("e", x=rows))
+        assert [output.name for output in answer.response.outputs] == ["y"]
+        assert answer.array().tolist() == rows.tolist()
+        direct = await infer(engine, request("lacking", x=rows))
+        assert (direct.status, direct.text) == (Status.INTERNAL, "model 'lacking' did not produce output 'z'")
+
+
+async def test_a_client_that_shares_the_work_of_a_step_still_hears_what_is_missing(tmp_path):
+    gate = Gate(lacking)
+    config = ensemble(step("lacking", {"x": "x"}, {"y": "y", "z": "z"}), outputs=("y", "z"))
+    lacks = model(outputs=("y", "z"), extra=parameter("coalesce_requests", "true"))
+    async with serving(tmp_path, {"lacking": gate}, lacking=lacks, e=config) as engine:
+        of_ensemble = Pending(engine, request("e", x=row(5)))
+        await gate.entered()
+        of_client = Pending(engine, request("lacking", x=row(5)))
+        again = Pending(engine, request("e", x=row(5)))
+        gate.go()
+        for each in (of_ensemble, again):
+            assert [output.name for output in (await each.answer()).response.outputs] == ["y"]
+        assert (await of_client.answer()).status == Status.INTERNAL
+        assert gate.batches == [(1, 1)]
+        assert engine.infer.reuse()["followers"] == 2
+
+
 # -- batch dimensions --
 
 

@@ -1,0 +1,86 @@
+"""A circuit breaker: whether something that may be down or slow is asked at all.
+
+It opens, which is to say that nobody asks any more, when the other side refuses or when several calls in a row run into
+their timeouts. While it is open, a probe tries again and again whether the other side is well; no request does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+TIMEOUTS: Final = 3
+"""Calls in a row that may be late before nobody asks any more."""
+
+PROBE_SECONDS: Final = 1.0
+"""Between two tries while it is open."""
+
+QUIET_SECONDS: Final = 60.0
+"""In which it is logged once at most that it has opened."""
+
+
+class Circuit:
+    """Closed, until `failed` opens it.
+
+    Args:
+        what: it leads to, for the log.
+        without: what becomes of requests meanwhile, for the log.
+        probe: succeeds when the other side is well, else raises; bounded in time by itself.
+        log: where it tells.
+    """
+
+    def __init__(self, what: str, without: str, probe: Callable[[], Awaitable[object]], log: logging.Logger) -> None:
+        self._what = what
+        self._without = without
+        self._probe = probe
+        self._log = log
+        self._late = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._told = float("-inf")
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody should ask."""
+        return self._probing is not None
+
+    def succeeded(self) -> None:
+        """A call was answered."""
+        self._late = 0
+
+    def failed(self, error: BaseException, *, late: bool) -> None:
+        """A call was not answered: because of this error, which is a timeout if `late`."""
+        self._late += 1
+        if self.open or (late and self._late < TIMEOUTS):
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._told >= QUIET_SECONDS:
+            self._told = loop.time()
+            self._log.warning(
+                "%s does not answer (%s): %s, and it is tried every %g s",
+                self._what,
+                str(error) or type(error).__name__,
+                self._without,
+                PROBE_SECONDS,
+            )
+        self._probing = loop.create_task(self._close_again())
+
+    async def _close_again(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_SECONDS)
+            try:
+                await self._probe()
+            except Exception as error:
+                self._log.debug("%s: %s", self._what, error)
+                continue
+            self._late = 0
+            self._probing = None
+            self._log.info("%s answers again", self._what)
+            return
+
+    async def close(self) -> None:
+        """End the probe."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""Which model it is: a digest of all that makes a version answer as it does.
+
+Answers that outlive the server are kept under it, so that a version whose files or configuration have changed does not
+answer with what it was before, and servers with equal files share their answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger("inferd.cache")
+
+CHUNK = 1 << 20
+
+
+def fingerprint(path: Path, config_json: str) -> bytes:
+    """The SHA-256 of a version's configuration and of the names and contents of its files. Blocks: it reads them all.
+
+    Args:
+        path: the version's folder.
+        config_json: its complete configuration.
+
+    Returns:
+        32 bytes; none when a file cannot be read, which is logged.
+    """
+    whole = hashlib.sha256(config_json.encode())
+    try:
+        for file in _files(path):
+            whole.update(str(file.relative_to(path)).encode(errors="surrogateescape") + b"\0")
+            whole.update(_digest(file))
+    except OSError as error:
+        log.warning("answers of %s are not kept: %s", path, error)
+        return b""
+    return whole.digest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """What lies in the folder, but for what interpreters leave there."""
+    for entry in sorted(path.rglob("*")):
+        if entry.is_file() and "__pycache__" not in entry.parts:
+            yield entry
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.digest()

@@ -1,0 +1,252 @@
+"""The response cache in a Redis server.
+
+An answer lies under PREFIX:MODEL:VERSION:DIGEST. The digest is the SHA-256 of what makes a difference to the answer
+(`Lookup.parts`) and of the model's fingerprint; with a digest of that strength, equal digests are taken for equal
+questions. The value is an encoded inference.ModelInferResponse behind a checksum that covers the key, too: what
+somebody else has written, or what was cut off, is no answer.
+
+A lookup takes `socket_timeout` at most, whatever Redis does; then the model answers. When Redis is down or late it is
+not asked for a while, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from _native.store import AnswerStore, Lookup
+from server.caching import RedisCache
+from server.engine.circuit import Circuit
+from server.errors import ConfigError
+from server.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+log = logging.getLogger("inferd.cache")
+
+MAGIC: Final = b"inferd1\n"
+HEAD: Final = len(MAGIC) + 4
+LARGE: Final = 1 << 20
+"""Bytes from which on digests and messages are made on another thread."""
+
+MOST_WRITING: Final = 64 << 20
+"""Bytes of answers on their way to Redis; what comes when there are more is not kept."""
+
+Identity = Callable[[str, int], bytes | None]
+Answer = tuple[list[tuple[str, str, list[int], bytes]], list[tuple[str, int, Any]]]
+T = TypeVar("T")
+
+_KINDS: Final = {field.name: field.number for field in pb.InferParameter.DESCRIPTOR.fields}
+
+
+class RedisStore(AnswerStore):
+    """Answers of models with `response_cache`, in Redis.
+
+    Args:
+        config: where Redis is, and how long it may take.
+        identity: the fingerprint of a version; None: its answers are not kept.
+
+    Raises:
+        ConfigError: the client library is not installed.
+    """
+
+    def __init__(self, config: RedisCache, identity: Identity) -> None:
+        super().__init__()
+        self._config = config
+        self._identity = identity
+        self._client = _client(config)
+        self._circuit = Circuit(
+            f"the response cache in Redis at {config.address}",
+            "requests are executed without it",
+            self._probe,
+            log,
+        )
+        self._lookups: set[Lookup] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = 0  # bytes
+        self._wrong = 0  # values and answers of Redis
+
+    async def start(self) -> None:
+        """Look whether Redis is there. It need not be: then it is tried again."""
+        await self._ask(self._probe())
+
+    async def close(self) -> None:
+        """Let the connections go. Nothing is in flight any more."""
+        await self._circuit.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def release(self, model: str) -> None:
+        """Have the model answer all that is being looked up for it: it is about to end."""
+        for lookup in [lookup for lookup in self._lookups if lookup.model == model]:
+            lookup.missing()
+
+    # -- what the coalescer calls --
+
+    def look(self, lookup: Lookup) -> bool:
+        if self._circuit.open:
+            return False
+        identity = self._identity(lookup.model, lookup.version)
+        if identity is None:
+            return False
+        self._lookups.add(lookup)
+        self._begin(self._search(lookup, identity))
+        return True
+
+    def keep(self, lookup: Lookup, answer: bytes) -> None:
+        if lookup.key is None or self._circuit.open or self._writing + len(answer) > MOST_WRITING:
+            return
+        self._writing += len(answer)
+        self._begin(self._write(lookup.key, answer))
+
+    def forget(self, lookup: Lookup) -> None:
+        self._lookups.discard(lookup)  # what it still waits for is bounded
+
+    # --
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _search(self, lookup: Lookup, identity: bytes) -> None:
+        try:
+            found = await self._ask(self._find(lookup, identity)) if lookup.pending else None
+            if found is not None and lookup.pending:
+                lookup.found(*found)
+        except ValueError as error:
+            self._tell(f"{lookup.key} in Redis is no answer of inferd", error)
+        finally:
+            lookup.missing()
+
+    async def _find(self, lookup: Lookup, identity: bytes) -> Answer | None:
+        inputs, outputs, parameters = lookup.parts()
+        size = sum(len(data) for _, _, _, data in inputs)
+        digest = await _work(size, _digest, identity, inputs, outputs, parameters)
+        key = f"{self._config.prefix}:{lookup.model}:{lookup.version}:{digest}"
+        value = await self._client.get(key)
+        lookup.key = key  # where the answer of the model belongs, too; not if Redis could not even be read
+        return None if value is None else await _work(len(value), _decode, key, value)
+
+    async def _write(self, key: str, answer: bytes) -> None:
+        try:
+            value = await _work(len(answer), _encode, key, answer)
+            milliseconds = max(1, round(self._config.ttl * 1000)) if self._config.ttl else None
+            await self._ask(self._client.set(key, value, px=milliseconds))
+        finally:
+            self._writing -= len(answer)
+
+    async def _probe(self) -> None:
+        async with asyncio.timeout(self._config.connect_timeout + self._config.socket_timeout):
+            await self._client.ping()
+
+    async def _ask(self, call: Awaitable[T]) -> T | None:
+        """What the call gives within the time for it; None when it fails."""
+        import redis
+
+        try:
+            async with asyncio.timeout(self._config.socket_timeout):
+                result = await call
+        except redis.ResponseError as error:
+            self._tell(f"Redis at {self._config.address} has refused a command", error)
+            return None
+        except (TimeoutError, redis.TimeoutError) as error:
+            self._circuit.failed(error, late=True)
+            return None
+        except (redis.RedisError, OSError) as error:
+            self._circuit.failed(error, late=isinstance(error.__cause__, TimeoutError))  # of waiting for a connection
+            return None
+        self._circuit.succeeded()
+        return result
+
+    def _tell(self, what: str, error: Exception) -> None:
+        self._wrong += 1
+        if self._wrong & (self._wrong - 1) == 0:  # the first, the second, the fourth ...
+            log.warning("%s: %s (such case %d)", what, str(error), self._wrong)
+
+
+def _client(config: RedisCache) -> redis.asyncio.Redis:
+    try:
+        import redis.asyncio as client
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError as error:
+        raise ConfigError(
+            f'the response cache in Redis needs its client: pip install "inferd[redis]" ({error})'
+        ) from None
+    settings: dict[str, Any] = {
+        "db": config.db,
+        "username": config.user or None,
+        "password": config.password or None,
+        "socket_connect_timeout": config.connect_timeout,
+        "socket_timeout": config.socket_timeout,
+        "retry": Retry(NoBackoff(), 0),  # a request does not wait for a second try
+    }
+    if config.host.startswith("/"):
+        settings |= {"path": config.host, "connection_class": client.UnixDomainSocketConnection}
+    else:
+        settings |= {"host": config.host, "port": config.port}
+    if config.encrypted:
+        files = {"ssl_certfile": config.cert, "ssl_keyfile": config.key, "ssl_ca_certs": config.cacert}
+        settings |= {name: str(path) for name, path in files.items() if path}
+        settings |= {"ssl_ca_path": str(config.cacert_dir)} if config.cacert_dir else {}
+        settings["connection_class"] = client.SSLConnection
+    pool = client.BlockingConnectionPool(max_connections=config.pool_size, timeout=config.wait_timeout, **settings)
+    return client.Redis.from_pool(pool)
+
+
+async def _work(size: int, function: Callable[..., T], *args: Any) -> T:
+    """The function's result; on another thread if it has many bytes to read."""
+    return function(*args) if size < LARGE else await asyncio.to_thread(function, *args)
+
+
+def _digest(identity: bytes, inputs: list[Any], outputs: list[Any], parameters: list[Any]) -> str:
+    heads = [(name, datatype, shape, len(data)) for name, datatype, shape, data in inputs]
+    digest = hashlib.sha256(identity)
+    digest.update(json.dumps([heads, outputs, parameters], separators=(",", ":")).encode())
+    for *_, data in inputs:
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _checksum(key: str, answer: bytes | memoryview) -> bytes:
+    return zlib.crc32(answer, zlib.crc32(key.encode())).to_bytes(4, "little")
+
+
+def _encode(key: str, answer: bytes) -> bytes:
+    return b"".join((MAGIC, _checksum(key, answer), answer))
+
+
+def _decode(key: str, value: bytes) -> Answer:
+    """Outputs and parameters as `Lookup.found` takes them.
+
+    Raises:
+        ValueError: `_encode` has made no such value for this key.
+    """
+    answer = memoryview(value)[HEAD:]
+    if not value.startswith(MAGIC) or value[len(MAGIC) : HEAD] != _checksum(key, answer):
+        raise ValueError(f"{len(value)} bytes without the right checksum")
+    try:
+        message = pb.ModelInferResponse.FromString(bytes(answer))
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    outputs = [
+        (output.name, output.datatype, list(output.shape), data)
+        for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
+    ]
+    parameters = [
+        (name, _KINDS[kind], getattr(value, kind))
+        for name, value in message.parameters.items()
+        if (kind := value.WhichOneof("parameter_choice")) is not None
+    ]
+    return outputs, parameters
