@@ -10,7 +10,7 @@ import pytest
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.errors import Status, Unavailable
-from tests.engine.serving import CONFIG, Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
+from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
 
 MS = 1_000_000
 
@@ -600,7 +600,7 @@ async def test_requests_finish_when_the_engine_closes(tmp_path):
 
 async def test_many_at_once(tmp_path):
     models = {"one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN, m=CONFIG) as engine:
+    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
         for _ in range(10):
             answers = await infer_all(engine, *(request("e", x=row(n)) for n in range(64)))
             assert [answer.array().item() for answer in answers] == [n + 11 for n in range(64)]
