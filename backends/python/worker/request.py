@@ -9,7 +9,7 @@ from . import calls as _calls
 from . import parameters as _parameters
 from .errors import TritonModelException
 from .memory import ANY_MEMORY, PreferredMemory
-from .response import all_tensors, require_tensors
+from .response import require_tensors
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ SEQUENCE_START = 1
 SEQUENCE_END = 2
 RELEASE_ALL = 1
 RELEASE_RESCHEDULE = 2
+
+NOT_EMPTY = "for request with id '{}' and model name '{}' should not be empty."
 
 
 class InferenceTrace:
@@ -102,14 +104,13 @@ class InferenceRequest:
         if not model_name:
             raise TypeError("InferenceRequest expects a model_name")
         self._inputs = list(inputs)
-        if not all_tensors(self._inputs):
-            require_tensors(self._inputs, f"Input tensor {_of_request(request_id, model_name)}")
+        require_tensors(self._inputs, "Input tensor " + NOT_EMPTY, request_id, model_name)
         self._outputs = list(requested_output_names)
         for name in self._outputs:
             if not isinstance(name, str):
                 raise TypeError(f"InferenceRequest expects a list of str, found {type(name).__name__}")
             if not name:
-                raise TritonModelException(f"Requested output name {_of_request(request_id, model_name)}")
+                raise TritonModelException("Requested output name " + NOT_EMPTY.format(request_id, model_name))
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._model_name = model_name
@@ -229,10 +230,6 @@ class InferenceRequest:
 
     def __repr__(self) -> str:
         return f"InferenceRequest({self._model_name!r}, id {self._request_id!r}, {self._inputs!r})"
-
-
-def _of_request(request_id: str, model_name: str) -> str:
-    return f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
 
 
 class ReceivedRequest(InferenceRequest):

@@ -18,25 +18,17 @@ FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL: no response comes after this one."""
 
 
-def all_tensors(values: Sequence[object]) -> bool:
-    """Whether a list of tensors has nothing else in it, nor instances of subclasses."""
-    for value in values:
-        if value.__class__ is not Tensor:
-            return False
-    return True
-
-
-def require_tensors(values: Sequence[object], none: str) -> None:
+def require_tensors(values: Sequence[object], none: str, *about: str) -> None:
     """Refuse anything in a list of tensors that is no tensor.
 
     Raises:
-        TritonModelException: with the text `none`, for a None.
+        TritonModelException: with the text `none`, into which `about` is put, for a None.
         TypeError: for anything else.
     """
     for value in values:
         if not isinstance(value, Tensor):
             if value is None:
-                raise TritonModelException(none)
+                raise TritonModelException(none.format(*about))
             raise TypeError(f"a list of Tensor objects is expected, found {type(value).__name__}")
 
 
@@ -62,8 +54,7 @@ class InferenceResponse:
         parameters: dict[str, Any] | None = None,
     ) -> None:
         outputs = list(output_tensors)
-        if not all_tensors(outputs):
-            require_tensors(outputs, "Output tensor for inference response should not be empty.")
+        require_tensors(outputs, "Output tensor for inference response should not be empty.")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse expects a TritonError as its error, got {type(error).__name__}")
         self._outputs = outputs
