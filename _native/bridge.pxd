@@ -7,6 +7,13 @@ from _native.request cimport Request, Response
 from _native.threads cimport Mutex
 from _native.timers cimport Timer, Timers
 
+cdef struct Inlet:
+    # a descriptor that the loop reads for somebody
+    int fd
+    void *owner
+    # On the loop: it is readable, or its other end is closed. False: no more of it.
+    bint (*read)(Inlet *inlet) noexcept nogil
+
 cdef struct Bridge:
     Mutex guard              # guards the two lists
     Response *head
@@ -14,7 +21,9 @@ cdef struct Bridge:
     Errand *first_errand
     Errand *last_errand
     int32_t signalled        # atomic: the loop has been told and has not looked yet
-    int event_fd             # readable when there is something in a list
+    int event_fd             # is told when there is something in a list
+    int poll_fd              # readable when that has been told or an inlet is readable
+    Mutex reading            # held while inlets are read
     # Used on the loop thread only:
     Timers timers
     int timer_fd             # readable when the earliest timer may be due
@@ -30,6 +39,10 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
 # From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
 cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
+# From any thread: have the loop read the inlet. False: the system refuses.
+cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil
+# From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
+cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
 # On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.
 cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil
 cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil

@@ -1,7 +1,8 @@
 """The bridge: responses and errands travel from every other thread to the loop, which owns the sinks.
 
 Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
-calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
+calls each sink's `deliver`, and frees the request after its final response. What comes through a descriptor can be read
+by the loop itself (an inlet): no thread needs to wake for it that only wakes the loop. A sink hears of the end at most once: by
 the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
 model's answers leave in order (`_native.order`), those that are ready too early wait here.
 
@@ -44,6 +45,7 @@ from _native.timers cimport (
 cdef extern from *:
     """
     #include <stdint.h>
+    #include <sys/epoll.h>
     #include <sys/eventfd.h>
     #include <sys/timerfd.h>
     static inline int inferd_eventfd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
@@ -52,7 +54,25 @@ cdef extern from *:
         struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
         timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
     }
+    static inline int inferd_epoll(void) { return epoll_create1(EPOLL_CLOEXEC); }
+    /* Edge-triggered, an eventfd need never be read. */
+    static inline int inferd_epoll_add(int poll_fd, int fd, void *what) {
+        struct epoll_event e = {.events = EPOLLIN | (what ? 0u : (uint32_t)EPOLLET), .data = {.ptr = what}};
+        return epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e);
+    }
+    static inline void inferd_epoll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
+    /* What is ready now; NULL among it for the eventfd. */
+    static inline int inferd_epoll_ready(int poll_fd, void **ready, int room) {
+        struct epoll_event events[room];
+        int count = epoll_wait(poll_fd, events, room, 0);
+        for (int i = 0; i < count; i++) ready[i] = events[i].data.ptr;
+        return count;
+    }
     """
+    int make_epoll "inferd_epoll"() nogil
+    int epoll_add "inferd_epoll_add"(int poll_fd, int fd, void *what) nogil
+    void epoll_remove "inferd_epoll_remove"(int poll_fd, int fd) nogil
+    int epoll_ready "inferd_epoll_ready"(int poll_fd, void **ready, int room) nogil
     int make_eventfd "inferd_eventfd"() nogil
     int make_timerfd "inferd_timerfd"() nogil
     void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
@@ -60,6 +80,7 @@ cdef extern from *:
 
 cdef enum:
     NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
+    MOST_READY = 16          # descriptors that are read in a round
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -152,6 +173,29 @@ cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
     bridge.last_errand = errand
     unlock(&bridge.guard)
     signal(bridge)
+
+
+cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    return epoll_add(bridge.poll_fd, inlet.fd, inlet) == 0
+
+
+cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    lock(&bridge.reading)
+    epoll_remove(bridge.poll_fd, inlet.fd)
+    unlock(&bridge.reading)
+
+
+cdef void read_all(Bridge *bridge) noexcept nogil:
+    # held from before it is known which inlets there are
+    cdef void *ready[MOST_READY]
+    cdef Inlet *inlet
+    cdef int i
+    lock(&bridge.reading)
+    for i in range(epoll_ready(bridge.poll_fd, ready, MOST_READY)):
+        inlet = <Inlet *>ready[i]
+        if inlet != NULL and not inlet.read(inlet):
+            epoll_remove(bridge.poll_fd, inlet.fd)
+    unlock(&bridge.reading)
 
 
 cdef void finish(Request *request) noexcept nogil:
@@ -309,17 +353,22 @@ cdef class BridgeHandle:
 
     def __cinit__(self):
         mutex_init(&self.bridge.guard, NULL)
+        mutex_init(&self.bridge.reading, NULL)
         self.bridge.owner = <void *>self
         self.refused = []
         self.bridge.event_fd = make_eventfd()
         self.bridge.timer_fd = make_timerfd()
-        if self.bridge.event_fd < 0 or self.bridge.timer_fd < 0:
+        self.bridge.poll_fd = make_epoll()
+        if (self.bridge.event_fd < 0 or self.bridge.timer_fd < 0 or self.bridge.poll_fd < 0
+                or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL) < 0):
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
     def __dealloc__(self):
         close(self.bridge.event_fd)
         close(self.bridge.timer_fd)
+        close(self.bridge.poll_fd)
         timers_free(&self.bridge.timers)
+        mutex_destroy(&self.bridge.reading)
         mutex_destroy(&self.bridge.guard)
 
     cdef void note_refusal(self, Response *response) noexcept:
@@ -342,8 +391,8 @@ cdef class BridgeHandle:
 
     @property
     def event_fd(self) -> int:
-        """Readable when requests have finished."""
-        return self.bridge.event_fd
+        """Readable when requests have finished, or there is something to read for somebody."""
+        return self.bridge.poll_fd
 
     @property
     def timer_fd(self) -> int:
@@ -351,9 +400,8 @@ cdef class BridgeHandle:
         return self.bridge.timer_fd
 
     def drain(self) -> None:
-        """Deliver everything that has finished."""
-        cdef uint64_t count
-        read(self.bridge.event_fd, &count, sizeof(count))
+        """Read what can be read, and deliver everything that has finished."""
+        read_all(&self.bridge)
         deliver_all(&self.bridge)
 
     def expire(self) -> None:

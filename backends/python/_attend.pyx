@@ -15,13 +15,14 @@ from _native.atomic cimport exchange32, load32, store32
 from _native.clock cimport now_ns
 from _native.memory cimport Block, BlockView, block_give, block_view
 from _native.threads cimport lock, unlock
-from backends.python._bls cimport bls_abandon, bls_take
+from backends.python._bls cimport bls_abandon, bls_close, bls_open, bls_take
 from backends.python._channel cimport (
     CHANNEL_BROKEN,
     CHANNEL_CLOSED,
     CHANNEL_DOWN,
     Channel,
     ChannelState,
+    Outlet,
     Team,
     awake,
     channel_connect,
@@ -32,9 +33,9 @@ from backends.python._channel cimport (
     channel_new,
     channel_nudge,
     channel_up,
+    outlet_flush,
     packet_receive,
     packet_send,
-    side_flush,
     side_send,
     team_give,
     team_new,
@@ -85,8 +86,9 @@ cdef enum:
     AT_SIDE = 2
     AT_OUTPUT = 3
     AT_ERRORS = 4
-    AT_WORK = 5
-    PLACES = 6
+    AT_CALLS = 5
+    AT_WORK = 6
+    PLACES = 7
     OUTPUT_PIECE = 8192
 
 cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which memory that nobody has used is given back
@@ -166,11 +168,13 @@ cdef class Link:
 
     # -- the state; on the attendant's thread
 
-    def connect(self, work: int, side: int, pid_fd: int, output: int, errors: int) -> None:
+    def connect(self, int work, int side, int calls, int pid_fd, output: int, errors: int) -> None:
         """A worker was started: its sockets, its pidfd, and the pipes of its output. They remain the caller's."""
         self.output = output
         self.errors = errors
-        channel_connect(self.channel, work, side, pid_fd)
+        with nogil:
+            channel_connect(self.channel, work, side, calls, pid_fd)
+            bls_open(self.channel)
 
     def up(self) -> None:
         """The worker has loaded its model."""
@@ -190,6 +194,7 @@ cdef class Link:
         cdef char *text = strdup(encoded)
         cdef ChannelState next_state = {"down": CHANNEL_DOWN, "broken": CHANNEL_BROKEN, "closed": CHANNEL_CLOSED}[state]
         with nogil:
+            bls_close(self.channel)
             channel_down(self.channel, next_state, text)
             bls_abandon(self.channel)
 
@@ -307,7 +312,7 @@ cdef class Link:
         self.list_all(fds)
         while True:
             wait_ns = self.patience(until)
-            fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if self.channel.first_parcel != NULL else 0)
+            self.list_outlets(fds)
             ready = poll_until(fds, count, wait_ns)
             if ready == 0:
                 if 0 <= until <= now_ns():
@@ -335,10 +340,17 @@ cdef class Link:
             fds[i].revents = 0
         fds[<int>AT_WAKE].fd = self.channel.wake_fd
         fds[<int>AT_END].fd = self.channel.pid_fd
-        fds[<int>AT_SIDE].fd = self.channel.side
+        fds[<int>AT_SIDE].fd = self.channel.side.fd
         fds[<int>AT_OUTPUT].fd = self.output
         fds[<int>AT_ERRORS].fd = self.errors
         fds[<int>AT_WORK].fd = self.channel.work
+
+    cdef void list_outlets(self, pollfd *fds) noexcept nogil:
+        cdef Channel *channel = self.channel
+        fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if channel.side.first != NULL else 0)
+        # The loop reads it; where there is none, a worker that calls breaks the rules.
+        fds[<int>AT_CALLS].fd = channel.calls.fd if channel.calls.first != NULL or channel.submission == NULL else -1
+        fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
 
     cdef int64_t patience(self, int64_t until) noexcept nogil:
         # how long to sleep; -1: until something comes
@@ -360,9 +372,11 @@ cdef class Link:
 
     cdef void serve(self, pollfd *fds) noexcept nogil:
         if fds[<int>AT_SIDE].revents & POLLOUT:
-            lock(&self.channel.guard)
-            side_flush(self.channel)
-            unlock(&self.channel.guard)
+            self.flush(&self.channel.side)
+        if fds[<int>AT_CALLS].revents & POLLIN:
+            channel_kill(self.channel)
+        elif fds[<int>AT_CALLS].revents:
+            self.flush(&self.channel.calls)
         if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not self.take_side():
             fds[<int>AT_SIDE].fd = -1
         if fds[<int>AT_OUTPUT].revents and not self.take_output(fds[<int>AT_OUTPUT].fd, 1):
@@ -370,8 +384,14 @@ cdef class Link:
         if fds[<int>AT_ERRORS].revents and not self.take_output(fds[<int>AT_ERRORS].fd, 2):
             fds[<int>AT_ERRORS].fd = -1
 
+    cdef void flush(self, Outlet *outlet) noexcept nogil:
+        lock(&self.channel.guard)
+        outlet_flush(outlet)
+        unlock(&self.channel.guard)
+
     cdef void drain(self, pollfd *fds) noexcept nogil:
         # the worker has ended: what it said before
+        fds[<int>AT_CALLS].fd = -1
         fds[<int>AT_WAKE].fd = -1
         fds[<int>AT_END].fd = -1
         fds[<int>AT_WORK].fd = -1
@@ -383,7 +403,7 @@ cdef class Link:
         # one packet; False: the worker has closed the socket
         cdef Head head
         cdef const uint8_t *packet = self.channel.side_packet
-        cdef ssize_t size = packet_receive(self.channel.side, self.channel.side_packet, PACKET, 0)
+        cdef ssize_t size = packet_receive(self.channel.side.fd, self.channel.side_packet, PACKET, 0)
         if size <= 0:
             return False
         if size < <ssize_t>sizeof(Head):

@@ -1,8 +1,9 @@
 """Business logic scripting: calls that a model makes to other models.
 
 A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
-same words, queued. It is made on the loop, where an errand brings it; what becomes of it is sent to the worker from
-there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model
+same words, queued. The loop itself reads it from the socket of calls, so that no other thread must wake; one that is
+too large for a packet comes on the side socket, and an errand brings it to the loop. What becomes of it is sent to the
+worker from there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model
 waits in its own worker, and only its own instance is taken meanwhile.
 
 A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. At most
@@ -18,7 +19,7 @@ from libc.string cimport memcpy, memset, strlen
 from _native.answer cimport answer_size, answer_write_to
 from _native.arena cimport arena_take
 from _native.atomic cimport load32
-from _native.bridge cimport Errand, bridge_abandon, bridge_post
+from _native.bridge cimport Errand, Inlet, bridge_abandon, bridge_attach, bridge_detach, bridge_post
 from _native.clock cimport now_ns
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
@@ -40,10 +41,11 @@ from backends.python._channel cimport (
     Channel,
     Lease,
     Slot,
+    calls_send,
     channel_give,
     channel_kill,
     channel_share,
-    side_send,
+    packet_poll,
     slot_find,
 )
 from backends.python._side cimport side_record
@@ -71,6 +73,7 @@ from backends.python._wire cimport (
 
 cdef enum:
     LONGEST_TEXT = 32 << 10
+    MOST_PACKETS = 32        # that are read in one go
 
 cdef uint64_t OF_ARENA = <uint64_t>1 << 63  # bit of the ids of leases that are named by their offset
 
@@ -86,7 +89,7 @@ cdef struct BlsCall:
     Channel *channel
     uint64_t id
     bint decoupled
-    int64_t timeout_ns       # from when the errand was posted; -1: none
+    int64_t timeout_ns       # from when it came; -1: none
     Block *block             # holds the message
     const uint8_t *data
     size_t size
@@ -107,13 +110,80 @@ cdef struct Wish:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# From the worker
+# From the worker, on the socket of calls
+
+cdef void bls_open(Channel *channel) noexcept nogil:
+    if channel.submission == NULL:
+        return
+    channel.inlet.fd = channel.calls.fd
+    channel.inlet.owner = channel
+    channel.inlet.read = read_calls
+    if not bridge_attach((<Submission *>channel.submission).bridge, &channel.inlet):
+        channel_kill(channel)  # its calls would wait forever
+
+
+cdef void bls_close(Channel *channel) noexcept nogil:
+    if channel.inlet.fd >= 0:
+        bridge_detach((<Submission *>channel.submission).bridge, &channel.inlet)
+        channel.inlet.fd = -1
+
+
+cdef bint read_calls(Inlet *inlet) noexcept nogil:
+    cdef Channel *channel = <Channel *>inlet.owner
+    cdef ssize_t size
+    cdef int _
+    for _ in range(MOST_PACKETS):
+        size = packet_poll(inlet.fd, channel.calls_packet, PACKET)
+        if size < 0:
+            return True
+        if size == 0:
+            return False
+        if not read_call(channel, <size_t>size):
+            channel_kill(channel)
+            return False
+    return True
+
+
+cdef bint read_call(Channel *channel, size_t size) noexcept nogil:
+    # one packet; False: the worker does not speak as it should
+    cdef Head head
+    cdef BlsCall *call
+    if size < sizeof(Head):
+        return False
+    memcpy(&head, channel.calls_packet, sizeof(Head))
+    if head.flags & IN_ARENA or head.size != size - sizeof(Head):
+        return False
+    if head.kind == BLS_CREDIT:
+        give_credit(channel, head.id, credit_of(&head))
+    elif head.kind == BLS_CANCEL:
+        cancel(channel, head.id)
+    elif head.kind == BLS_REQUEST:
+        call = new_call(channel, &head, channel.calls_packet + sizeof(Head))
+        if call == NULL:
+            return False
+        make_call(&call.errand)
+    else:
+        return False
+    return True
+
+
+cdef inline uint32_t credit_of(const Head *head) noexcept nogil:
+    return <uint32_t>max(<uint64_t>1, min(head.offset, <uint64_t>1 << 20))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the worker, on the side socket
 
 cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    cdef BlsCall *call
     if head.kind == BLS_REQUEST:
-        take_call(channel, head, record)
+        call = new_call(channel, head, record)
+        if call == NULL:
+            channel_kill(channel)
+        else:
+            bridge_post((<Submission *>channel.submission).bridge, &call.errand)
     elif head.kind == BLS_CREDIT:
-        wish(channel, head.id, <uint32_t>max(<uint64_t>1, min(head.offset, <uint64_t>1 << 20)))
+        wish(channel, head.id, credit_of(head))
     elif head.kind == BLS_CANCEL:
         wish(channel, head.id, 0)
     else:
@@ -140,12 +210,12 @@ cdef void wish(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
     bridge_post((<Submission *>channel.submission).bridge, &one.errand)
 
 
-cdef void take_call(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+cdef BlsCall *new_call(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    # NULL: the worker does not speak as it should, or there is no memory
     cdef BlsCall *call = <BlsCall *>calloc(1, sizeof(BlsCall))
     cdef BlsRecord bls
     if call == NULL:
-        channel_kill(channel)
-        return
+        return NULL
     if head.flags & IN_ARENA:
         call.block = side_record(channel, head)
     else:
@@ -155,8 +225,7 @@ cdef void take_call(Channel *channel, const Head *head, const uint8_t *record) n
     if call.block == NULL or channel.submission == NULL or head.size < sizeof(BlsRecord):
         block_give(call.block)
         free(call)
-        channel_kill(channel)
-        return
+        return NULL
     memcpy(&bls, call.block.data, sizeof(BlsRecord))
     call.data = call.block.data + sizeof(BlsRecord)
     call.size = min(<size_t>bls.message_size, <size_t>head.size - sizeof(BlsRecord))
@@ -167,7 +236,7 @@ cdef void take_call(Channel *channel, const Head *head, const uint8_t *record) n
     call.channel = channel_share(channel)
     call.parent = bls.parent
     call.errand.run = make_call
-    bridge_post((<Submission *>channel.submission).bridge, &call.errand)
+    return call
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,8 +264,8 @@ cdef void make_call(Errand *errand) noexcept nogil:
     cdef BlsCall *call = <BlsCall *>errand
     cdef Channel *channel = call.channel
     cdef Request *request = request_new()
-    call.next = <BlsCall *>channel.calls
-    channel.calls = call
+    call.next = <BlsCall *>channel.bls_calls
+    channel.bls_calls = call
     if request == NULL:
         block_give(call.block)
         end_with_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
@@ -215,29 +284,52 @@ cdef void make_call(Errand *errand) noexcept nogil:
                    CALLER_SERVER)
 
 
-cdef void grant_wish(Errand *errand) noexcept nogil:
-    cdef Wish *one = <Wish *>errand
-    cdef BlsCall *call = <BlsCall *>one.channel.calls
+cdef BlsCall *find(Channel *channel, uint64_t id) noexcept nogil:
+    # NULL: it is over
+    cdef BlsCall *call = <BlsCall *>channel.bls_calls
+    while call != NULL and call.id != id:
+        call = call.next
+    return call
+
+
+cdef void give_credit(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
+    cdef BlsCall *call = find(channel, id)
+    if call != NULL:
+        call.credit += credit
+        send_held(call)
+
+
+cdef void cancel(Channel *channel, uint64_t id) noexcept nogil:
+    cdef BlsCall *call = find(channel, id)
+    if call != NULL:
+        leave(call)
+        end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
+
+
+cdef void leave_all(Channel *channel) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>channel.bls_calls
     cdef BlsCall *following
     while call != NULL:
         following = call.next
-        if one.id == 0:
-            leave(call)
-            remove(call)
-        elif call.id == one.id and one.credit:
-            call.credit += one.credit
-            send_held(call)
-        elif call.id == one.id:
-            leave(call)
-            end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
-            break
+        leave(call)
+        remove(call)
         call = following
+
+
+cdef void grant_wish(Errand *errand) noexcept nogil:
+    cdef Wish *one = <Wish *>errand
+    if one.id == 0:
+        leave_all(one.channel)
+    elif one.credit:
+        give_credit(one.channel, one.id, one.credit)
+    else:
+        cancel(one.channel, one.id)
     channel_give(one.channel)
     free(one)
 
 
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
-    cdef BlsCall *call = <BlsCall *>channel.calls
+    cdef BlsCall *call = <BlsCall *>channel.bls_calls
     while call != NULL:
         if call.parent == number:
             wish(channel, call.id, 0)  # later: another request cannot be abandoned from within this
@@ -253,7 +345,7 @@ cdef void leave(BlsCall *call) noexcept nogil:
 
 cdef void remove(BlsCall *call) noexcept nogil:
     # it is over
-    cdef BlsCall **link = <BlsCall **>&call.channel.calls
+    cdef BlsCall **link = <BlsCall **>&call.channel.bls_calls
     cdef Held *held
     while link[0] != call:
         link = &link[0].next
@@ -405,11 +497,11 @@ cdef void send(Channel *channel, Head *head, Block *record) noexcept nogil:
         if not lend(channel, record, head.offset):
             channel_kill(channel)
             return
-        side_send(channel, head, NULL, 0)
+        calls_send(channel, head, NULL, 0)
     elif record == NULL:
-        side_send(channel, head, NULL, 0)
+        calls_send(channel, head, NULL, 0)
     else:
-        side_send(channel, head, record.data, head.size)
+        calls_send(channel, head, record.data, head.size)
         block_give(record)
 
 

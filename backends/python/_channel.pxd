@@ -4,6 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.arena cimport Arena
+from _native.bridge cimport Inlet
 from _native.memory cimport Block
 from _native.request cimport Request
 from _native.threads cimport Condition, Mutex
@@ -46,10 +47,16 @@ cdef struct Granted:
     Granted *next
 
 cdef struct Parcel:
-    # a packet for the side socket that waits until the socket takes it
+    # a packet that waits until its socket takes it
     Parcel *next
     size_t size
     uint8_t data[1]
+
+cdef struct Outlet:
+    # a socket that packets are sent to from any thread, and those that wait
+    int fd
+    Parcel *first
+    Parcel *last
 
 cdef struct Channel:
     int32_t references       # atomic: the attendant's, and one for each response that waits and each BLS call
@@ -58,7 +65,7 @@ cdef struct Channel:
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
     void *submission         # Submission, for BLS calls; NULL: there are none
-    void *calls              # BlsCalls under way; the loop's
+    void *bls_calls          # BlsCalls under way; the loop's
     int64_t timeout_ns       # longest execution; 0: any
 
     Mutex guard              # guards all below up to the next heading
@@ -66,7 +73,8 @@ cdef struct Channel:
     ChannelState state
     char *why                # what became of the last worker; NULL: nothing yet
     int work
-    int side
+    Outlet side
+    Outlet calls
     int pid_fd
     bint executing           # the instance's thread uses `work`
     bint leaving             # wait for no further worker
@@ -76,8 +84,6 @@ cdef struct Channel:
     uint32_t open            # slots in use
     uint64_t generation
     Lease *leases
-    Parcel *first_parcel
-    Parcel *last_parcel
     int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
     int32_t overdue          # the worker was killed because its execution took too long
     int32_t called           # atomic: the attendant's Python half is wanted
@@ -96,6 +102,10 @@ cdef struct Channel:
     uint8_t *side_packet
     Granted *side_grants
 
+    # used by the loop only, while the worker is there
+    Inlet inlet              # the socket of calls
+    uint8_t *calls_packet
+
 cdef Team *team_new() noexcept nogil
 cdef void team_give(Team *team) noexcept nogil
 
@@ -104,7 +114,7 @@ cdef Channel *channel_share(Channel *channel) noexcept nogil
 cdef void channel_give(Channel *channel) noexcept nogil
 
 # A worker was started, and is reached by these descriptors until channel_down. From the attendant's thread.
-cdef void channel_connect(Channel *channel, int work, int side, int pid_fd) noexcept nogil
+cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd) noexcept nogil
 # It has loaded its model. From the attendant's thread.
 cdef void channel_up(Channel *channel) noexcept nogil
 # The worker is gone: `why` (from malloc, taken over) is what its requests are answered. When it returns, nobody uses
@@ -130,11 +140,12 @@ cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexce
 # Give back what the worker had kept of this EXECUTE. Under the guard.
 cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil
 
-# Send on the side socket, from any thread: never blocks, in order; what the socket does not take is sent by the
-# attendant. `record` follows the head.
+# Send on the side socket, or on that of calls, from any thread: never blocks, in order; what the socket does not take
+# is sent by the attendant. `record` follows the head.
 cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
-# The attendant's part of that. Under the guard.
-cdef void side_flush(Channel *channel) noexcept nogil
+cdef void calls_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
+# The attendant's part of that, when the socket takes packets again. Under the guard.
+cdef void outlet_flush(Outlet *outlet) noexcept nogil
 # End a request that the channel owns and whose response is complete: its slot is free, it is counted, and it leaves
 # over the bridge. Not under the guard.
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil
@@ -178,6 +189,12 @@ cdef extern from *:
         if (sent >= 0) return 0;
         return (flags & MSG_DONTWAIT) && (errno == EAGAIN || errno == EWOULDBLOCK) ? 1 : -1;
     }
+    /* One packet if there is one: its size, 0 when the peer is gone, -1 when there is none. */
+    static inline ssize_t inferd_packet_poll(int fd, void *data, size_t room) {
+        ssize_t size;
+        do size = recv(fd, data, room, MSG_DONTWAIT); while (size < 0 && errno == EINTR);
+        return size >= 0 ? size : errno == EAGAIN || errno == EWOULDBLOCK ? -1 : 0;
+    }
     /* One packet: its size, 0 when the peer is gone, -1 when `ns` (0: forever) have passed. */
     static inline ssize_t inferd_packet_receive(int fd, void *data, size_t room, int64_t ns) {
         if (ns) {
@@ -201,6 +218,7 @@ cdef extern from *:
     int packet_send "inferd_packet_send"(int fd, const void *head, size_t head_size, const void *record, size_t size,
                                          int flags) noexcept nogil
     ssize_t packet_receive "inferd_packet_receive"(int fd, void *data, size_t room, int64_t ns) noexcept nogil
+    ssize_t packet_poll "inferd_packet_poll"(int fd, void *data, size_t room) noexcept nogil
     void pidfd_kill "inferd_pidfd_kill"(int fd) noexcept nogil
     int make_wake_fd "inferd_wake_fd"() noexcept nogil
     void wake "inferd_wake"(int fd) noexcept nogil

@@ -1,8 +1,8 @@
 """The server's end of the connection to one worker.
 
 Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
-thread starts the worker, reads the side socket and buries the worker when it dies. The *loop* sends what concerns BLS
-calls and cancellations. `guard` protects what they share; no one holds it while waiting for the worker, so a worker
+thread starts the worker, reads the side socket and buries the worker when it dies. The *loop* reads the socket of
+calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while waiting for the worker, so a worker
 that is stopped or hangs stops nobody but the thread that waits for its batch.
 
 A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it
@@ -73,14 +73,16 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.why = strdup("its worker is not running yet")
     channel.packet = <uint8_t *>malloc(PACKET)
     channel.side_packet = <uint8_t *>malloc(PACKET)
+    channel.calls_packet = <uint8_t *>malloc(PACKET)
     channel.wake_fd = make_wake_fd()
     channel.flags = arena_take(arena, SLOTS)
     if (channel.name == NULL or channel.packet == NULL or channel.side_packet == NULL or channel.wake_fd < 0
-            or channel.flags == NULL):
+            or channel.calls_packet == NULL or channel.flags == NULL):
         block_give(channel.flags)
         free(channel.name)
         free(channel.packet)
         free(channel.side_packet)
+        free(channel.calls_packet)
         free(channel)
         return NULL
     channel.arena = arena_share(arena)
@@ -89,7 +91,9 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.references = 1
     channel.timeout_ns = timeout_ns
     channel.work = -1
-    channel.side = -1
+    channel.side.fd = -1
+    channel.calls.fd = -1
+    channel.inlet.fd = -1
     channel.pid_fd = -1
     fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
@@ -111,6 +115,7 @@ cdef void channel_give(Channel *channel) noexcept nogil:
     free(channel.name)
     free(channel.packet)
     free(channel.side_packet)
+    free(channel.calls_packet)
     close(channel.wake_fd)
     condition_destroy(&channel.changed)
     mutex_destroy(&channel.guard)
@@ -120,10 +125,11 @@ cdef void channel_give(Channel *channel) noexcept nogil:
     free(channel)
 
 
-cdef void channel_connect(Channel *channel, int work, int side, int pid_fd) noexcept nogil:
+cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd) noexcept nogil:
     lock(&channel.guard)
     channel.work = work
-    channel.side = side
+    channel.side.fd = side
+    channel.calls.fd = calls
     channel.pid_fd = pid_fd
     channel.overdue = False
     unlock(&channel.guard)
@@ -154,9 +160,11 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
     while channel.executing:
         wait(&channel.changed, &channel.guard)
     channel.work = -1
-    channel.side = -1
+    channel.side.fd = -1
+    channel.calls.fd = -1
     channel.pid_fd = -1
-    drop_parcels(channel)
+    drop_parcels(&channel.side)
+    drop_parcels(&channel.calls)
     while channel.leases != NULL:
         lease_release(channel, channel.leases.id)
     for i in range(channel.slot_count):
@@ -341,22 +349,31 @@ cdef void drop_side_grants(Channel *channel) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The side socket
+# The sockets that packets are sent to from any thread
 
-cdef void drop_parcels(Channel *channel) noexcept nogil:
+cdef void drop_parcels(Outlet *outlet) noexcept nogil:
     cdef Parcel *parcel
-    while channel.first_parcel != NULL:
-        parcel = channel.first_parcel
-        channel.first_parcel = parcel.next
+    while outlet.first != NULL:
+        parcel = outlet.first
+        outlet.first = parcel.next
         free(parcel)
-    channel.last_parcel = NULL
+    outlet.last = NULL
 
 
 cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
+    outlet_send(channel, &channel.side, head, record, size)
+
+
+cdef void calls_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
+    outlet_send(channel, &channel.calls, head, record, size)
+
+
+cdef void outlet_send(Channel *channel, Outlet *outlet, const Head *head, const void *record,
+                      size_t size) noexcept nogil:
     cdef Parcel *parcel
     lock(&channel.guard)
-    if channel.side >= 0 and (channel.first_parcel != NULL or packet_send(
-            channel.side, head, sizeof(Head), record, size, MSG_DONTWAIT) == 1):
+    if outlet.fd >= 0 and (outlet.first != NULL or packet_send(
+            outlet.fd, head, sizeof(Head), record, size, MSG_DONTWAIT) == 1):
         parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
         if parcel == NULL:
             pidfd_kill(channel.pid_fd)  # it would wait for the packet forever
@@ -366,21 +383,21 @@ cdef void side_send(Channel *channel, const Head *head, const void *record, size
             memcpy(parcel.data, head, sizeof(Head))
             if size:
                 memcpy(<uint8_t *>parcel.data + sizeof(Head), record, size)
-            if channel.last_parcel == NULL:
-                channel.first_parcel = parcel
+            if outlet.last == NULL:
+                outlet.first = parcel
                 wake(channel.wake_fd)
             else:
-                channel.last_parcel.next = parcel
-            channel.last_parcel = parcel
+                outlet.last.next = parcel
+            outlet.last = parcel
     unlock(&channel.guard)
 
 
-cdef void side_flush(Channel *channel) noexcept nogil:
-    cdef Parcel *parcel = channel.first_parcel
+cdef void outlet_flush(Outlet *outlet) noexcept nogil:
+    cdef Parcel *parcel = outlet.first
     while parcel != NULL:
-        if packet_send(channel.side, parcel.data, parcel.size, NULL, 0, MSG_DONTWAIT) == 1:
+        if packet_send(outlet.fd, parcel.data, parcel.size, NULL, 0, MSG_DONTWAIT) == 1:
             return
-        channel.first_parcel = parcel.next
+        outlet.first = parcel.next
         free(parcel)
-        parcel = channel.first_parcel
-    channel.last_parcel = NULL
+        parcel = outlet.first
+    outlet.last = NULL

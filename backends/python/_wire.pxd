@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 1
+    WIRE_VERSION = 2
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1

@@ -128,7 +128,7 @@ class Attendant:
         except OSError as error:
             return None, f"its worker process cannot be started: {error}"
         link = self.link
-        link.connect(worker.work, worker.side, worker.pid_fd, worker.output, worker.errors)
+        link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.output, worker.errors)
         said = ""
         try:
             self.said = bring_up(link, self._post.launch)

@@ -36,7 +36,7 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
         worker = Worker(launch, arena)
     except OSError as error:
         raise BackendError(f"{launch.name}: its worker process cannot be started: {error}") from error
-    link.connect(worker.work, worker.side, worker.pid_fd, worker.output, worker.errors)
+    link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.output, worker.errors)
     said: dict[str, Any] = {}
     why = ""
     try:

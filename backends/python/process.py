@@ -19,7 +19,7 @@ from backends.python.environment import Environment
 from backends.python.worker import protocol
 
 MAIN = Path(__file__).parent / "worker" / "__main__.py"
-WORK, SIDE, ARENA = 3, 4, 5  # its descriptors, behind the standard ones
+WORK, SIDE, CALLS, ARENA = 3, 4, 5, 6  # its descriptors, behind the standard ones
 SOCKET_BUFFER = 1 << 20  # bytes on their way in one direction; what the system allows of it
 OOM_SCORE = 300  # how much rather than the server a worker is killed when memory runs out (of 1000)
 
@@ -72,6 +72,7 @@ class Worker:
     def _start(self, launch: Launch, arena: ArenaHandle) -> None:
         work, its_work = socket_pair(self._sockets)
         side, its_side = socket_pair(self._sockets)
+        calls, its_calls = socket_pair(self._sockets)
         output, its_output = self._pipe()
         errors, its_errors = self._pipe()
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,19 +80,20 @@ class Worker:
         python = launch.environment.python
         self.pid = spawn(
             python,
-            [python, str(MAIN), str(WORK), str(SIDE), str(ARENA), launch.name],
+            [python, str(MAIN), str(WORK), str(SIDE), str(CALLS), str(ARENA), launch.name],
             dict(launch.environment.variables),
             str(Path.cwd()),
-            [nothing, its_output, its_errors, its_work.fileno(), its_side.fileno(), arena.fd],
+            [nothing, its_output, its_errors, *(end.fileno() for end in (its_work, its_side, its_calls)), arena.fd],
         )
         self.pid_fd = os.pidfd_open(self.pid)
         for descriptor in (nothing, its_output, its_errors):
             os.close(descriptor)
             self._pipes.remove(descriptor)
-        for end in (its_work, its_side):
+        for end in (its_work, its_side, its_calls):
             end.close()
             self._sockets.remove(end)
-        self.work, self.side, self.output, self.errors = work.fileno(), side.fileno(), output, errors
+        self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
+        self.output, self.errors = output, errors
         _prefer_when_memory_runs_out(self.pid)
 
     def _pipe(self) -> tuple[int, int]:

@@ -35,11 +35,12 @@ class ThreadWorker:
         self._sockets: list[socket.socket] = []
         work, its_work = socket_pair(self._sockets)
         side, its_side = socket_pair(self._sockets)
-        self.work, self.side = work.fileno(), side.fileno()
+        calls, its_calls = socket_pair(self._sockets)
+        self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
         self.output = self.errors = -1  # what the model prints is printed by the server
         # Stands for the end of the thread as a pidfd does for that of a process: readable then.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
-        link = Link(its_work.detach(), its_side.detach(), os.dup(arena.fd), _end)
+        link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)
         # A name for the model's package that no other has, also none of a thread that was given up.
         package = f"inferd_model_{next(_numbers)}"
         threading.Thread(target=self._run, args=(link, package), name=launch.name, daemon=True).start()

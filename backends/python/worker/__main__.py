@@ -1,4 +1,4 @@
-"""Start of a worker process: `<python> <this folder> WORK SIDE ARENA`, the numbers of three inherited descriptors.
+"""Start of a worker process: `<python> <this folder> WORK SIDE CALLS ARENA`, the numbers of four inherited descriptors.
 
 The interpreter is the model's own and need not have inferd installed, so this folder is made a package by hand, under a
 name that hides nothing of the model's.
@@ -29,9 +29,9 @@ def main() -> int:
     sys.modules["c_python_backend_utils"] = facade
     link = importlib.import_module(PACKAGE + ".link")
     worker = importlib.import_module(PACKAGE + ".worker")
-    work, side, arena = map(int, sys.argv[1:4])
+    work, side, calls, arena = map(int, sys.argv[1:5])
     # Without a server there is nobody to work for, and nobody to report to.
-    return int(worker.Worker(link.Link(work, side, arena, lambda: os._exit(1))).run())
+    return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
 
 
 if __name__ == "__main__":

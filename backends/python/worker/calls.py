@@ -25,16 +25,18 @@ class Call(Waiter):
         number: by which the channel knows it.
         model: that is called.
         decoupled: more than one response may come.
+        large: its request does not fit into a packet.
         final: the last response has been delivered.
     """
 
-    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "model", "number")
+    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "large", "model", "number")
 
     def __init__(self, channel: Channel, model: str, decoupled: bool) -> None:
         super().__init__()
         self.number = 0
         self.model = model
         self.decoupled = decoupled
+        self.large = False
         self.final = False
         self._channel = channel
         self._arrived: deque[InferenceResponse] = deque()

@@ -98,8 +98,8 @@ class Channel(abc.ABC):
         """Tell the server that the model has taken one response of a call, so that another is welcome."""
 
     @abc.abstractmethod
-    def wait(self, waiter: Waiter) -> None:
-        """Wait until the waiter is done."""
+    def wait(self, call: Call) -> None:
+        """Wait until a response of the call has come."""
 
     def expect(self) -> None:
         """Responses are coming that no thread waits for."""

@@ -1,4 +1,4 @@
-"""The channel of a worker process: what goes through the side socket, from any thread."""
+"""The channel of a worker process: what goes through the side socket and that of calls, from any thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from . import protocol as p
 from .channel import Channel, Waiter
 from .errors import ERROR_CODES, TritonError, TritonModelException
-from .link import INLINE_LIMIT, Grants, Link, Packet, Side
+from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
 from .packing import Names, ResponseWriter
 from .request import SEQUENCE_END, SEQUENCE_START
 from .response import InferenceResponse
 
 if TYPE_CHECKING:
+    import socket
+
     from .calls import Call
     from .request import InferenceRequest
 
@@ -76,7 +78,8 @@ class Connection(Channel):
         self._window = window
         self._verbose = verbose
         self._flags = flags
-        self._side = Side(link, self._dispatch)
+        self._side = Reader(link, link.side, self._dispatch, "inferd-side")
+        self._responses = Reader(link, link.calls, self._call_answered, "inferd-calls")
         self._grants = Grants(link, self._side)
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
@@ -84,16 +87,18 @@ class Connection(Channel):
         # Re-entrant: a sender that is let go of answers from wherever the interpreter finds that out.
         self._credit_lock = threading.RLock()
 
-    def wait(self, waiter: Waiter) -> None:
-        self._side.wait(waiter)
+    def wait(self, call: Call) -> None:
+        self._responses.wait(call)
 
     def expect(self) -> None:
+        self._responses.read_always()
+
+    def expect_questions(self) -> None:
+        """IS_READY may come."""
         self._side.read_always()
 
     def _dispatch(self, packet: Packet) -> None:
-        if packet.kind == p.BLS_RESPONSE:
-            self._call_answered(packet)
-        elif packet.kind == p.CREDIT:
+        if packet.kind == p.CREDIT:
             self._credit_arrived(packet)
         elif packet.kind == p.ALLOCATED:
             self._grants.arrived(packet)
@@ -207,8 +212,9 @@ class Connection(Channel):
         flags = p.DECOUPLED if call.decoupled else 0
         link = self._link
         if p.BLS_HEAD.size + size <= INLINE_LIMIT:
-            link.send(link.side, p.BLS_REQUEST, b"".join((head, *pieces)), flags=flags, number=call.number)
+            link.send(link.calls, p.BLS_REQUEST, b"".join((head, *pieces)), flags=flags, number=call.number)
             return
+        call.large = True
         offset = at = self._grants.take(p.BLS_HEAD.size + size)
         for piece in (head, *pieces):
             link.memory[at : at + len(piece)] = piece
@@ -258,10 +264,14 @@ class Connection(Channel):
         return whole
 
     def consumed(self, call: Call) -> None:
-        self._link.send(self._link.side, p.BLS_CREDIT, number=call.number, offset=1)
+        self._link.send(self._socket_of(call), p.BLS_CREDIT, number=call.number, offset=1)
 
     def cancel(self, call: Call) -> None:
-        self._link.send(self._link.side, p.BLS_CANCEL, number=call.number)
+        self._link.send(self._socket_of(call), p.BLS_CANCEL, number=call.number)
+
+    def _socket_of(self, call: Call) -> socket.socket:
+        # that of its request, which it must not overtake
+        return self._link.side if call.large else self._link.calls
 
     # -----------------------------------------------------------------------------------------------------------------
     # Everything else

@@ -1,4 +1,4 @@
-"""The worker's end of the transport: two sockets and the arena, as `protocol` describes them."""
+"""The worker's end of the transport: three sockets and the arena, as `protocol` describes them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class Link:
     """Sockets and arena. Sending is safe from any thread: a packet goes out whole.
 
     Args:
-        work, side, arena: the descriptors, which become the link's.
+        work, side, calls, arena: the descriptors, which become the link's.
         gone: called, on any thread, when the server is gone; does not return.
     """
 
-    def __init__(self, work: int, side: int, arena: int, gone: Callable[[], NoReturn]) -> None:
+    def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
         self._gone = gone
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
+        self.calls = socket.socket(fileno=calls)
         self.arena = mmap.mmap(arena, 0)
         self.memory = memoryview(self.arena)
         os.close(arena)
@@ -52,6 +53,7 @@ class Link:
         """Close the sockets. The arena stays mapped as long as a tensor lies in it."""
         self.work.close()
         self.side.close()
+        self.calls.close()
 
     def next_id(self) -> int:
         """A number that this worker has not used yet."""
@@ -94,19 +96,23 @@ class Link:
         return Packet(buffer[:size])
 
 
-class Side:
-    """The side socket's reader: whoever waits reads, and hands to the others what is theirs.
+class Reader:
+    """The reader of a socket that several threads wait on: whoever waits reads, and hands to the others what is theirs.
 
     A model that only calls others from `execute` has no thread besides its own, and its calls wake none. A thread
     reads all the time once something is expected that nobody waits for.
 
     Args:
         link: the transport.
+        of: its socket.
         dispatch: takes each packet, on the thread that has read it.
+        name: of the thread.
     """
 
-    def __init__(self, link: Link, dispatch: Callable[[Packet], None]) -> None:
+    def __init__(self, link: Link, of: socket.socket, dispatch: Callable[[Packet], None], name: str) -> None:
         self._link = link
+        self._socket = of
+        self._name = name
         self._dispatch = dispatch
         self._buffer = memoryview(bytearray(p.PACKET))
         self._reading = threading.Lock()
@@ -136,7 +142,7 @@ class Side:
     def _read_until(self, waiter: Waiter) -> None:
         try:
             while not waiter.done and self._thread is None:
-                self._dispatch(self._link.receive(self._link.side, self._buffer))
+                self._dispatch(self._link.receive(self._socket, self._buffer))
         finally:
             self._reading.release()
             if self._waiters:
@@ -153,20 +159,20 @@ class Side:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="inferd-side", daemon=True)
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
 
     def _run(self) -> None:
         # A waiter that reads at this moment goes on until its next packet, and then leaves the socket to this thread.
         self._reading.acquire()
         while True:
-            self._dispatch(self._link.receive(self._link.side, self._buffer))
+            self._dispatch(self._link.receive(self._socket, self._buffer))
 
 
 class Grants:
     """Memory of the arena for what is sent on the side socket, asked for one by one."""
 
-    def __init__(self, link: Link, side: Side) -> None:
+    def __init__(self, link: Link, side: Reader) -> None:
         self._link = link
         self._side = side
         self._asked: dict[int, Grant] = {}

@@ -3,19 +3,21 @@
 This module is the one place where the layout is written down; `backends/python/_wire.pxd` is the same in C, and a test
 compares them. It needs nothing but the standard library and Python 3.9.
 
-**Transport.** The worker inherits three descriptors: two connected Unix sockets of type SOCK_SEQPACKET and the arena.
+**Transport.** The worker inherits four descriptors: three connected Unix sockets of type SOCK_SEQPACKET and the arena.
 
 * *work*: EXECUTE and its answer, one at a time. In the worker the main thread reads it, in the server the thread of the
   instance, so a batch wakes one thread on each side and no other.
-* *side*: everything that comes at any time from any thread (responses of senders, BLS, logs, health). In the worker a
+* *side*: everything that comes at any time from any thread (responses of senders, logs, health). In the worker a
   thread reads it that need not exist before something is expected: the server sends there only what the worker has
-  asked for (by its BLS calls, by ALLOCATE, by CALL, by using up its credit), and IS_READY if the worker said that it
-  answers it.
+  asked for (by ALLOCATE, by CALL, by using up its credit), and IS_READY if the worker said that it answers it.
+* *calls*: calls to other models (BLS). In the server the event loop itself reads it, so what it reads must be short: a
+  request that lies in the arena goes through *side*, and so does what follows it from the worker about that call.
+  In the worker whoever waits for a response reads it.
 * *arena*: a sealed, sparse memfd, mapped whole and once by both (`mmap.mmap(fd, 0)`); it is as large as it ever can
   be, and only pages that have been written to exist. It has no name in any file system: it goes with the last process.
 
 The kernel's socket queue is the ring: it orders, wakes, tells the end of the peer, and needs no lock in shared memory.
-A wait is a blocking receive: no CPU when idle. The end of either socket means that the server is gone, and the worker
+A wait is a blocking receive: no CPU when idle. The end of any socket means that the server is gone, and the worker
 must end at once (it also gets SIGKILL from the kernel then).
 
 **Packets.** Each is a HEAD, and a record that follows it in the packet, at most PACKET bytes together; a longer record
@@ -68,11 +70,11 @@ CREDIT         side    server   id of a request that has used up its credit and 
 CREDIT         side    worker   the answer, when there is some: that id, `offset` = responses more that may be sent
 RELEASE        side    server   see above
 FREE           side    server   `offset` of a grant
-BLS_REQUEST    side    server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest
-BLS_RESPONSE   side    worker   that id, flag FINAL, EMPTY, FAILED; a serialized ModelInferResponse, or with FAILED
+BLS_REQUEST    calls   server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest
+BLS_RESPONSE   calls   worker   that id, flag FINAL, EMPTY, FAILED; a serialized ModelInferResponse, or with FAILED
                                 `code` and the record as text
-BLS_CREDIT     side    server   that id, `offset` = responses more that are welcome (BLS_WINDOW to begin with)
-BLS_CANCEL     side    server   that id; a BLS_RESPONSE with FINAL still comes
+BLS_CREDIT     calls   server   that id, `offset` = responses more that are welcome (BLS_WINDOW to begin with)
+BLS_CANCEL     calls   server   that id; a BLS_RESPONSE with FINAL still comes
 IS_READY       side    worker   id
 HEALTH         side    server   that id, flag TRUE; record: why not, as text
 LOG            side    server   `code` = LOG_*; text
@@ -96,7 +98,7 @@ CALL: "load_model" (name, config, files: {path: base64}), "unload_model" (name, 
 "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" | "observe", "family", "labels",
 "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
 
-The worker is started as `<python> <this folder>/__main__.py WORK SIDE ARENA`: the numbers of the three descriptors.
+The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of the four descriptors.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
 be line-buffered. The server has asked the kernel to kill it when the server dies.
 """
@@ -105,7 +107,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 1
+VERSION = 2
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF

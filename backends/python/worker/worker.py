@@ -163,7 +163,7 @@ class Worker:
             said = {"error": exception_text(error), "code": p.CODE_INTERNAL}
         if self._host.has_is_ready:
             self._connection.on_is_ready = self._check_ready
-            self._connection.expect()
+            self._connection.expect_questions()
         if config["mode"] == "serve":
             self._reader = RequestReader(
                 self._connection, self._names, args.get("model_name", ""), int(version), decoupled

@@ -98,24 +98,27 @@ class Peer:
         (version / file).write_text(textwrap.dedent(source))
         self.work, work = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.side, side = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.calls, calls = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arena = os.memfd_create("test")
         os.ftruncate(arena, ARENA)
         self.arena = mmap.mmap(arena, ARENA)
         self.granted = GRANT
         self.numbers = iter(range(0x10001, 0x20000))
+        inherited = (work.fileno(), side.fileno(), calls.fileno(), arena)
         self.process = subprocess.Popen(
-            [python, str(WORKER), *(str(fd) for fd in (work.fileno(), side.fileno(), arena))],
-            pass_fds=(work.fileno(), side.fileno(), arena),
+            [python, str(WORKER), *map(str, inherited)],
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for end in (work, side):
+        for end in (work, side, calls):
             end.close()
         os.close(arena)
         self.work.settimeout(60)
         self.side.settimeout(60)
+        self.calls.settimeout(60)
         self.config = {
             "mode": "serve",
             "model_file": str(version / file),
@@ -199,6 +202,7 @@ class Peer:
     def close(self) -> None:
         self.work.close()
         self.side.close()
+        self.calls.close()
         self.process.kill()
         self.process.communicate()
         self.arena.close()

@@ -32,9 +32,9 @@ ONE = np.array([[1]], np.float32)
 class Call:
     """A BLS_REQUEST that arrived at the peer."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, large: bool = False) -> None:
         self.peer = peer
-        self.packet = peer.expect(peer.side, p.BLS_REQUEST)
+        self.packet = peer.expect(peer.side if large else peer.calls, p.BLS_REQUEST)
         record = self.packet.record
         self.parent, self.timeout, size, _ = p.BLS_HEAD.unpack_from(record)
         self.message = pb.ModelInferRequest.FromString(record[p.BLS_HEAD.size :])
@@ -63,7 +63,7 @@ class Call:
         self.send(text.encode(), p.FINAL | p.FAILED, code=code)
 
     def send(self, record: bytes, flags: int, **head: int) -> None:
-        self.peer.send(self.peer.side, p.BLS_RESPONSE, record, flags=flags, number=self.packet.id, **head)
+        self.peer.send(self.peer.calls, p.BLS_RESPONSE, record, flags=flags, number=self.packet.id, **head)
 
 
 def test_a_chain_of_calls_from_execute(tmp_path: Path) -> None:
@@ -171,12 +171,29 @@ def test_large_inputs_and_outputs_go_through_the_arena(tmp_path: Path) -> None:
     """
     with worker(tmp_path, source) as peer:
         peer.start(Sent({"IN": ONE}))
-        call = Call(peer)
+        call = Call(peer, large=True)
         assert call.packet.flags & p.IN_ARENA
         call.answer(call.value + 1, arena=True)
         assert peer.done()[0].outputs["OUT"].tolist() == [1, 2, 3, 4, 5]
         released = peer.expect(peer.side, p.RELEASE)
         assert (released.id, released.offset) == (0, 40 << 20)
+
+
+def test_what_is_said_of_a_large_call_does_not_overtake_it(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            for response in ask(np.arange(100_000)).exec(decoupled=True):
+                break
+            return [out(1)]
+    """
+    with worker(tmp_path, source) as peer:
+        peer.start(Sent({"IN": ONE}))
+        call = Call(peer, large=True)
+        call.answer(ONE, final=False)
+        assert peer.expect(peer.side, p.BLS_CREDIT).id == call.packet.id
+        assert peer.expect(peer.side, p.BLS_CANCEL).id == call.packet.id
+        peer.done()
 
 
 def test_calls_of_threads_are_answered_in_any_order(tmp_path: Path) -> None:
@@ -268,7 +285,7 @@ def test_a_decoupled_call_is_iterated_over(tmp_path: Path) -> None:
             call.answer(ONE, final=False)
         call.end()
         assert peer.done()[0].outputs["OUT"].tolist() == [1, 1, 1, 0]
-        credit = [peer.expect(peer.side, p.BLS_CREDIT) for _ in range(2)]
+        credit = [peer.expect(peer.calls, p.BLS_CREDIT) for _ in range(2)]
         assert all((packet.id, packet.offset) == (call.packet.id, 1) for packet in credit)
 
 
@@ -337,8 +354,8 @@ def test_an_iteration_that_is_given_up_is_cancelled(tmp_path: Path) -> None:
         peer.start(Sent({"IN": ONE}))
         call = Call(peer)
         call.answer(ONE, final=False)
-        peer.expect(peer.side, p.BLS_CREDIT)
-        assert peer.expect(peer.side, p.BLS_CANCEL).id == call.packet.id
+        peer.expect(peer.calls, p.BLS_CREDIT)
+        assert peer.expect(peer.calls, p.BLS_CANCEL).id == call.packet.id
         peer.done()
         call.end()  # nobody listens
         peer.start(Sent({"IN": ONE}))
@@ -358,7 +375,7 @@ def test_a_coroutine_that_is_cancelled_cancels_its_call(tmp_path: Path) -> None:
     with worker(tmp_path, source) as peer:
         peer.start(Sent({"IN": ONE}))
         call = Call(peer)
-        assert peer.expect(peer.side, p.BLS_CANCEL).id == call.packet.id
+        assert peer.expect(peer.calls, p.BLS_CANCEL).id == call.packet.id
         call.fail("cancelled", p.CODE_CANCELLED)
         assert peer.done()[0].outputs["OUT"].item() == 7
 
