@@ -1,10 +1,12 @@
 """The bridge: responses and errands travel from every other thread to the loop, which owns the sinks.
 
 Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
-calls each sink's `deliver`, and frees the request after its final response. What comes through a descriptor can be read
-by the loop itself (an inlet): no thread needs to wake for it that only wakes the loop. A sink hears of the end at most once: by
+calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
 the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
 model's answers leave in order (`_native.order`), those that are ready too early wait here.
+
+What comes from other processes through a descriptor can be read by the loop itself (an inlet), so that no thread wakes
+for it only to wake the loop.
 
 Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
 and when its final response came over the bridge; in between it belongs to the lane and then to the instance.

@@ -3,8 +3,8 @@
 A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
 same words, queued. The loop itself reads it from the socket of calls, so that no other thread must wake; one that is
 too large for a packet comes on the side socket, and an errand brings it to the loop. What becomes of it is sent to the
-worker from there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they like: a model
-waits in its own worker, and only its own instance is taken meanwhile.
+worker from there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they
+like: a model waits in its own worker, and only its own instance is taken meanwhile.
 
 A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. At most
 BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the receipts of the

@@ -2,8 +2,8 @@
 
 Three threads meet here. The *instance's* thread sends EXECUTE and waits for DONE on the work socket. The *attendant's*
 thread starts the worker, reads the side socket and buries the worker when it dies. The *loop* reads the socket of
-calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while waiting for the worker, so a worker
-that is stopped or hangs stops nobody but the thread that waits for its batch.
+calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
+waiting for the worker, so a worker that is stopped or hangs stops nobody but the thread that waits for its batch.
 
 A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it
 open, it is detached, and belongs to the channel until its sender says FINAL or the worker dies.

@@ -98,7 +98,7 @@ CALL: "load_model" (name, config, files: {path: base64}), "unload_model" (name, 
 "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" | "observe", "family", "labels",
 "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
 
-The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of the four descriptors.
+The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of its descriptors.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
 be line-buffered. The server has asked the kernel to kill it when the server dies.
 """
