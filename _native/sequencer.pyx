@@ -314,6 +314,7 @@ cdef int set_policy(Slots *slots, object spec) except -1:
     slots.idle_ns = min(sequence.max_idle_us * 1000, LONGEST)
     slots.min_utilization = sequence.min_slot_utilization
     slots.max_backlog = sequence.max_backlog
+    slots.timeout_ns = min(spec.queue.levels[0].timeout_us * 1000, LONGEST)
     slots.hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", 0))
     slots.hold_backlog = int(os.environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", 0))
     return preferred_set(&slots.preferred, sequence.preferred_sizes or (slots.max_rows,))
@@ -388,12 +389,12 @@ cdef class SequenceLane(LaneHandle):
     Args:
         spec: the version's backends.api.ModelSpec, with its `sequence`.
         version: its number.
-        max_queue: requests that may wait in it; 0 for any number.
+        max_queue: requests that may wait in it, if its queue policy does not say fewer; 0 for any number.
     """
 
     def __cinit__(self, spec, version: int, *, max_queue: int = 0):
         self.lane = &sequencer_new(spec, version).lane
-        self.lane.max_queue = max_queue
+        self.lane.max_queue = min(filter(None, (max_queue, spec.queue.levels[0].max_size)), default=0)
 
     @property
     def live(self) -> int:

@@ -46,6 +46,7 @@ cdef struct Slots:
     double min_utilization
     Preferred preferred
     uint32_t max_backlog     # sequences that may wait for a slot; 0: any number
+    int64_t timeout_ns       # how long they may; 0: as long as it takes, if their requests do not say
     StatePlan *plans         # signature.state_count of them
     bint steady              # all of one shape
     uint32_t hold            # TRITONSERVER_DELAY_SCHEDULER: no batch before so many requests wait

@@ -463,6 +463,15 @@ cdef void begin_anew(Slots *slots, Sequence *sequence, int64_t now) noexcept nog
         add_waiting(slots, sequence, 1)
 
 
+cdef int64_t slot_deadline(const Slots *slots, const Request *request, int64_t now) noexcept nogil:
+    # until when its sequence may wait for a slot; 0: as long as it takes
+    cdef int64_t longest = slots.timeout_ns
+    cdef int64_t own = 1000 * min(request.timeout_us, NEVER // 4000)
+    if own and (longest == 0 or own < longest):
+        longest = own
+    return now + longest if longest else 0
+
+
 cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = NULL
     cdef bint at_rest
@@ -500,8 +509,8 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     if request.sequence_end or slots.iterative:
         sequence.over = True
         table_remove_sequence(&slots.table, sequence)
-    if sequence.slot < 0 and request.timeout_us:
-        request.expires_ns = now + 1000 * min(request.timeout_us, NEVER // 4000)
+    if sequence.slot < 0:
+        request.expires_ns = slot_deadline(slots, request, now)
     if at_rest:
         make_ready(slots, sequence, now)
     elif slots.direct and sequence.slot >= 0:

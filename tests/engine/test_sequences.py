@@ -12,7 +12,7 @@ import pytest
 
 from _native.batch import Batch
 from server.errors import Status
-from tests.engine.serving import Answer, Gate, Pending, infer, infer_all, request, serving
+from tests.engine.serving import DTYPES, Answer, Gate, Pending, infer, infer_all, request, serving
 
 OK, INVALID, CANCELLED, UNAVAILABLE = Status.OK, Status.INVALID_ARGUMENT, Status.CANCELLED, Status.UNAVAILABLE
 
@@ -127,6 +127,31 @@ async def test_controls_of_every_kind(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("kind", ["START", "END", "READY"])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("int32_false_true: [ -7, 2147483647 ]", np.array([-7, 2147483647], np.int32)),
+        ("fp32_false_true: [ 0.25, -1 ]", np.array([0.25, -1], np.float32)),
+        ("bool_false_true: [ true, false ]", np.array([True, False])),
+    ],
+)
+async def test_a_control_of_every_kind_in_every_datatype(tmp_path, kind, values, expected):
+    seen = []
+
+    def look(batch):
+        seen.append(batch.input("C").numpy().copy())
+        batch.set_output("y", batch.input("x").numpy().copy())
+
+    control = f'control_input {{ name: "C" control {{ kind: CONTROL_SEQUENCE_{kind} {values} }} }}'
+    async with serving(tmp_path, look, m=config("direct { }", control)) as engine:
+        for message in (step(1, 7, start=True), step(1, 7), step(1, 7, end=True)):
+            assert (await infer(engine, message)).status == OK
+    says = {"START": [1, 0, 0], "END": [0, 0, 1], "READY": [1, 1, 1]}[kind]
+    assert [each.tolist() for each in seen] == [[[expected[value].item()]] for value in says]
+    assert {each.dtype for each in seen} == {expected.dtype}
+
+
 @pytest.mark.parametrize(
     ("datatype", "name", "expected"),
     [
@@ -134,7 +159,9 @@ async def test_controls_of_every_kind(tmp_path):
         ("TYPE_INT64", -5, -5),
         ("TYPE_UINT32", (1 << 32) + 9, 9),  # the low bytes, as Triton does
         ("TYPE_INT32", 9, 9),
+        ("TYPE_INT32", (1 << 31) + 1, -(1 << 31) + 1),
         ("TYPE_STRING", "abc", b"abc"),
+        ("TYPE_STRING", "é" * 500, ("é" * 500).encode()),
     ],
 )
 async def test_correlation_ids(tmp_path, datatype, name, expected):
@@ -263,6 +290,30 @@ async def test_state_of_growing_shape(tmp_path, keep):
                 assert list(answer.array()[0]) == expected[name]
 
 
+@pytest.mark.parametrize("initial", ["", "zero_data: true", 'data_file: "begin"'])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+async def test_state_of_every_datatype(tmp_path, name, initial):
+    dtype = np.dtype(DTYPES[name])
+    begin = np.array([[1, 0, 1]]).astype(dtype) if "file" in initial else np.zeros((1, 3), dtype)
+    (tmp_path / "m" / "initial_state").mkdir(parents=True)
+    (tmp_path / "m" / "initial_state" / "begin").write_bytes(begin.tobytes())
+    seen = []
+
+    def invert(batch):
+        state = batch.input("s").numpy()
+        seen.append(state.copy())
+        batch.set_output("s_out", (state == 0).astype(dtype))
+        batch.set_output("y", batch.input("x").numpy().copy())
+
+    how = f'initial_state {{ name: "i" data_type: TYPE_{name} dims: [ 3 ] {initial} }}' if initial else ""
+    state = f'state {{ input_name: "s" output_name: "s_out" data_type: TYPE_{name} dims: [ 3 ] {how} }}'
+    async with serving(tmp_path, invert, m=config("oldest { }", state)) as engine:
+        for turn in range(3):
+            assert (await infer(engine, step(1, 1, start=turn == 0))).status == OK
+    assert [each.dtype for each in seen] == [dtype] * 3
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([begin, begin == 0, begin]).astype(dtype))
+
+
 async def test_state_of_strings(tmp_path):
     def join(batch):
         numbers = batch.input("x").numpy().reshape(-1)
@@ -335,21 +386,22 @@ async def test_a_model_that_writes_its_state_in_place(tmp_path):
 # -- iterative sequences ----------------------------------------------------------------------------------------------
 
 
-async def test_iterative_requests_run_until_they_are_done(tmp_path):
+@pytest.mark.parametrize("strategy", ["oldest { }", "direct { }"])
+async def test_iterative_requests_run_until_they_are_done(tmp_path, strategy):
     """Continuous batching: each request counts down its own number; those that are done leave, new ones join."""
     seen = []
 
     def count_down(batch):
         x, done = batch.input("x").numpy(), batch.input("sum").numpy() + 1
-        seen.append((batch.request_count, told(batch, "START")["START"]))
+        ready, starts = told(batch, "READY", "START").values()
+        seen.append((sum(ready), sum(start for start, row in zip(starts, ready, strict=True) if row)))
         batch.set_output("y", done.copy())
         batch.set_output("sum_out", done)
         for index in range(batch.request_count):
             if done[index, 0] < x[index, 0]:
                 batch.reschedule(index)
 
-    start = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'
-    text = config("oldest { }", "iterative_sequence: true", start, STATE % "")
+    text = config(strategy, "iterative_sequence: true", controls(), STATE % "")
     async with serving(tmp_path, count_down, m=text) as engine:
         answers = await infer_all(engine, *(step(n, 0) for n in (3, 1, 5, 2, 4)))
         assert [value(each) for each in answers] == [3, 1, 5, 2, 4]
@@ -357,7 +409,7 @@ async def test_iterative_requests_run_until_they_are_done(tmp_path):
         await until(lambda: lane.live == 0)
         assert lane.statistics()["inference_count"] == 5
     assert sum(count for count, _ in seen) == 15
-    assert sum(sum(starts) for _, starts in seen) == 5
+    assert sum(starts for _, starts in seen) == 5
 
 
 async def test_only_iterative_requests_can_be_rescheduled(tmp_path):
@@ -455,6 +507,41 @@ async def test_the_backlog_has_its_own_limit(tmp_path):
         assert "Exceeds maximum queue size: all slots of model 'm' are taken, and 1 sequences wait" in refused.text
         gate.go(100)
         assert [value(await each.answer()) for each in pending[:2]] == [1, 2]
+
+
+async def test_the_time_for_which_sequences_may_wait_for_a_slot(tmp_path):
+    limit = 'parameters { key: "queue_policy.default_timeout_microseconds" value { string_value: "2000" } }'
+    gate = Gate(Accumulator())
+    text = config("oldest { max_candidate_sequences: 1 }", STATE % "", after=limit)
+    async with serving(tmp_path, gate, m=text) as engine:
+        holder = [Pending(engine, step(1, 1, start=True)), Pending(engine, step(1, 1))]
+        await gate.entered()
+        answer = await infer(engine, step(2, 2, start=True))
+        assert (answer.status, answer.text) == (
+            UNAVAILABLE,
+            "timeout of the corresponding sequence has been expired",
+        )
+        gate.go(100)  # who has a slot waits on
+        assert [value(await each.answer()) for each in holder] == [1, 2]
+
+
+async def test_the_number_of_requests_that_wait_in_sequences(tmp_path):
+    limit = 'parameters { key: "queue_policy.max_queue_size" value { string_value: "2" } }'
+    gate = Gate(Accumulator())
+    text = config("oldest { max_candidate_sequences: 1 }", STATE % "", after=limit)
+    async with serving(tmp_path, gate, m=text) as engine:
+        running = Pending(engine, step(1, 1, start=True))
+        await gate.entered()
+        waiting = [Pending(engine, step(1, 1)), Pending(engine, step(3, 2, start=True))]
+        for refused in (step(1, 1), step(1, 3, start=True)):
+            answer = await infer(engine, refused)
+            assert answer.status == UNAVAILABLE
+            assert "Exceeds maximum queue size: model 'm' version 1 has 2 requests waiting" in answer.text
+        gate.go(100)
+        assert value(await running.answer()) == 1
+        assert value(await waiting[0].answer()) == 2
+        assert value(await infer(engine, step(1, 1, end=True))) == 3
+        assert value(await waiting[1].answer()) == 3
 
 
 async def test_closing_finishes_what_was_accepted(tmp_path):

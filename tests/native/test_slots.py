@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.sequencer import SlotsProbe
-from backends.api import InstanceSpec, ModelSpec, SequenceSpec, TensorSpec
+from backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
 
 NEVER = (1 << 63) - 1
 CANCELLED, UNAVAILABLE = 1, 14
 CLIENT, IDLE, CANCEL, REPLACED = 1, 2, 3, 5
 NOTICE = -1
+NO_LIMITS = QueuePolicySpec()
 
 START_TEXT = "must specify the START flag on the first request of the sequence"
 
@@ -30,7 +31,9 @@ def _nothing_left(native_counters):
     """Lanes, requests and states are freed."""
 
 
-def spec_of(sequence: SequenceSpec, max_batch_size: int, seats: int = 1) -> ModelSpec:
+def spec_of(
+    sequence: SequenceSpec, max_batch_size: int, seats: int = 1, queue: QueuePolicySpec = NO_LIMITS
+) -> ModelSpec:
     tensor = TensorSpec("x", "FP32", (1,))
     instances = tuple(InstanceSpec(f"m_{i}") for i in range(seats))
     return ModelSpec(
@@ -39,6 +42,7 @@ def spec_of(sequence: SequenceSpec, max_batch_size: int, seats: int = 1) -> Mode
         max_batch_size=max_batch_size,
         inputs=(tensor,),
         outputs=(tensor,),
+        queue=QueueSpec((queue,)),
         sequence=sequence,
         instances=instances,
     )
@@ -57,6 +61,8 @@ class Waiting:
     rows: int
     queued: int
     reason: int = 0
+    timeout_us: int = 0
+    expires: int = 0
 
 
 @dataclass(eq=False)
@@ -84,6 +90,7 @@ class Model:
     def __init__(self, spec: ModelSpec) -> None:
         assert spec.sequence is not None
         self.policy = spec.sequence
+        self.queue = spec.queue.levels[0]
         self.rows = max(1, spec.max_batch_size)
         per_seat = self.rows if self.policy.direct else self.policy.max_candidates or self.rows
         self.vacant = [(slot, seat) for slot in range(per_seat) for seat in range(len(spec.instances))]
@@ -103,6 +110,8 @@ class Model:
         found = self.table.get(name)
         if self.closed:
             return "closed"
+        if self.queue.max_size and self.counts[2] >= self.queue.max_size:
+            return "full"
         if self.policy.direct and request.rows > 1:
             return "must specify batch-size 1"
         if name == 0:
@@ -125,6 +134,9 @@ class Model:
         if request.start:
             found.rows = request.rows
         found.queue.append(request)
+        times = [time for time in (request.timeout_us, self.queue.timeout_us) if time]
+        if found.place is None and times:
+            request.expires = now + min(times) * 1000
         found.idle = None
         if request.end:
             found.over = True
@@ -301,13 +313,15 @@ class Pair:
     def push(self, name: int, *, start: bool, end: bool, rows: int, timeout_us: int = 0) -> str:
         number = next(self.numbers)
         text = self.probe.push(number, name, self.now, start=start, end=end, rows=rows, timeout_us=timeout_us)
-        expected = self.model.push(Waiting(number, start, end, rows, self.now), name, self.now)
+        waiting = Waiting(number, start, end, rows, self.now, timeout_us=timeout_us)
+        expected = self.model.push(waiting, name, self.now)
         assert (text == "") == (expected == ""), (text, expected)
         assert expected in text
         if not text:
             self.accepted.append(number)
             self.rows[number] = rows
             self.owner[number] = self.model.of(number)
+            assert self.probe.expires(number) == waiting.expires
         return text
 
     def take(self, seat: int) -> list[tuple[int, int, int]]:
@@ -393,6 +407,7 @@ policies = st.integers(1, 6).flatmap(
         ),
         st.just(rows),
         st.integers(1, 2),
+        st.builds(QueuePolicySpec, max_size=st.sampled_from([0, 0, 2, 5]), timeout_us=st.sampled_from([0, 3, 20])),
     )
 )
 
@@ -433,5 +448,5 @@ def play(pair: Pair, direct: bool, random: Random, steps: int) -> None:
 @settings(max_examples=400, deadline=None)
 def test_policy_is_the_documented_one(policy, seed, steps):
     """Same answers, batches and counts at every step of a random history; nothing is lost or answered twice."""
-    sequence, rows, seats = policy
-    play(Pair(spec_of(sequence, rows, seats)), sequence.direct, Random(seed), steps)
+    sequence, rows, seats, queue = policy
+    play(Pair(spec_of(sequence, rows, seats, queue)), sequence.direct, Random(seed), steps)

@@ -183,13 +183,15 @@ PARAMETERS = (
     ModelParameter(
         f"{QUEUE_PREFIX}max_queue_size",
         0,
-        "requests that may wait for a model without `dynamic_batching`; further ones are refused; 0 for any number",
+        "requests that may wait for a model without `dynamic_batching`; further ones are refused; 0 for any number. "
+        "With `sequence_batching` those in slots and in the backlog",
         count,
     ),
     ModelParameter(
         f"{QUEUE_PREFIX}default_timeout_microseconds",
         0,
-        "how long requests may wait for a model without `dynamic_batching`; 0 for as long as it takes",
+        "how long requests may wait for a model without `dynamic_batching`; 0 for as long as it takes. With "
+        "`sequence_batching` how long a sequence may wait for a slot",
         count,
     ),
     ModelParameter(

@@ -12,10 +12,8 @@ from server.pb import model_config_pb2 as pb
 
 MAX_LEVELS = 256
 
-INSTEAD = {
-    "dynamic_batching": "write dynamic_batching {{ default_queue_policy {{ {} }} }}",
-    "sequence_batching": "remove it; sequence_max_backlog bounds what waits",
-}
+OF_SEQUENCES = ("max_queue_size", "default_timeout_microseconds")
+"""The parameters that sequence_batching takes: a request cannot wait on behind others of its sequence."""
 
 DELAY = pb.ModelQueuePolicy.DELAY
 
@@ -57,11 +55,17 @@ def _from_parameters(config: pb.ModelConfig) -> QueuePolicySpec:
 def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
     """What must hold, with Triton's texts."""
     scheduler = config.WhichOneof("scheduling_choice")
-    for key in config.parameters if scheduler in INSTEAD else ():
-        if key.startswith(QUEUE_PREFIX):
-            field = key.removeprefix(QUEUE_PREFIX)
-            text = f"parameter '{key}' is for models without {scheduler}"
-            yield Finding(("parameters", key), text, INSTEAD[scheduler].format(field))
+    for key in config.parameters:
+        field = key.removeprefix(QUEUE_PREFIX)
+        path: FieldPath = ("parameters", key)
+        if not key.startswith(QUEUE_PREFIX):
+            continue
+        if scheduler == "dynamic_batching":
+            way_out = f"write dynamic_batching {{ default_queue_policy {{ {field} }} }}"
+            yield Finding(path, f"parameter '{key}' is for models without dynamic_batching", way_out)
+        elif scheduler == "sequence_batching" and field not in OF_SEQUENCES:
+            way_out = "remove it: when the time is over the sequence is refused, and a request's timeout may shorten it"
+            yield Finding(path, f"parameter '{key}' is for models without sequence_batching", way_out)
     if scheduler != "dynamic_batching":
         return
     yield from _priorities(config.dynamic_batching)

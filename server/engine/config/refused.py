@@ -34,11 +34,6 @@ _NO_ACCELERATOR = "execution accelerators are not served yet"
 REFUSED = (
     # schedulers
     Field("ensemble_scheduling.step.model_namespace", "there are no namespaces of models"),
-    Field(
-        "sequence_batching.oldest.preserve_ordering",
-        "answers of one sequence leave in order, those of others do not wait for them",
-        "write preserve_ordering: false",
-    ),
     # tensors
     Field("input.is_shape_tensor", _NO_TENSORRT),
     Field("output.is_shape_tensor", _NO_TENSORRT),

@@ -73,9 +73,9 @@ def error_of(prepared, text: str) -> str:
         ),
         (
             "max_batch_size: 8\nsequence_batching { }\n"
-            'parameters { key: "queue_policy.max_queue_size" value { string_value: "1" } }',
+            'parameters { key: "queue_policy.timeout_action" value { string_value: "DELAY" } }',
             4,
-            "is for models without sequence_batching for model 'm': remove it; sequence_max_backlog",
+            "is for models without sequence_batching for model 'm': remove it: when the time is over the sequence",
         ),
         ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but no GPUs are available"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
