@@ -202,7 +202,8 @@ cdef class InstanceLoop:
         if not self.watched.stopped:
             return
         self.batch.stopped = True
-        logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", self.name, self.batch.count)
+        logger.debug("instance %s: a batch of %d requests was stopped, nobody waits for it", self.name,
+                     self.batch.count)
         try:
             self.instance.resume()
         except Exception:

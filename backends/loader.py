@@ -35,8 +35,13 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
     }
 )
 
-PLATFORMS: Mapping[str, str] = MappingProxyType({"pytorch_libtorch": "pytorch", "onnxruntime_onnx": "onnxruntime"})
-"""The backend that a `platform` of `config.pbtxt` means."""
+PLATFORMS: Mapping[str, str] = MappingProxyType(
+    {"pytorch_libtorch": "pytorch", "torch_aoti": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+)
+"""The backend that a `platform` of `config.pbtxt` means. The first of a backend is its usual one."""
+
+OWN_FILES: Mapping[str, str] = MappingProxyType({"torch_aoti": "model.pt2"})
+"""The model file of a platform for which its backend looks for another than the usual one."""
 
 GLOBAL = ""
 """The name under which `--backend-config` options for every backend are kept."""
@@ -51,6 +56,13 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 def backend_of_platform(platform: str) -> str | None:
     """The backend's name; None for a platform that nothing here serves."""
     return PLATFORMS.get(platform)
+
+
+def model_files(backend: str) -> Mapping[str, str]:
+    """The platforms of a backend that comes with the server, and the model file of each; "" where there is none."""
+    usual = BUILTIN[backend].model_filename
+    platforms = [platform for platform, name in PLATFORMS.items() if name == backend] or [""]
+    return {platform: OWN_FILES.get(platform, usual) for platform in platforms}
 
 
 class BackendLoader:

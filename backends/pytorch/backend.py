@@ -1,6 +1,7 @@
 """The PyTorch backend: TorchScript modules on CPU and GPU, one copy an instance unless weights are shared.
 
-Tensors go in and out without a copy through DLPack, and a module runs without the GIL.
+Tensors go in and out without a copy through DLPack, and a module runs without the GIL. Models that were compiled ahead
+of time are served by `backends.pytorch.inductor`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from _native.cuda.device import device
 from backends.api import (
     Backend,
     BackendError,
@@ -21,10 +21,14 @@ from backends.api import (
     Model,
     ModelSource,
     ModelSpec,
+    Signature,
     TensorSpec,
 )
 from backends.parameters import Parameters
+from backends.pytorch import inductor
+from backends.pytorch.datatypes import torch_type
 from backends.pytorch.forward import Forward
+from backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
 from backends.pytorch.options import Options, read_options
 
 if TYPE_CHECKING:
@@ -34,32 +38,28 @@ if TYPE_CHECKING:
     from _native.cuda.batch import GpuBatch
     from _native.view import View
 
-TORCH_TYPES = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BF16": "bfloat16",
-}
+REHEARSALS = 3
+"""Calls before one is recorded as a graph: TorchScript watches the first ones, and compiles the module anew then."""
 
 
 class PyTorchBackend(Backend):
-    """Serves `model.pt`, a TorchScript archive. It records no datatypes or shapes, so nothing can be inspected."""
+    """Serves `model.pt`, a TorchScript archive, and `model.pt2`, what AOTInductor made."""
 
     name = "pytorch"
     model_filename = "model.pt"
 
-    def load(self, source: ModelSource) -> TorchModel:
-        """Load the module once and check the configuration against forward()."""
+    def inspect(self, source: ModelSource) -> Signature | None:
+        """What a compiled model for the CPU says; a TorchScript archive records no datatypes or shapes."""
+        if source.spec.platform != inductor.PLATFORM:
+            return None
+        return inductor.inspect_package(inductor.open_package(source))
+
+    def load(self, source: ModelSource) -> Model:
+        """Load the module once and check the configuration against it."""
         spec = source.spec
+        if spec.platform == inductor.PLATFORM:
+            options = read_options(Parameters(spec.parameters, f"model '{spec.name}'"))
+            return inductor.InductorModel(source, options, inductor.open_package(source))
         for kind, tensors in (("input", spec.inputs), ("output", spec.outputs)):
             if not tensors:
                 raise BackendError(
@@ -155,7 +155,9 @@ class Caller:
         self.inputs = tuple((tensor.name, tensor.datatype == "BYTES") for tensor in spec.model_inputs)
         self.outputs = tuple(zip(spec.model_outputs, forward.output_positions, strict=True))
         self.batches = spec.max_batch_size > 0
-        self.types = {name: getattr(torch, attribute) for name, attribute in TORCH_TYPES.items()}
+        self.types = {
+            tensor.datatype: torch_type(tensor.datatype) for tensor in spec.model_outputs if tensor.datatype != "BYTES"
+        }
         self.no_gradients = torch.inference_mode if options.inference_mode else torch.no_grad
         self.optimized: Callable[[], contextlib.AbstractContextManager[None]] = (
             contextlib.nullcontext if options.optimized_execution else lambda: torch.jit.optimized_execution(False)
@@ -237,49 +239,28 @@ class TorchGpuInstance(Caller, GpuInstance):
         forward: Forward,
         instance: InstanceSpec,
     ) -> None:
-        import torch
-
-        for tensor in (*spec.model_inputs, *spec.model_outputs):
-            if tensor.datatype == "BYTES":
-                raise BackendError(f"instance '{instance.name}': '{tensor.name}' is BYTES, which no GPU takes")
+        check_no_text(spec, instance)
         super().__init__(spec, options, module, forward)
-        gpu = device(instance.device)
-        self.stream = gpu.stream(gpu.priority(spec.gpu.priority))
-        self._stream = torch.cuda.ExternalStream(self.stream.handle, device=f"cuda:{instance.device}")
+        self._torch = TorchStream(spec, instance)
+        self.stream = self._torch.stream
         self._cleans = options.clean_cache
 
     def submit(self, batch: GpuBatch) -> None:
         """Call forward() once for the whole batch."""
         import torch
 
-        with torch.cuda.stream(self._stream):
-            values = [batch.input(name) for name, _ in self.inputs]
-            elements = self.call([None if value is None else torch.from_dlpack(value) for value in values])
+        with self._torch.current(batch.capturing):
+            given = [batch.input(name) for name, _ in self.inputs]
+            values = [None if value is None else torch.from_dlpack(value) for value in given]
+            if batch.capturing and not self._torch.is_recording():
+                for _ in range(REHEARSALS):
+                    self.call(values)
+            elements = self.call(values)
             for tensor, position in self.outputs:
                 if batch.wants(tensor.name):
                     batch.set_output(tensor.name, self.checked(tensor, elements[position]))
         if self._cleans and not batch.capturing:
             torch.cuda.empty_cache()
-
-
-def check_cuda(spec: InstanceSpec) -> None:
-    """Whether PyTorch can use the device.
-
-    Raises:
-        BackendError: it cannot; the text says why.
-    """
-    import torch
-
-    if torch.version.cuda is None:
-        raise BackendError(
-            f"instance '{spec.name}' is of KIND_GPU, but the installed PyTorch {torch.__version__} is built for the "
-            "CPU: install a build for CUDA, or write kind: KIND_CPU"
-        )
-    if not torch.cuda.is_available():
-        raise BackendError(
-            f"instance '{spec.name}' is of KIND_GPU, but PyTorch {torch.__version__}, which is built for CUDA "
-            f"{torch.version.cuda}, finds no device"
-        )
 
 
 class KeptTensors:

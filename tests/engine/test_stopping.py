@@ -152,7 +152,7 @@ async def test_a_running_onnx_model_is_stopped(tmp_path, ends):
         # as many steps as nobody can wait for, on the only instance
         for_ever = np.full((1, 1), 2**62, np.int64)
         pending = Pending(engine, request(x=for_ever), timeout_ns=1_000_000_000 if ends == "late" else -1)
-        while engine.model("m").lane.pending:
+        while engine.model("m").lane.pending:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         if ends == "late":
             assert (await pending.answer()).status == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.loader import BUILTIN, PLATFORMS, backend_of_platform
+from backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
 from server.engine.config.findings import Finding, error_of
 from server.engine.config.source import Source
 from server.pb import model_config_pb2 as pb
@@ -15,10 +15,9 @@ OTHER_FILES = {
     "model.graphdef": "tensorflow",
     "model.plan": "tensorrt",
     "model.xml": "openvino",
-    "model.pt2": "pytorch's torch_aoti platform",
     "model.py": "python",
 }
-OTHER_PLATFORMS = ("tensorrt_plan", "torch_aoti", "tensorflow_savedmodel", "tensorflow_graphdef")
+OTHER_PLATFORMS = ("tensorrt_plan", "tensorflow_savedmodel", "tensorflow_graphdef")
 
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""
@@ -49,13 +48,13 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
     if not config.backend:
         config.backend = _backend(config, model_dir, version_dirs, source)
     if not config.platform:
-        config.platform = next((platform for platform, name in PLATFORMS.items() if name == config.backend), "")
+        config.platform = _platform(config, version_dirs)
     expected = backend_of_platform(config.platform) if config.platform else config.backend
     if expected != config.backend:
         text = f"unexpected 'platform' and 'backend' pair, got: {config.platform}, {config.backend},"
         raise error_of([Finding(("platform",), text, "remove platform")], config.name, source)
     if not config.default_model_filename and config.backend in BUILTIN:
-        config.default_model_filename = BUILTIN[config.backend].model_filename
+        config.default_model_filename = model_files(config.backend)[config.platform]
 
 
 def fill_defaults(config: pb.ModelConfig, gpus: int = 0) -> None:
@@ -113,8 +112,8 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
     """The backend from the platform, else from the model's file, else from the folder's name `<model>.<backend>`."""
     if config.platform:
         return _platform_backend(config, source)
-    for name, entry in BUILTIN.items():
-        if entry.model_filename and _has_model(version_dirs, config.default_model_filename, entry.model_filename):
+    for name in BUILTIN:
+        if any(_has_model(version_dirs, config.default_model_filename, file) for file in model_files(name).values()):
             return name
     if "." in model_dir.name:
         return model_dir.name.rpartition(".")[2]
@@ -122,13 +121,24 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
     others = [name for name in OTHER_FILES if any((version_dir / name).exists() for version_dir in version_dirs)]
     if others:
         text += f" (there is {', '.join(f'{name} of {OTHER_FILES[name]}' for name in others)}, which is not served)"
-    known = ", ".join(f"{entry.model_filename} ({name})" for name, entry in BUILTIN.items() if entry.model_filename)
+    known = ", ".join(f"{file} ({name})" for name in BUILTIN for file in model_files(name).values() if file)
     instead = f'write backend: "...", or put one of {known} into the version folder'
     raise error_of([Finding(("backend",), text, instead)], config.name, source)
 
 
+def _platform(config: pb.ModelConfig, version_dirs: list[Path]) -> str:
+    """Of the backend's platforms the one whose file is there, else the usual one."""
+    if config.backend not in BUILTIN:
+        return ""
+    files = model_files(config.backend)
+    found = (name for name, file in files.items() if _has_model(version_dirs, config.default_model_filename, file))
+    return next(found, next(iter(files)))
+
+
 def _has_model(version_dirs: list[Path], given: str, usual: str) -> bool:
-    """Whether a version holds the model's file, under its given name or the backend's usual one."""
+    """Whether a version holds the model's file, under its given name or the platform's usual one."""
+    if not usual:
+        return False
     if given and Path(given).suffix != Path(usual).suffix:
         return False
     return any((version_dir / (given or usual)).exists() for version_dir in version_dirs)

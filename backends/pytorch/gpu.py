@@ -1,0 +1,89 @@
+"""What PyTorch has to be told to work on the streams and in the graphs of an instance on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from _native.cuda.device import device
+from backends.api import BackendError, InstanceSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_cuda(spec: InstanceSpec) -> None:
+    """Whether PyTorch can use the device.
+
+    Raises:
+        BackendError: it cannot; the text says why.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise BackendError(
+            f"instance '{spec.name}' is of KIND_GPU, but the installed PyTorch {torch.__version__} is built for the "
+            "CPU: install a build for CUDA, or write kind: KIND_CPU"
+        )
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"instance '{spec.name}' is of KIND_GPU, but PyTorch {torch.__version__}, which is built for CUDA "
+            f"{torch.version.cuda}, finds no device"
+        )
+
+
+def check_no_text(model: ModelSpec, instance: InstanceSpec) -> None:
+    """Whether every tensor can be on a GPU.
+
+    Raises:
+        BackendError: one is BYTES.
+    """
+    for tensor in (*model.model_inputs, *model.model_outputs):
+        if tensor.datatype == "BYTES":
+            raise BackendError(f"instance '{instance.name}': '{tensor.name}' is BYTES, which no GPU takes")
+
+
+class TorchStream:
+    """The compute stream of an instance, as PyTorch's current stream. Nothing here waits for the device.
+
+    Args:
+        model: whose priority the stream has.
+        instance: whose device it is on.
+    """
+
+    def __init__(self, model: ModelSpec, instance: InstanceSpec) -> None:
+        import torch
+
+        gpu = device(instance.device)
+        self.stream = gpu.stream(gpu.priority(model.gpu.priority))
+        self._device = instance.device
+        self._external = torch.cuda.ExternalStream(self.stream.handle, device=f"cuda:{instance.device}")
+        self._pool: torch.cuda.MemPool | None = None
+
+    def current(self, capturing: bool) -> contextlib.AbstractContextManager[object]:
+        """Have PyTorch's work of this thread go to the stream.
+
+        Args:
+            capturing: it becomes a graph, or rehearses that. What a graph writes to is written each time that it is
+                launched, so nobody else may ever be given that memory: it comes from a pool that only graphs use, one
+                after the other on this stream.
+        """
+        import torch
+
+        stream: contextlib.AbstractContextManager[object] = torch.cuda.stream(self._external)
+        if not capturing:
+            return stream
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        both = contextlib.ExitStack()
+        both.enter_context(stream)
+        both.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
+        return both
+
+    @staticmethod
+    def is_recording() -> bool:
+        """Whether work is recorded at the moment, instead of done."""
+        import torch
+
+        recording: bool = torch.cuda.is_current_stream_capturing()
+        return recording

@@ -1,0 +1,327 @@
+"""Models compiled by AOTInductor, on a real package: read, checked, run natively, and through PyTorch's loader."""
+
+import json
+import logging
+import platform
+import re
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from backends.api import BackendError, InstanceSpec, TensorSpec
+from backends.loader import BackendLoader
+from backends.pytorch import PyTorchBackend
+from backends.pytorch._aoti import AotiError
+from backends.pytorch.inductor import load_library
+from backends.pytorch.package import read_package
+from server.engine import config as configuration
+from server.engine.engine import Engine
+from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
+from tests.backends.models import source
+from tests.counters import native_counters
+from tests.engine.serving import Pending, infer, infer_all, request
+
+__all__ = ["native_counters"]
+
+CONFIG = """
+platform: "torch_aoti"
+max_batch_size: 8
+input [ { name: "image" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] } ]
+output [
+  { name: "scores" data_type: TYPE_FP32 dims: [ 3 ] },
+  { name: "turned" data_type: TYPE_FP32 dims: [ 4, -1 ] },
+  { name: "same" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+]
+instance_group { kind: KIND_CPU count: 1 }
+dynamic_batching { max_queue_delay_microseconds: 20000 }
+"""
+IMAGE, IDS = TensorSpec("INPUT__0", "FP32", (-1, 4)), TensorSpec("INPUT__1", "INT64", (-1,))
+SCORES = TensorSpec("OUTPUT__0", "FP32", (3,))
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """The package and the module that it was made of."""
+    return compile_sample(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture
+def model(tmp_path, compiled):
+    """A version folder with the package; returns the repository."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    shutil.copy(compiled[0], tmp_path / "m" / "1" / "model.pt2")
+    return tmp_path
+
+
+def described(path, inputs=(IMAGE, IDS), outputs=(SCORES,), **fields):
+    fields.setdefault("max_batch_size", 8)
+    return source(path, inputs, outputs, platform="torch_aoti", **fields)
+
+
+def sample(rows, width=5):
+    random = np.random.default_rng(rows * 10 + width)
+    return random.random((rows, width, 4), np.float32), random.integers(0, 9, (rows, width))
+
+
+def scores(module, image, ids):
+    with torch.no_grad():
+        return module(torch.from_numpy(image), ids=torch.from_numpy(ids))[0].numpy()
+
+
+class Serving:
+    """An engine with one model."""
+
+    def __init__(self, root, config):
+        if config is not None:
+            (root / "m" / "config.pbtxt").write_text(config)
+        self.engine = Engine([root], BackendLoader(), configuration.Options())
+
+    async def __aenter__(self):
+        assert await self.engine.start() == []
+        return self.engine
+
+    async def __aexit__(self, *_):
+        await self.engine.close()
+
+
+# -- what a package says
+
+
+def test_a_package_describes_itself(compiled):
+    package = read_package(compiled[0])
+    assert (package.device, package.obstacle) == ("cpu", "")
+    assert package.arguments == ("ARGS[0]", "KWARGS[ids]")
+    assert package.results == ("RESULT[0]", "RESULT[1]", "RESULT[2]")
+    assert [each.datatype for each in package.inputs] == ["FP32", "INT64"]
+    batch, width, last = package.inputs[0].dims
+    assert (batch.lowest, batch.highest) == (1, MAX_BATCH)
+    assert width.highest == MAX_WIDTH
+    assert (last.lowest, last.highest) == (4, 4)
+    assert package.inputs[1].dims == (batch, width)
+
+
+def test_names_types_and_shapes_are_completed(model):
+    signature = PyTorchBackend().inspect(described(model / "m" / "1"))
+    assert signature.batches
+    assert signature.inputs == (IMAGE, IDS)
+    assert signature.outputs == (
+        SCORES,
+        TensorSpec("OUTPUT__1", "FP32", (4, -1)),
+        TensorSpec("OUTPUT__2", "FP32", (-1, 4)),
+    )
+
+
+def repacked(package, target, change):
+    """The same package with other files: `change` gets name and content, and returns both, or None."""
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            for each in change(name, old.read(name)):
+                new.writestr(*each)
+    return target
+
+
+def metadata(**values):
+    def change(name, content):
+        if name.endswith("wrapper_metadata.json"):
+            content = json.dumps({**json.loads(content), **values})
+        return [(name, content)]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"AOTI_MACHINE": "riscv64"}, f"was compiled for riscv64, this machine is {platform.machine()}"),
+        ({"AOTI_CPU_ISA": "AVX2 AMX_FP16"}, "this one lacks .*AMX_FP16"),
+    ],
+)
+def test_a_package_for_another_machine_is_refused(compiled, tmp_path, monkeypatch, values, text):
+    monkeypatch.setattr("backends.pytorch.package._cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(BackendError, match=text):
+        read_package(repacked(compiled[0], tmp_path / "model.pt2", metadata(**values)))
+
+
+def test_what_is_no_package_is_refused(tmp_path):
+    with pytest.raises(BackendError, match=r"unable to find '.*model\.pt2' for model 'm'"):
+        PyTorchBackend().load(described(tmp_path))
+    (tmp_path / "model.pt2").write_bytes(b"something else")
+    with pytest.raises(BackendError, match="is no package of AOTInductor"):
+        PyTorchBackend().load(described(tmp_path))
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
+        archive.writestr("model/version", "1")
+    with pytest.raises(BackendError, match="holds 0 models of AOTInductor"):
+        PyTorchBackend().load(described(tmp_path))
+
+
+# -- a configuration against it
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"inputs": [IMAGE]}, "configuration expects 1 inputs, model provides 2"),
+        (
+            {"inputs": [IMAGE, TensorSpec("INPUT__1", "INT32", (-1,))]},
+            "unexpected datatype INT32 for input 'INPUT__1', expecting INT64",
+        ),
+        (
+            {"inputs": [TensorSpec("INPUT__0", "FP32", (-1, 5)), IDS]},
+            r"'INPUT__0': the model expects shape \[-1,-1,4\] but the model configuration specifies shape \[-1,-1,5\]",
+        ),
+        ({"inputs": [TensorSpec("INPUT__0", "FP32", (4,)), IDS]}, r"the model expects 3 dimensions .*specifies 2"),
+        ({"max_batch_size": MAX_BATCH + 1}, "its first dimension must take any size from 1 to 17"),
+        ({"inputs": [IMAGE, TensorSpec("INPUT__1", "INT64", (-1,), optional=True)]}, "'INPUT__1' is optional"),
+        ({"inputs": [IMAGE, TensorSpec("INPUT__1", "BYTES", (-1,))]}, "'INPUT__1' is BYTES"),
+        ({"outputs": [TensorSpec(f"OUTPUT__{i}", "FP32", (3,)) for i in range(4)]}, "the model returns 3: RESULT"),
+        ({"outputs": []}, "at least one output"),
+    ],
+)
+def test_contradictions_are_refused(model, change, text):
+    with pytest.raises(BackendError, match=text):
+        PyTorchBackend().load(described(model / "m" / "1", **change))
+
+
+def test_a_device_that_it_was_not_compiled_for_is_refused(model):
+    loaded = PyTorchBackend().load(described(model / "m" / "1"))
+    with pytest.raises(BackendError, match=r"is of KIND_GPU, but .* was compiled for cpu: write kind: KIND_CPU"):
+        loaded.create_instance(InstanceSpec("m_0", kind="GPU"))
+    loaded.close()
+
+
+# -- running
+
+
+@pytest.mark.usefixtures("native_counters")
+async def test_requests_are_batched(model, compiled):
+    async with Serving(model, CONFIG) as engine:
+        for rows in ((1,), (1, 3, 2)):
+            sent = [sample(each) for each in rows]
+            answers = await infer_all(engine, *(request(image=image, ids=ids) for image, ids in sent))
+            for (image, ids), answer in zip(sent, answers, strict=True):
+                assert (answer.status, answer.text) == (0, "")
+                np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
+                np.testing.assert_array_equal(answer.array("turned"), image.transpose(0, 2, 1))
+                np.testing.assert_array_equal(answer.array("same"), image)
+        statistics = engine.model("m").statistics()
+    assert (statistics.inference_count, statistics.execution_count) == (7, 2)
+    assert statistics.inference_stats.compute_infer.ns > 0
+
+
+@pytest.mark.usefixtures("native_counters")
+async def test_a_model_without_a_configuration_is_served(model, compiled):
+    async with Serving(model, None) as engine:
+        image, ids = sample(2)
+        answer = await infer(engine, request(INPUT__0=image, INPUT__1=ids, outputs=("OUTPUT__0",)))
+        np.testing.assert_allclose(answer.array("OUTPUT__0"), scores(compiled[1], image, ids), rtol=1e-5)
+        config = engine.model("m").config
+    assert (config.platform, config.backend, config.max_batch_size) == ("torch_aoti", "pytorch", 4)
+
+
+async def test_tensors_named_by_their_place_in_the_call(model, compiled):
+    names = {
+        "image": "ARGS[0]",
+        "ids": "KWARGS[ids]",
+        "scores": "RESULT[0]",
+        "turned": "RESULT[1]",
+        "same": "RESULT[2]",
+    }
+    config = CONFIG
+    for old, new in names.items():
+        config = config.replace(f'name: "{old}"', f'name: "{new}"')
+    first, second = config.index('{ name: "ARGS'), config.index('{ name: "KWARGS')
+    close = config.index(" ]\noutput")
+    config = f"{config[:first]}{config[second:close]}, {config[first:second].rstrip(', ')}{config[close:]}"
+    async with Serving(model, config) as engine:
+        image, ids = sample(2)
+        answer = await infer(engine, request(**{"ARGS[0]": image, "KWARGS[ids]": ids}))
+        np.testing.assert_allclose(answer.array("RESULT[0]"), scores(compiled[1], image, ids), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("native_counters")
+@pytest.mark.parametrize(
+    ("image_width", "ids_width", "text"),
+    [
+        (
+            MAX_WIDTH + 1,
+            MAX_WIDTH + 1,
+            f"input 'image' for model 'm': dimension 1 is 9, the compiled model takes .*{MAX_WIDTH}",
+        ),
+        (5, 4, "input 'ids' for model 'm': dimension 1 is 4, the compiled model takes 5"),
+    ],
+)
+async def test_a_wrong_shape_is_refused_by_name_and_harms_nobody(model, image_width, ids_width, text):
+    async with Serving(model, CONFIG) as engine:
+        good = sample(1)
+        wrong = Pending(engine, request(image=sample(1, image_width)[0], ids=sample(1, ids_width)[1]))
+        right = Pending(engine, request(image=good[0], ids=good[1]))
+        answer = await wrong.answer()
+        assert answer.status == 3
+        assert re.search(text, answer.text), answer.text
+        assert (await right.answer()).status == 0
+
+
+@pytest.mark.usefixtures("native_counters")
+async def test_an_output_of_another_type_fails_the_batch(model):
+    config = CONFIG.replace('name: "scores" data_type: TYPE_FP32', 'name: "scores" data_type: TYPE_FP64')
+    async with Serving(model, config) as engine:
+        image, ids = sample(1)
+        answer = await infer(engine, request(image=image, ids=ids))
+    assert answer.status == 13
+    assert "output 'scores' is configured as FP64, the model returned FP32 with 2 dimensions" in answer.text
+
+
+@pytest.mark.usefixtures("native_counters")
+@pytest.mark.parametrize(("shares", "copies"), [("true", [3]), ("false", [1, 1, 1])])
+async def test_instances_share_weights_if_asked(model, compiled, monkeypatch, shares, copies):
+    loaded = []
+
+    def load(path, device, count):
+        loaded.append(count)
+        return load_library(path, device, count)
+
+    monkeypatch.setattr("backends.pytorch.inductor.load_library", load)
+    parameter = f'parameters {{ key: "ENABLE_WEIGHT_SHARING" value {{ string_value: "{shares}" }} }}'
+    async with Serving(model, CONFIG.replace("count: 1", "count: 3") + parameter) as engine:
+        sent = [sample(1 + number % 3) for number in range(30)]
+        answers = await infer_all(engine, *(request(image=image, ids=ids) for image, ids in sent))
+    assert loaded == copies
+    for (image, ids), answer in zip(sent, answers, strict=True):
+        np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
+
+
+# -- through PyTorch's loader
+
+
+def beside(name, content):
+    """Weights beside the library, as far as one can see."""
+    more = [("model/data/weights/readme", b"")] if name.endswith(".so") else []
+    return [(name, content), *more]
+
+
+@pytest.mark.usefixtures("native_counters")
+@pytest.mark.parametrize("why", ["obstacle", "library"])
+async def test_what_the_library_alone_cannot_do_the_loader_does(model, compiled, monkeypatch, caplog, why):
+    if why == "obstacle":
+        repacked(compiled[0], model / "m" / "1" / "model.pt2", beside)
+        text = "its weights lie beside its library"
+    else:
+        text = "no such function"
+
+        def missing(*_):
+            raise AotiError(text)
+
+        monkeypatch.setattr("backends.pytorch.inductor.load_library", missing)
+    with caplog.at_level(logging.WARNING, "inferd.backends"):
+        async with Serving(model, CONFIG) as engine:
+            image, ids = sample(2)
+            answer = await infer(engine, request(image=image, ids=ids))
+            refused = await infer(engine, request(image=sample(1, 5)[0], ids=sample(1, 4)[1]))
+    np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
+    np.testing.assert_array_equal(answer.array("turned"), image.transpose(0, 2, 1))
+    np.testing.assert_array_equal(answer.array("same"), image)
+    assert "dimension 1 of input 1 is 4, the compiled model takes 5 there" in refused.text
+    assert any("goes through PyTorch's loader" in each.message and text in each.message for each in caplog.records)
