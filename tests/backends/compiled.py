@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -23,18 +25,34 @@ class Sample(torch.nn.Module):
 
 
 def compile_sample(folder: Path) -> tuple[Path, Sample]:
-    """Write model.pt2 there; image is FP32 [batch, width, 4], ids INT64 [batch, width]."""
+    """Write model.pt2 there; image is FP32 [batch, width, 4], ids INT64 [batch, width]. Returns what it was made of.
+
+    In a process of its own: the compiler leaves much behind.
+    """
+    path = folder / "model.pt2"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, __file__, str(path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return path, make_sample()
+
+
+def make_sample() -> Sample:
+    """The module, with the same weights each time."""
     torch.manual_seed(1)
-    module = Sample().eval()
+    return Sample().eval()
+
+
+def main(path: str) -> None:
     batch = torch.export.Dim("batch", max=MAX_BATCH)
     width = torch.export.Dim("width", min=2, max=MAX_WIDTH)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.export.export(
-            module,
-            (torch.zeros(3, 5, 4),),
-            {"ids": torch.zeros(3, 5, dtype=torch.int64)},
-            dynamic_shapes={"image": {0: batch, 1: width}, "ids": {0: batch, 1: width}},
-        )
-        path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
-    return Path(path), module
+    program = torch.export.export(
+        make_sample(),
+        (torch.zeros(3, 5, 4),),
+        {"ids": torch.zeros(3, 5, dtype=torch.int64)},
+        dynamic_shapes={"image": {0: batch, 1: width}, "ids": {0: batch, 1: width}},
+    )
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
