@@ -12,6 +12,7 @@ cdef struct Memo:
     Memo *next               # in its bucket
     Coalescer *home
     Digest digest
+    uint64_t era             # in which it was asked
     Request *work            # carries the question to the model, and keeps the answer
     uint32_t output_count    # that are asked for
     Request *first           # those who wait, in order of arrival, by Request.next and .previous
@@ -47,6 +48,7 @@ cdef struct Coalescer:
     size_t limit             # of `size`; 0: there is no cache
     int64_t ttl_ns           # how long answers are kept; 0: for ever
     Store store
+    uint64_t era             # counts what was forgotten
     uint64_t followers       # requests that got the answer of another one in flight
     uint64_t hits
     uint64_t misses

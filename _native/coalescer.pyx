@@ -52,13 +52,19 @@ cdef enum:
 # ---------------------------------------------------------------------------------------------------------------------
 # Memos by question
 
+cdef inline bint is_current(const Memo *memo) noexcept nogil:
+    # Nothing has been forgotten since it was asked. Else its answer may come from what has been replaced, an ensemble's
+    # from an old step: it is given to those who wait already, and to nobody else.
+    return memo.era == memo.home.era
+
+
 cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) noexcept nogil:
     cdef Memo *memo
     if self.bucket_count == 0:
         return NULL
     memo = self.buckets[digest.low & (self.bucket_count - 1)]
     while memo != NULL:
-        if (memo.digest.low == digest.low and memo.digest.high == digest.high
+        if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
                 and question_same(memo.work, request)):
             return memo
         memo = memo.next
@@ -117,6 +123,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     memo.work.is_step = True  # whether an output may be missing is different for those who wait: see give
     memo.output_count = wanted_outputs(memo.work)
     memo.home = self
+    memo.era = self.era
     memo.digest = digest
     bucket = &self.buckets[digest.low & (self.bucket_count - 1)]
     memo.next = bucket[0]
@@ -240,7 +247,7 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
             statistics_shared(&lane.statistics, followers - 1, ns)
         else:
             statistics_failed(&lane.statistics, failure_of(memo.work, FAILURE_BACKEND), followers - 1, ns)
-    if status != STATUS_OK or not lane.caches or not keep(memo):
+    if status != STATUS_OK or not lane.caches or not is_current(memo) or not keep(memo):
         memo_free(memo)
 
 
@@ -465,6 +472,7 @@ cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
 cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil:
     cdef Memo *memo = self.oldest
     cdef Memo *newer
+    self.era += 1
     while memo != NULL:
         newer = memo.newer
         if lane == NULL or memo.work.lane == lane:

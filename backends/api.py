@@ -290,8 +290,9 @@ class Services(Protocol):
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """Have something done that is no inference.
 
-        "is_model_ready" (name, version), "load_model" (name, config, files), "unload_model" (name, unload_dependents).
-        The future's exception is a `BackendError`, or one with a `status`.
+        "is_model_ready" (name, version), "load_model" (name, config, files: contents in base64 by "file:" and path),
+        "unload_model" (name, unload_dependents); "asked_by" is the model that asks. The future's exception is a
+        `BackendError`, or one with a `status`.
         """
 
 

@@ -22,6 +22,7 @@ from _native.memory import live_counters
 from backends.loader import BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
+from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
 from server.engine.hosts import HostPolicyError, parse_host_policies
@@ -182,6 +183,9 @@ def _engine(settings: Settings) -> Engine:
             ),
             cache=settings.cache,
             placement=_placement(settings, gpus),
+            control=ModelControl(
+                ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs
+            ),
         )
     except ConfigError as error:
         raise StartError(f"cache-config: {error}") from error

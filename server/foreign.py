@@ -44,7 +44,6 @@ def _off(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
 
 _GRPC_ONLY = "inferd serves gRPC only"
 _OWN_THREADS = "inferd has no such threads or pools to size"
-_NO_CONTROL = "models are loaded at start; model control is not served yet"
 _NO_METRICS = "metrics are not served yet"
 _NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "caches are built in: --cache-config tells which"
@@ -88,8 +87,6 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
         "strict-model-config": Refused(
             "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True
         ),
-        **_refused(_NO_CONTROL, ["model-control-mode"], "none"),
-        **_refused(_NO_CONTROL, ("repository-poll-secs", "load-model")),
         **_refused("loading again after a failure is not served yet", ["model-load-retry-count"], "0"),
         **_off("namespaces of models are not served yet", ["model-namespacing"]),
         **_refused("repository agents are not served yet", ["repoagent-directory"]),

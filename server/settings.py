@@ -81,6 +81,16 @@ class Settings:
     model_config_name: str = ""
     """Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt."""
 
+    model_control_mode: Literal["none", "explicit", "poll"] = "none"
+    """none: every model is loaded at start; explicit: those of --load-model, and clients load and unload; poll: every
+    model, and what changes in the repositories."""
+
+    load_model: tuple[str, ...] = ()
+    """A model to be loaded at start with --model-control-mode explicit, or * for all; may be given several times."""
+
+    repository_poll_secs: int = 15
+    """Seconds between looks at the repositories with --model-control-mode poll."""
+
     model_load_thread_count: int = 4
     """How many models are loaded at a time."""
 
@@ -304,6 +314,7 @@ class Settings:
                         f"grpc-address: {bind.address}: gRPC's C core has only tls, mode and owner for one address, "
                         f"got {str(known)[1:]}; use --transport native"
                     )
+        self._check_control()
         if self.model_load_thread_count < 1:
             raise SettingsError(f"model-load-thread-count: expected 1 or more, got {self.model_load_thread_count}")
         for name in (
@@ -356,6 +367,16 @@ class Settings:
             parse_cache_config(self.cache_config)
         except CacheConfigError as error:
             raise SettingsError(f"cache-config: {error}") from error
+
+    def _check_control(self) -> None:
+        if self.load_model and self.model_control_mode != "explicit":
+            raise SettingsError("load-model: it needs --model-control-mode explicit; otherwise every model is loaded")
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise SettingsError(
+                "load-model: Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
+        if self.repository_poll_secs < 1:
+            raise SettingsError(f"repository-poll-secs: expected 1 or more, got {self.repository_poll_secs}")
 
     def _check_unix_mode(self) -> None:
         try:

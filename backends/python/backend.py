@@ -109,7 +109,8 @@ class PythonModel(Model):
         options = self._model_options
         launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
         timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
-        return PythonInstance(Post(launch, self.arena, self._team, timeout, self._timeout), self._services)
+        post = Post(launch, self.arena, self._team, timeout, self._timeout)
+        return PythonInstance(post, self.source.spec.name, self._services)
 
     def complete(self) -> dict[str, Any]:
         """The configuration as the model completes it.
@@ -144,7 +145,6 @@ class PythonModel(Model):
             "decoupled": bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             "window": WINDOW,
             "log_verbose": log.isEnabledFor(logging.DEBUG),
-            "explicit_control": False,
         }
 
 
@@ -155,8 +155,9 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 class PythonInstance(NativeInstance):
     """A worker process, and the one that follows it when it dies."""
 
-    def __init__(self, post: Post, services: Services | None = None) -> None:
+    def __init__(self, post: Post, model: str, services: Services | None = None) -> None:
         self._name = post.launch.name
+        self._model = model
         self._services = services
         self._changed: list[Callable[[], object]] = []
         self._lock = threading.Lock()
@@ -234,7 +235,9 @@ class PythonInstance(NativeInstance):
             self._tell(number, {"error": "there is no server around this model", "code": protocol.CODE_UNAVAILABLE})
             return
         what = str(call.pop("call"))
-        self._services.ask(what, call).add_done_callback(lambda done: self._tell(number, _said(done)))
+        self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(
+            lambda done: self._tell(number, _said(done))
+        )
 
     def _tell(self, number: int, answer: Mapping[str, object]) -> None:
         self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(answer).encode())

@@ -7,72 +7,34 @@ the loop over the bridge.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from _native.bridge import BridgeHandle
 from _native.infer import InferService, Ticket
-from _native.table import ModelTable
-from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
-from server.engine.fingerprint import fingerprint
+from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.instances import Placement
+from server.engine.lifecycle import Lifecycle
+from server.engine.loading import Maker
+from server.engine.models import IndexEntry, Models, Watcher
+from server.engine.overrides import NOTHING, read_override
 from server.engine.redis_store import RedisStore
 from server.engine.refusals import RefusalLog
-from server.engine.repository import ModelFolder, scan
+from server.engine.repository import AMBIGUOUS, check_name, scan
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
+from server.engine.threads import on_thread
 from server.engine.version import LoadedVersion
-from server.engine.warmup import warm_up_ensemble
-from server.errors import ConfigError, Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
 from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
 
 Deliver = Callable[[int, str, bytes | None], None]
-Watcher = Callable[[str, int | None, bool], None]
-
-READY = "READY"
-LOADING = "LOADING"
-UNLOADING = "UNLOADING"
-UNAVAILABLE = "UNAVAILABLE"
-
-_FAMILIES: dict[Status, type[ServerError]] = {
-    family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One line of the repository index; version and state are empty for a model that was never loaded."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
-@dataclass(slots=True)
-class _Version:
-    state: str
-    reason: str = ""
-    loaded: LoadedVersion | None = None
-    fingerprint: bytes = b""  # where answers are kept under it
-
-
-@dataclass(slots=True)
-class _Model:
-    versions: dict[int, _Version] = field(default_factory=dict)
-    prepared: configuration.Prepared | None = None
-    problem: str = ""  # why no version could even be named
 
 
 class Engine:
@@ -89,6 +51,7 @@ class Engine:
         shared_memory: what clients may do with shared memory.
         cache: where answers of models with response_cache are kept.
         placement: where instances run and what limits them.
+        control: when models are loaded and unloaded.
     """
 
     def __init__(
@@ -104,55 +67,60 @@ class Engine:
         shared_memory: SharedMemoryPolicy | None = None,
         cache: CacheConfig = None,
         placement: Placement | None = None,
+        control: ModelControl | None = None,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
-        self._options = options
         self._strict = strict_readiness
-        self._max_queued = max_queued
-        self._placement = placement or Placement()
-        self.gpus = self._placement.gpus
-        self._models: dict[str, _Model] = {}
-        self._watchers: list[Watcher] = []
+        self._control = control or ModelControl()
+        placement = placement or Placement()
+        self.gpus = placement.gpus
+        self._models = Models(lambda: self.ready, lambda lane: self.infer.forget(lane))
         self._after_delivery: list[Callable[[], None]] = []
-        self._table = ModelTable()
         self._bridge = BridgeHandle()
-        self._pool = ThreadPoolExecutor(load_threads, thread_name_prefix="load")
         self._refusals = RefusalLog()
         self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
-        self.infer = InferService(self._table, self._bridge, max_inflight=max_inflight)
-        self._has_cache = cache is not None
+        self.infer = InferService(self._models.table, self._bridge, max_inflight=max_inflight)
         if isinstance(cache, LocalCache):
             self.infer.keep_answers(cache.size, ttl=cache.ttl)
-        self._store = RedisStore(cache, self._identity) if isinstance(cache, RedisCache) else None
+        self._store = RedisStore(cache, self._models.identity) if isinstance(cache, RedisCache) else None
         if self._store is not None:
             self.infer.keep_answers_in(self._store)
         self.shared_memory.serve(self.infer)
+        maker = Maker(loader, options, self.infer, max_queued=max_queued, placement=placement, cache=cache)
+        self._lifecycle = Lifecycle(self._repositories, self._models, maker, self._end, threads=load_threads)
+        self._poller: Poller | None = None
 
     # -- life --
 
     async def start(self) -> list[str]:
-        """Load every model of the repositories; what went wrong, one line for each model that is not ready."""
+        """Load the models that are to be loaded at the start; what went wrong, one line for each that is not ready."""
         loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
         loop.add_reader(self._bridge.timer_fd, self._on_timer)
         if self._store is not None:
             await self._store.start()
-        folders = await loop.run_in_executor(self._pool, scan, self._repositories)
-        problems = await self._load_all(folders)
+        folders = await on_thread(scan, self._repositories)
+        if self._control.mode is ControlMode.POLL:
+            self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
+            await self._poller.remember(folders)
+        failures = await self._lifecycle.load(self._control.at_start([folder.name for folder in folders]))
+        if self._poller is not None:
+            self._poller.start()
         self._started = True
-        self._announce("", None, self.ready)
-        return [problem for problem in problems if problem]
+        self._models.announce("", None, self.ready)
+        return [str(failure) for _, failure in sorted(failures.items())]
 
     async def close(self) -> None:
         """Unload everything. Requests that are queued are executed first; the loop must still run."""
         self._closing = True
-        for names in reversed(self._layers()):  # ensembles before the models of their steps
-            await asyncio.gather(*map(self._unload, names))
+        if self._poller is not None:
+            await self._poller.close()
+        await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
@@ -160,12 +128,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timer_fd)
-        self._pool.shutdown()
 
     def drain(self) -> None:
         """Be not ready any more, for good; requests are still served."""
         self._closing = True
-        self._announce("", None, False)
+        self._models.announce("", None, False)
 
     def after_delivery(self, callback: Callable[[], None]) -> None:
         """Have `callback` called after each round of answers, for a front door that writes them then."""
@@ -193,178 +160,61 @@ class Engine:
         for callback in self._after_delivery:
             callback()
 
-    # -- loading --
-
-    async def _load_all(self, folders: Sequence[ModelFolder]) -> list[str]:
-        """Load these models, each ensemble behind the models of its steps; what went wrong, one line for each."""
-        await asyncio.gather(*map(self._prepare, folders))
-        prepared = {name: model.prepared for name, model in self._models.items()}
-        composed = await asyncio.get_running_loop().run_in_executor(self._pool, configuration.compose, prepared)
-        for name, found in composed.items():
-            if isinstance(found, configuration.Prepared):
-                self._models[name].prepared = found
-            else:
-                self._refuse(name, str(found))
-        loading: dict[str, asyncio.Task[str]] = {}
-        for folder in folders:
-            loading[folder.name] = asyncio.create_task(self._load(folder, loading))
-        return [problem for problem in await asyncio.gather(*loading.values()) if problem]
-
-    async def _prepare(self, folder: ModelFolder) -> None:
-        """Read a model's configuration, or note why it cannot be served."""
-        model = self._models.setdefault(folder.name, _Model())
-        try:
-            model.prepared = await asyncio.get_running_loop().run_in_executor(
-                self._pool, configuration.prepare, folder, self._options, self._loader
-            )
-        except (ServerError, BackendError) as error:
-            self._refuse(folder.name, str(error))
-        except Exception as error:
-            log.exception("model %s could not be prepared", folder.name)
-            self._refuse(folder.name, f"{type(error).__name__}: {error}")
-
-    def _refuse(self, name: str, problem: str) -> None:
-        self._models[name].problem = problem
-        self._models[name].prepared = None
-        self._table.set(name, {})
-        log.error("failed to load '%s': %s", name, problem)
-
-    async def _load(self, folder: ModelFolder, loading: Mapping[str, asyncio.Task[str]]) -> str:
-        """Load one model; returns why it is not ready, "" when it is."""
-        name = folder.name
-        model = self._models[name]
-        prepared = model.prepared
-        if prepared is None:
-            return f"failed to load '{name}': {model.problem}"
-        for step in sorted(configuration.models_of(prepared.spec)):
-            if problem := await asyncio.shield(loading[step]):
-                text = (
-                    f"ensemble '{name}' depends on '{step}' which has no loaded version. Model '{step}' loading failed"
-                )
-                self._refuse(name, f"{text} with error: {problem}")
-                return f"failed to load '{name}': {model.problem}"
-        if prepared.spec.caches and not self._has_cache:
-            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", name)
-        for version in prepared.versions:
-            model.versions[version] = _Version(LOADING)
-        results = await asyncio.gather(*(self._load_version(folder, prepared, v) for v in prepared.versions))
-        return next((problem for problem in results if problem), "")
-
-    async def _load_version(self, folder: ModelFolder, prepared: configuration.Prepared, version: int) -> str:
-        loop = asyncio.get_running_loop()
-        entry = self._models[folder.name].versions[version]
-        source = ModelSource(
-            prepared.spec, version, folder.version_path(version), configuration.config_to_json(prepared.config)
-        )
-        begin = time.monotonic()
-        if self._store is not None and folder.name in self._kept_elsewhere():
-            entry.fingerprint = await loop.run_in_executor(self._pool, fingerprint, source.path, source.config_json)
-        try:
-            backend = None if prepared.spec.ensemble else self._loader.backend(prepared.spec.backend)
-            entry.loaded = await loop.run_in_executor(
-                self._pool,
-                LoadedVersion,
-                prepared.config,
-                backend,
-                source,
-                self.infer,
-                self._max_queued,
-                self._placement,
-            )
-            if prepared.spec.ensemble:
-                await warm_up_ensemble(self.infer, entry.loaded.lane, prepared.spec)
-        except Exception as error:
-            if not isinstance(error, (BackendError, ServerError)):
-                log.exception("model %s version %d did not load", folder.name, version)
-            await self._close_failed(entry)
-            entry.state, entry.reason = UNAVAILABLE, str(error) or type(error).__name__
-            self._publish(folder.name)
-            log.error("failed to load '%s' version %d: %s", folder.name, version, entry.reason)
-            return f"failed to load '{folder.name}' version {version}: {entry.reason}"
-        entry.state = READY
-        entry.loaded.watch(partial(loop.call_soon_threadsafe, self._on_instances, folder.name, version))
-        self._publish(folder.name)
-        log.info("successfully loaded '%s' version %d in %.2f s", folder.name, version, time.monotonic() - begin)
-        self._announce(folder.name, version, True)
-        return ""
-
-    async def _close_failed(self, entry: _Version) -> None:
-        """Close a version that was made, but did not get warm."""
-        loaded, entry.loaded = entry.loaded, None
-        if loaded is not None:
-            await asyncio.get_running_loop().run_in_executor(self._pool, loaded.close)
-
-    def _layers(self) -> list[list[str]]:
-        """All models, each ensemble in a later list than the models of its steps."""
-        depth: dict[str, int] = {}
-
-        def depth_of(name: str) -> int:
-            if name not in depth:
-                model = self._models.get(name)
-                steps = configuration.models_of(model.prepared.spec) if model and model.prepared else ()
-                depth[name] = 1 + max(map(depth_of, steps), default=-1)
-            return depth[name]
-
-        layers: list[list[str]] = []
-        for name in self._models:
-            while len(layers) <= depth_of(name):
-                layers.append([])
-            layers[depth_of(name)].append(name)
-        return layers
-
-    async def _unload(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        for version, entry in self._models[name].versions.items():
-            loaded, entry.loaded = entry.loaded, None
-            if loaded is None:
-                continue
-            entry.state, entry.reason = UNLOADING, ""
-            self._publish(name)
-            if self._store is not None:
-                self._store.release(name)
-            await loop.run_in_executor(self._pool, loaded.close)
-            await self._delivered(loaded)
-            self.infer.forget(loaded.lane)
-            entry.state, entry.reason = UNAVAILABLE, "unloaded"
-            self._announce(name, version, False)
-
-    async def _delivered(self, version: LoadedVersion) -> None:
-        """Return when the last answer of a closed version has reached its sink."""
+    async def _end(self, version: LoadedVersion) -> None:
+        """Close a version that no request finds any more; returns when the last answer has reached its sink."""
+        if self._store is not None:
+            self._store.release(version.name)
+        await on_thread(version.close)
         if version.lane.in_flight:
             last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._leaving.append((version, last))
             await last
+        self.infer.forget(version.lane)
 
-    def _publish(self, name: str) -> None:
-        versions = self._models[name].versions
-        self._table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
-        for ensemble in self._ensembles_of(name):
-            self.infer.forget(ensemble.lane)  # another version may answer now
+    # -- models come and go --
 
-    def _on_instances(self, name: str, version: int) -> None:
-        """An instance has become ready or stopped to be so."""
-        entry = self._models[name].versions.get(version)
-        if entry is not None and entry.loaded is not None and entry.state == READY:
-            self._announce(name, version, entry.loaded.ready)
-            self._announce("", None, self.ready)
+    async def load(
+        self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""
+    ) -> None:
+        """Load a model, or load it anew if something has changed; an ensemble with the models of its steps.
 
-    def _announce(self, name: str, version: int | None, ready: bool) -> None:
-        for watcher in self._watchers:
-            watcher(name, version, ready)
-        for ensemble in self._ensembles_of(name):
-            self._announce(ensemble.name, ensemble.version, self._serves(ensemble))
+        Args:
+            name: of the model.
+            config: a configuration as JSON text, instead of the one in the model's folder.
+            files: contents by "file:<version>/<file>", instead of the model's folder; needs `config`.
+            asked_by: the model that asks and waits; empty for a client.
 
-    def _ensembles_of(self, name: str) -> list[LoadedVersion]:
-        """The loaded ensembles with a step of this model."""
-        loaded = [entry.loaded for model in self._models.values() for entry in model.versions.values()]
-        return [each for each in loaded if each is not None and name in configuration.models_of(each.spec)]
+        Raises:
+            Unavailable: models are not loaded on demand, or the server is stopping.
+            InvalidArgument: the name or the override is not well formed, or the model does not load.
+            Internal: it is in no repository.
+        """
+        self._require_control(name)
+        override = read_override(config, files or {}) if config or files else NOTHING
+        failures = await self._lifecycle.load((name,), override, asked_by=asked_by)
+        if failure := failures.get(name):
+            raise (Internal if failure.is_missing else InvalidArgument)(failure.answer)
 
-    def _serves(self, loaded: LoadedVersion) -> bool:
-        try:
-            self.model(loaded.name, str(loaded.version))
-        except ServerError:
-            return False
-        return True
+    async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
+        """Have no request find a model any more; those that were accepted are finished behind this.
+
+        Args:
+            name: of the model; nothing happens if there is none.
+            dependents: with an ensemble, unload the models of its steps that nobody loaded by their names and no other
+                ensemble has, when its last request is finished.
+            asked_by: the model that asks and waits; empty for a client.
+
+        Raises:
+            Unavailable: models are not unloaded on demand, or the server is stopping.
+            InvalidArgument: the name is not well formed.
+        """
+        self._require_control(name)
+        await self._lifecycle.unload(name, dependents=dependents, asked_by=asked_by)
+
+    def _require_control(self, name: str) -> None:
+        if self._control.mode is not ControlMode.EXPLICIT:
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+        check_name(name)
 
     async def scale(self, name: str, counts: Mapping[str, int]) -> None:
         """Have so many instances of these instance groups, in every ready version of the model, while it serves.
@@ -380,8 +230,11 @@ class Engine:
             ConfigError: there is no such group, or the number is not served.
             BackendError: an instance cannot be made, or the model's scheduler ties requests to instances.
         """
+        async with self._lifecycle.turn(frozenset((name,))):
+            await self._scale(name, counts)
+
+    async def _scale(self, name: str, counts: Mapping[str, int]) -> None:
         self.model(name)
-        loop = asyncio.get_running_loop()
         for loaded in self.versions(name):
             config = model_config_pb2.ModelConfig()
             config.CopyFrom(loaded.config)
@@ -396,37 +249,9 @@ class Engine:
                 groups[group].count = count
             configuration.validate_instances(config)
             specs = configuration.instance_specs(config)
-            await loop.run_in_executor(self._pool, loaded.change_instances, config, specs)
+            wait = await on_thread(loaded.change_instances, config, specs)
+            await on_thread(wait)
             log.info("'%s' version %d has %d instances", name, loaded.version, len(specs))
-
-    def _kept_elsewhere(self) -> set[str]:
-        """The models on whose files answers in a store depend: those with a cache, and what their steps use."""
-        found: set[str] = set()
-        todo = [name for name, model in self._models.items() if model.prepared and model.prepared.spec.caches]
-        while todo:
-            name = todo.pop()
-            model = self._models.get(name)
-            if name not in found and model is not None and model.prepared is not None:
-                found.add(name)
-                todo.extend(configuration.models_of(model.prepared.spec))
-        return found
-
-    def _identity(self, name: str, version: int) -> bytes | None:
-        """What a version's answers depend on: its fingerprint, and those of the models of its steps."""
-        entry = self._models[name].versions.get(version)
-        if entry is None or entry.loaded is None or not entry.fingerprint:
-            return None
-        ensemble = entry.loaded.spec.ensemble
-        if ensemble is None:
-            return entry.fingerprint
-        steps = [
-            self._identity(step.model, ready[-1].version if step.version < 0 else step.version)
-            for step in ensemble.steps
-            if (ready := self.versions(step.model))
-        ]
-        if len(steps) < len(ensemble.steps) or None in steps:
-            return None
-        return hashlib.sha256(b"".join([entry.fingerprint, *filter(None, steps)])).digest()
 
     # -- what there is --
 
@@ -440,14 +265,7 @@ class Engine:
         """Requests are welcome: everything has been loaded and nothing is about to end."""
         if not self._started or self._closing:
             return False
-        return not self._strict or all(self._is_ready(model) for model in self._models.values())
-
-    @staticmethod
-    def _is_ready(model: _Model) -> bool:
-        return not model.problem and all(
-            entry.state == READY and entry.loaded is not None and entry.loaded.ready
-            for entry in model.versions.values()
-        )
+        return not self._strict or all(state.is_ready for _, state in self._models.items())
 
     async def check(self) -> bool:
         """`ready`, and every model that can tell says so of itself, where readiness is strict."""
@@ -458,7 +276,7 @@ class Engine:
 
     def subscribe(self, watcher: Watcher) -> None:
         """Have `watcher(name, version, ready)` called on the loop at each change; the name is "" for the server."""
-        self._watchers.append(watcher)
+        self._models.subscribe(watcher)
 
     def model(self, name: str, version: str = "") -> LoadedVersion:
         """A ready version: the one asked for, or the latest.
@@ -466,32 +284,27 @@ class Engine:
         Raises:
             NotFound, Unavailable, InvalidArgument: with the texts that a request for it would get.
         """
-        status, text = self._table.find(name, version)
-        if status != Status.OK:
-            raise _FAMILIES[Status(status)](text)
-        ready = self.versions(name)
-        found = ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
-        for step in found.spec.ensemble.steps if found.spec.ensemble else ():
-            try:
-                self.model(step.model, str(step.version))
-            except ServerError as error:
-                raise Unavailable(f"in ensemble '{name}', {error}") from error
-        return found
+        return self._models.find(name, version)
 
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""
-        model = self._models.get(name, _Model())
-        return tuple(entry.loaded for _, entry in sorted(model.versions.items()) if entry.loaded is not None)
+        return self._models.versions(name)
 
     def index(self) -> list[IndexEntry]:
-        """All models and versions that the repositories hold, with their states."""
-        entries = []
-        for name, model in sorted(self._models.items()):
-            if not model.versions:
-                entries.append(IndexEntry(name, "", UNAVAILABLE, model.problem))
-            for version, entry in sorted(model.versions.items()):
-                entries.append(IndexEntry(name, str(version), entry.state, entry.reason))
-        return entries
+        """All models that are or were loaded, or should have been, and their versions, with their states."""
+        return self._models.index()
+
+    async def repository_index(self) -> list[IndexEntry]:
+        """`index`, and the models that lie in the repositories and were never loaded."""
+        known = self.index()
+        folders = await on_thread(scan, self._repositories)
+        names = {entry.name for entry in known}
+        others = [
+            IndexEntry(folder.name, "", "UNAVAILABLE" if folder.problem == AMBIGUOUS else "", folder.problem)
+            for folder in folders
+            if folder.name not in names
+        ]
+        return sorted((*known, *others), key=lambda entry: entry.name)
 
     # -- requests --
 
@@ -519,7 +332,6 @@ class Engine:
 
     def stream_ended(self, number: int) -> None:
         """A stream has ended, and with it the sequences that are tied to it."""
-        for model in self._models.values():
-            for entry in model.versions.values():
-                if entry.loaded is not None:
-                    entry.loaded.stream_ended(number)
+        for name in self._models:
+            for loaded in self._models.versions(name):
+                loaded.stream_ended(number)

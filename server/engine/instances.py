@@ -59,6 +59,7 @@ class Instances:
         self._lane = lane
         self._placement = placement
         self._seats: list[_Seat] = []
+        self._guard = threading.Lock()  # of changes of the list, which is never changed in place
         self._made = 0
         self._watchers: list[Callable[[], object]] = []
 
@@ -83,21 +84,27 @@ class Instances:
             self._made += 1
             started.append((seat, ready))
             seat.thread.start()
-        self._seats = [*self._seats, *(seat for seat, _ in started)]
+        with self._guard:
+            self._seats = [*self._seats, *(seat for seat, _ in started)]
         failures = [error for _, ready in started if (error := ready.exception()) is not None]
         if failures:
             if isinstance(self._lane, QueueLane):
-                self._retire([seat for seat, _ in started])
+                failed = [seat for seat, _ in started]
+                self._dismiss(failed)
+                self._see_off(failed)
             raise failures[0]  # those of another lane end when it is closed
         for seat, _ in started:
             for changed in self._watchers:
                 assert seat.instance is not None
                 seat.instance.watch(changed)
 
-    def change(self, specs: Sequence[InstanceSpec]) -> None:
-        """Have exactly these, told apart by their names: new ones are made first, then others end.
+    def change(self, specs: Sequence[InstanceSpec]) -> Callable[[], None]:
+        """Have exactly these, told apart by their names: new ones are made first, then others are told to end.
 
         Requests go on meanwhile; an instance that ends finishes its batch.
+
+        Returns:
+            What waits for those that end.
 
         Raises:
             BackendError: a new one cannot be made, or the scheduler ties requests to instances; nothing has changed.
@@ -105,9 +112,11 @@ class Instances:
         if not isinstance(self._lane, QueueLane):
             raise BackendError("the number of instances can change only for models whose requests are independent")
         wanted = {spec.name for spec in specs}
-        present = {seat.spec.name for seat in self._seats}
+        present = {seat.spec.name for seat in self._seats if not seat.over.is_set()}
         self.start([spec for spec in specs if spec.name not in present])
-        self._retire([seat for seat in self._seats if seat.spec.name not in wanted])
+        ending = [seat for seat in self._seats if seat.spec.name not in wanted and not seat.over.is_set()]
+        self._dismiss(ending)
+        return lambda: self._see_off(ending)
 
     def watch(self, changed: Callable[[], object]) -> None:
         """Have `changed` called, on any thread, whenever the readiness of an instance may have changed."""
@@ -126,7 +135,8 @@ class Instances:
                 seat.thread.join()
         self._trim(self._seats)
 
-    def _retire(self, seats: Sequence[_Seat]) -> None:
+    def _dismiss(self, seats: Sequence[_Seat]) -> None:
+        """Have them end when they have finished their batches."""
         for seat in seats:
             seat.over.set()
             if seat.loop is not None:
@@ -135,11 +145,15 @@ class Instances:
                 seat.instance.drain()
         if isinstance(self._lane, QueueLane):
             self._lane.nudge()
+
+    def _see_off(self, seats: Sequence[_Seat]) -> None:
+        """Return when they have ended."""
         for seat in seats:
             if seat.thread is not None:
                 seat.thread.join()
         self._trim(seats)
-        self._seats = [seat for seat in self._seats if seat not in seats]
+        with self._guard:
+            self._seats = [seat for seat in self._seats if seat not in seats]
 
     def _trim(self, ended: Sequence[_Seat]) -> None:
         if any(seat.spec.kind == "GPU" for seat in ended):

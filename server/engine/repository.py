@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,13 @@ MAX_NAME_BYTES = 255
 NAME = re.compile(r"\w[\w.+@=:~-]*")
 NOT_VERSIONS = {"warmup", "initial_state", "configs"}
 MAX_VERSION = (1 << 63) - 1
+
+CONFIGURATION = "configuration"
+REST = "rest"
+
+Marks = Mapping[str, frozenset[tuple[str, int, int]]]
+"""What tells whether files have changed: (path in the model's folder, time of modification in ns, size) of every file,
+by the part of the model it belongs to: a version's number, CONFIGURATION, or the REST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,51 @@ def scan(paths: Iterable[Path]) -> list[ModelFolder]:
             known = found.get(folder.name)
             found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
     return [found[name] for name in sorted(found)]
+
+
+def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
+    """The model of this name, with its problem when it lies in two repositories; None when it lies in none."""
+    folders = [path.resolve() / name for path in dict.fromkeys(paths)]
+    found = [_model_folder(folder, folder.parent) for folder in dict.fromkeys(folders) if folder.is_dir()]
+    return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
+
+
+def marks(folder: ModelFolder) -> Marks:
+    """The marks of a model's files as they are now. What Python compiles and hidden files are left out."""
+    found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
+    for path, size, modified in _files(folder.path):
+        first = path.parts[0]
+        if first == "configs" or path.name == str(path) == "config.pbtxt":
+            part = CONFIGURATION
+        else:
+            part = first if first.isdecimal() and len(path.parts) > 1 else REST
+        found.setdefault(part, set()).add((str(path), modified, size))
+    for version in folder.versions:
+        found.setdefault(str(version), set())
+    return {part: frozenset(files) for part, files in found.items()}
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """Path in the folder, size and time of modification of each file; links are followed, once into each folder."""
+    seen: set[tuple[int, int]] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        try:
+            about = Path(place).stat()
+        except OSError:
+            continue  # it has gone meanwhile
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            try:
+                about = path.stat()
+            except OSError:
+                continue
+            if not name.startswith("."):
+                yield path.relative_to(folder), about.st_size, about.st_mtime_ns
 
 
 def _scan_one(repository: Path) -> list[ModelFolder]:

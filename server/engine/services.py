@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from backends.api import BackendError
-from server.errors import ServerError
+from server.errors import InvalidArgument, ServerError
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -28,15 +29,32 @@ class EngineServices:
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """See Services."""
-        if what == "is_model_ready":
-            work = self._is_model_ready(str(arguments["name"]), str(arguments.get("version", "")))
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        refused: Future[object] = Future()
-        refused.set_exception(BackendError(f"{what} is not served: models are loaded when the server starts"))
-        return refused
+        return asyncio.run_coroutine_threadsafe(self._answer(what, arguments), self._loop)
+
+    async def _answer(self, what: str, arguments: Mapping[str, object]) -> object:
+        name = str(arguments["name"])
+        asked_by = str(arguments.get("asked_by", ""))
+        match what:
+            case "is_model_ready":
+                return await self._is_model_ready(name, str(arguments.get("version", "")))
+            case "load_model":
+                files = {path: b64decode(content) for path, content in _texts(arguments.get("files")).items()}
+                await self._engine.load(name, str(arguments.get("config", "")), files, asked_by=asked_by)
+            case "unload_model":
+                dependents = bool(arguments.get("unload_dependents"))
+                await self._engine.unload(name, dependents=dependents, asked_by=asked_by)
+            case _:
+                raise BackendError(f"{what} is not served")
+        return None
 
     async def _is_model_ready(self, name: str, version: str) -> object:
         try:
             return await self._engine.model(name, version).check()
+        except InvalidArgument:
+            raise
         except ServerError:
             return False
+
+
+def _texts(found: object) -> dict[str, str]:
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}

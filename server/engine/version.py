@@ -68,6 +68,7 @@ class LoadedVersion:
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
+        self.fingerprint = b""  # set where answers are kept under it
         self._model: Model | None = backend.load(source) if backend else None
         self.lane = _make_lane(source, service, max_queue)
         if self._model is not None and self._model.arena is not None:
@@ -83,15 +84,30 @@ class LoadedVersion:
     def name(self) -> str:
         return self.spec.name
 
-    def change_instances(self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec]) -> None:
+    @property
+    def is_scalable(self) -> bool:
+        """Whether the number of its instances may change while it serves."""
+        return isinstance(self.lane, QueueLane)
+
+    def change_instances(
+        self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec]
+    ) -> Callable[[], None]:
         """Have these instances instead, while requests go on; see `Instances.change`.
+
+        Returns:
+            What waits for the instances that end.
 
         Raises:
             BackendError: it cannot be done, and nothing has changed.
         """
-        self._instances.change(specs)
+        wait = self._instances.change(specs)
+        self.describe(config, replace(self.spec, instances=tuple(specs)))
+        return wait
+
+    def describe(self, config: model_config_pb2.ModelConfig, spec: ModelSpec) -> None:
+        """Have it known by another configuration, which does not change what it does."""
         self.config = config
-        self.spec = replace(self.spec, instances=tuple(specs))
+        self.spec = spec
 
     def close(self) -> None:
         """Refuse further requests, finish those that are queued, and free the model."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (
     "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
     "system_shared_memory",
     "cuda_shared_memory",

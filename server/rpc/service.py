@@ -132,6 +132,8 @@ def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping
         "ModelInfer": inference.infer,
         "ModelStreamInfer": inference.stream,
         "RepositoryIndex": repository.index,
+        "RepositoryModelLoad": repository.load,
+        "RepositoryModelUnload": repository.unload,
         "SystemSharedMemoryStatus": memory.system_status,
         "SystemSharedMemoryRegister": memory.system_register,
         "SystemSharedMemoryUnregister": memory.system_unregister,

@@ -25,6 +25,7 @@ from server.pb import model_config_pb2 as config_pb
 from tests.conformance import models
 
 CONTROL = "conformance.Control"
+NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 
 _FIXED = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "u2", "UINT32": "u4", "UINT64": "u8", "INT8": "i1", "INT16": "i2",
@@ -180,6 +181,15 @@ class FakeEngine:
         if self._broken:
             entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
         return entries
+
+    async def repository_index(self) -> list[Entry]:
+        return self.index()
+
+    async def load(self, name: str, config: str = "", files=None) -> None:
+        raise Unavailable(NO_CONTROL)
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        raise Unavailable(NO_CONTROL)
 
     def stream_ended(self, number: int) -> None:
         """No model here has sequences."""

@@ -51,7 +51,8 @@ def test_metadata(client):
     [
         (lambda client: client.is_model_ready("nothing"), "NOT_FOUND"),
         (lambda client: client.get_model_metadata("nothing"), "NOT_FOUND"),
-        (lambda client: client.load_model("simple"), "UNIMPLEMENTED"),
+        (lambda client: client.load_model("simple"), "UNAVAILABLE"),
+        (lambda client: client.unload_model("simple"), "UNAVAILABLE"),
         (lambda client: client.get_trace_settings(), "UNIMPLEMENTED"),
     ],
 )

@@ -20,6 +20,7 @@ from _native.batch import Batch
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
 from server.engine.config import Options
+from server.engine.control import ModelControl
 from server.engine.engine import Engine
 from server.engine.instances import Placement
 from server.pb import grpc_service_pb2 as pb
@@ -127,6 +128,7 @@ async def serving(
     execute: Execute | Mapping[str, Execute] = echo,
     *,
     placement: Placement | None = None,
+    control: ModelControl | None = None,
     **configs: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
@@ -135,7 +137,7 @@ async def serving(
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options(), placement=placement)
+    engine = Engine([root], Loader(models), Options(), placement=placement, control=control)
     try:
         problems = await engine.start()
         assert not problems, problems

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from server.engine.config import Options
+from server.engine.control import ALL, ControlMode, ModelControl
 from server.engine.engine import Engine
 from server.errors import Status, Unavailable
 from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
@@ -608,10 +609,11 @@ async def test_many_at_once(tmp_path):
 
 async def test_an_ensemble_is_ready_while_the_models_of_its_steps_are(tmp_path):
     models = {"one": plus(1), "ten": plus(10)}
-    async with serving(tmp_path, models, one=model(), ten=model(), e=CHAIN) as engine:
+    control = ModelControl(ControlMode.EXPLICIT, (ALL,))
+    async with serving(tmp_path, models, control=control, one=model(), ten=model(), e=CHAIN) as engine:
         told = []
         engine.subscribe(lambda name, version, ready: told.append((name, version, ready)))
-        await engine._unload("ten")
+        await engine.unload("ten")
         assert told == [("ten", 1, False), ("e", 1, False)]
         with pytest.raises(Unavailable, match="in ensemble 'e', Request for unknown model: 'ten'"):
             engine.model("e")

@@ -62,8 +62,13 @@ class Options:
     gpus: int = 0  # how many there are
 
 
-def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Prepared:
+def prepare(
+    folder: ModelFolder, options: Options, loader: BackendLoader, override: pb.ModelConfig | None = None
+) -> Prepared:
     """Read, complete and check the configuration of a model. Blocks: it may load the model's file to look into it.
+
+    Args:
+        override: a configuration that stands for the one in the folder.
 
     Raises:
         ConfigError: the configuration cannot be served; one line for each thing that is wrong.
@@ -71,7 +76,7 @@ def prepare(folder: ModelFolder, options: Options, loader: BackendLoader) -> Pre
     """
     if folder.problem:
         raise ConfigError(folder.problem)
-    config, source = read(folder.path, options)
+    config, source = read(folder.path, options, override)
     versions = select_versions(config, folder)
     if is_ensemble(config):
         validate(config, source, gpus=options.gpus)
@@ -130,14 +135,17 @@ def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:
     return read(model_dir, options)[0]
 
 
-def read(model_dir: Path, options: Options) -> tuple[pb.ModelConfig, Source]:
+def read(model_dir: Path, options: Options, override: pb.ModelConfig | None = None) -> tuple[pb.ModelConfig, Source]:
     """The configuration with defaults filled in, and where its fields were written. A missing file is an empty one.
 
     Raises:
         ConfigError: the file cannot be read, contradicts the folder's name, or does not tell the backend.
     """
     path = config_path(model_dir, options)
-    if path.exists():
+    if override is not None:
+        config, source = pb.ModelConfig(), Source(Path("config override"))
+        config.CopyFrom(override)
+    elif path.exists():
         config, source = parse_file(path, model_dir)
     elif options.auto_complete:
         config, source = pb.ModelConfig(), Source(path)

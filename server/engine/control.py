@@ -1,0 +1,101 @@
+"""When models are loaded and unloaded: once, on demand, or as the repositories change."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.engine.lifecycle import Lifecycle
+from server.engine.repository import Marks, ModelFolder, marks, scan
+from server.engine.threads import on_thread
+from server.errors import ServerError
+
+log = logging.getLogger("inferd.repository")
+
+ALL = "*"
+"""Stands for every model of the repositories."""
+
+
+class ControlMode(enum.Enum):
+    """tritonserver's --model-control-mode."""
+
+    NONE = "none"  # every model at the start
+    EXPLICIT = "explicit"  # those that are named, at the start or later
+    POLL = "poll"  # every model, and whatever changes later
+
+
+@dataclass(frozen=True, slots=True)
+class ModelControl:
+    """How models come and go.
+
+    Attributes:
+        mode: see there.
+        load: names of models to be loaded at the start, in the mode EXPLICIT; ALL for every one.
+        poll_seconds: between two looks at the repositories, in the mode POLL.
+    """
+
+    mode: ControlMode = ControlMode.NONE
+    load: tuple[str, ...] = ()
+    poll_seconds: float = 15.0
+
+    def at_start(self, present: Iterable[str]) -> tuple[str, ...]:
+        """The models to be loaded first, of those that are present; others may be named that are not there."""
+        if self.mode is ControlMode.EXPLICIT and self.load != (ALL,):
+            return self.load
+        return tuple(present)
+
+
+class Poller:
+    """Looks at the repositories every few seconds and has loaded and unloaded what has changed.
+
+    What could not be loaded is tried again when it has changed again.
+    """
+
+    def __init__(self, repositories: Sequence[Path], lifecycle: Lifecycle, seconds: float) -> None:
+        self._repositories = tuple(repositories)
+        self._lifecycle = lifecycle
+        self._seconds = seconds
+        self._seen: dict[str, tuple[ModelFolder, Marks]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def remember(self, folders: Iterable[ModelFolder]) -> None:
+        """These are as they are now when they are loaded."""
+        self._seen = await on_thread(_look, folders)
+
+    def start(self) -> None:
+        """Look every few seconds from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Look no more. A load that is under way goes on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self.look()
+            except ServerError as error:
+                log.error("%s", error)
+            except Exception:
+                log.exception("the model repositories could not be polled")
+
+    async def look(self) -> None:
+        """Look once, and return when what has changed has been loaded or could not be."""
+        seen = await on_thread(lambda: _look(scan(self._repositories)))
+        before, self._seen = self._seen, seen
+        for name in before.keys() - seen.keys():
+            await self._lifecycle.remove(name)
+        if changed := [name for name, found in seen.items() if before.get(name) != found]:
+            log.info("changed in the repositories: %s", ", ".join(changed))
+            await asyncio.shield(self._lifecycle.load(changed))
+
+
+def _look(folders: Iterable[ModelFolder]) -> dict[str, tuple[ModelFolder, Marks]]:
+    return {folder.name: (folder, marks(folder)) for folder in folders}

@@ -1,0 +1,299 @@
+"""Models come and go while others serve.
+
+What is loaded is made beside what serves, off the loop, and takes its place in one step of it: the next request finds
+the new version, those before it are finished by the old one, which then ends by itself. A load that fails changes
+nothing. What has not changed, a version or its whole model, is kept as it is; if all that has changed is the number of
+instances, instances are added or taken away.
+
+Loads and unloads of the same models happen in turns (`server.engine.turns`), others beside each other. An ensemble is
+loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
+step. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from server.engine import config as configuration
+from server.engine.loading import Candidate, Failure, Loading, Maker
+from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Models, ModelState
+from server.engine.overrides import NOTHING, Override, write_files
+from server.engine.repository import find, marks
+from server.engine.threads import on_thread
+from server.engine.turns import Circle, Turn, Turns
+from server.engine.version import LoadedVersion
+from server.errors import Unavailable
+
+log = logging.getLogger("inferd.engine")
+
+End = Callable[[LoadedVersion], Awaitable[None]]
+
+
+class Lifecycle:
+    """Loads and unloads models. Used on the event loop only.
+
+    Args:
+        repositories: folders of model folders.
+        models: what there is.
+        maker: makes versions.
+        end: finishes what a version has accepted and closes it; returns when it is over.
+        threads: models that are prepared or made at a time; what a model asks for while it is made comes on top.
+    """
+
+    def __init__(self, repositories: tuple[Path, ...], models: Models, maker: Maker, end: End, *, threads: int) -> None:
+        self._repositories = repositories
+        self._models = models
+        self._maker = maker
+        self._end = end
+        self._threads = threads
+        self._room = asyncio.Semaphore(threads)
+        self._turns = Turns()
+        self._made_in: dict[str, Loading] = {}  # models that are being made now
+        self._endings: dict[asyncio.Task[None], str] = {}  # of which model
+        self._closing = False
+
+    @asynccontextmanager
+    async def turn(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[Turn]:
+        """Change these models inside of the block, and nobody else does.
+
+        Raises:
+            Unavailable: the model that waits for it is one that must be made first.
+        """
+        outer = self._made_in.get(asked_by)
+        try:
+            async with self._turns.of(names, outer.turn if outer else None) as turn:
+                yield turn
+        except Circle:
+            raise _circle(names, asked_by) from None
+
+    # -- loading --
+
+    async def load(
+        self, names: Iterable[str], override: Override = NOTHING, *, explicit: bool = True, asked_by: str = ""
+    ) -> dict[str, Failure]:
+        """Load these models, or load them anew where something has changed.
+
+        Args:
+            names: of the models.
+            override: of the only one, instead of what the repository says.
+            explicit: somebody asked for them by their names.
+            asked_by: the model that waits for it; empty for nobody.
+
+        Returns:
+            Why they, and what else had to be loaded with them, were not loaded.
+
+        Raises:
+            Unavailable: the server stops, or the model that waits is one that this load must wait for.
+            InvalidArgument, Internal: the override's files cannot be written.
+        """
+        wanted = frozenset(names)
+        outer = self._made_in.get(asked_by)
+        if outer is not None and wanted <= set(outer.candidates):
+            return await _join(outer, wanted, asked_by)
+        room = asyncio.Semaphore(self._threads) if outer is not None else self._room
+        needed = wanted | self._users_of(wanted)
+        while True:
+            self._refuse_when_closing()
+            async with self.turn(needed, asked_by) as turn:
+                candidates = await self._look(wanted, override, room)
+                needed = frozenset(candidates) | wanted
+                if needed <= turn.names:
+                    for name in wanted & set(candidates):
+                        candidates[name].explicit = explicit
+                    return await self._run(Loading(self._models, self._maker, turn, candidates, room), wanted)
+                for candidate in candidates.values():
+                    await candidate.discard()
+
+    async def _run(self, loading: Loading, wanted: frozenset[str]) -> dict[str, Failure]:
+        names = set(loading.candidates)
+        self._made_in.update(dict.fromkeys(names, loading))
+        try:
+            await loading.run(self)
+        finally:
+            for name in names:
+                self._made_in.pop(name, None)
+        return {**loading.failures, **{name: Failure(name) for name in wanted - names}}
+
+    async def _look(self, wanted: frozenset[str], override: Override, room: asyncio.Semaphore) -> dict[str, Candidate]:
+        """What is to be loaded: these, the models of their steps, and ensembles that are loaded and have them."""
+        found: dict[str, Candidate] = {}
+        names, looked_for = wanted, set[str]()
+        while names:
+            looked_for |= names
+            candidates = await asyncio.gather(
+                *(self._candidate(name, override if name in wanted else NOTHING, room) for name in sorted(names))
+            )
+            found.update((candidate.name, candidate) for candidate in candidates if candidate is not None)
+            names = frozenset(step for candidate in found.values() for step in candidate.steps) - looked_for
+        for name in self._users_of(frozenset(found)) - set(found):
+            state = self._models[name]
+            assert state.folder is not None
+            found[name] = Candidate(name, state.folder, state.marks, is_user=True, own=state.own)
+        return found
+
+    async def _candidate(self, name: str, override: Override, room: asyncio.Semaphore) -> Candidate | None:
+        folder, holder = await on_thread(find, self._repositories, name), None
+        if override.files:
+            folder, holder = await on_thread(write_files, name, override.files)
+        if folder is None:
+            return None
+        async with room:
+            seen = await on_thread(marks, folder)
+            state = self._models[name] if name in self._models else ModelState()
+            candidate = Candidate(name, folder, seen, holder, is_own=override is NOTHING)
+            if candidate.is_own and state.is_own and state.own and state.is_complete and seen == state.marks:
+                candidate.own = state.own
+            else:
+                await candidate.prepare(self._maker, override.config)
+        return candidate
+
+    def _users_of(self, names: frozenset[str]) -> frozenset[str]:
+        """The loaded ensembles that have one of these in a step, or in an ensemble in a step."""
+        found: set[str] = set()
+        left = set(names)
+        while left:
+            users = {ensemble.name for ensemble in self._models.ensembles_of(left.pop())}
+            left |= users - found
+            found |= users
+        return frozenset(found)
+
+    # -- unloading --
+
+    async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
+        """Have no request find the model any more; what was accepted is still finished, behind this.
+
+        Args:
+            name: of the model; nothing happens if there is none.
+            dependents: of an ensemble, unload also the models of its steps that nobody asked for by their names and no
+                other ensemble has; when its last request is finished.
+            asked_by: the model that waits for it; empty for nobody.
+
+        Raises:
+            Unavailable: the server stops, or the model that waits is one that this must wait for.
+        """
+        self._refuse_when_closing()
+        async with self.turn(frozenset((name,)), asked_by):
+            if name not in self._models:
+                return
+            state = self._models[name]
+            steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
+            ending = self._withdraw(name)
+        if steps:
+            followers = self._begin(self._unload_steps(ending, steps), name)
+            if not asked_by:  # a model might wait for its own end
+                await asyncio.shield(followers)
+
+    async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str]) -> None:
+        await ending
+        for step in sorted(steps):
+            if self._closing:
+                return
+            if step in self._models and not self._models[step].explicit and not self._users_of(frozenset((step,))):
+                await self.unload(step, dependents=True)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model that is in no repository any more, and forget it."""
+        async with self._turns.of((name,)):
+            if name in self._models and await on_thread(find, self._repositories, name) is None:
+                ending = self._withdraw(name)
+                log.info("'%s' is in no repository any more", name)
+                self._begin(self._forget(name, ending), name)
+
+    async def _forget(self, name: str, ending: asyncio.Task[None]) -> None:
+        await ending
+        if name in self._models and self._models[name].own is None:
+            self._models.remove(name)
+
+    def _withdraw(self, name: str) -> asyncio.Task[None]:
+        """Have requests find nothing of the model from now on; the task ends with the last request."""
+        state = self._models[name]
+        old = state.loaded
+        versions = {version: entry.loaded for version, entry in old.items() if entry.loaded is not None}
+        for entry in state.versions.values():
+            entry.state, entry.reason = (UNLOADING, "") if entry.loaded else (UNAVAILABLE, UNLOADED)
+            entry.loaded = None
+        override, state.override = state.override, None
+        state.own = state.prepared = state.folder = None
+        state.problem, state.explicit, state.is_own, state.marks = "", False, True, {}
+        self._models.publish(name)
+        for version in versions:
+            self._models.announce(name, version, False)
+
+        async def end() -> None:
+            await asyncio.gather(*map(self._end, versions.values()))
+            for entry in old.values():
+                entry.state, entry.reason = UNAVAILABLE, UNLOADED
+            if override is not None:
+                await on_thread(override.cleanup)
+            if versions:
+                log.info("successfully unloaded '%s'", name)
+
+        return self._begin(end(), name)
+
+    # -- the end of versions --
+
+    def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
+        """See loading.Ending."""
+        versions = tuple(old)
+
+        async def end() -> None:
+            await asyncio.gather(*map(self._end, versions))
+            if cleanup is not None:
+                await on_thread(cleanup)
+
+        if versions or cleanup is not None:
+            self._begin(end(), name)
+
+    def leaving(self, name: str, wait: Callable[[], None]) -> None:
+        """See loading.Ending."""
+        self._begin(on_thread(wait), name)
+
+    def refuse(self, name: str, problem: str) -> None:
+        """See loading.Ending."""
+        self._withdraw(name)
+        state = self._models[name]
+        state.versions, state.problem = {}, problem
+        self._models.publish(name)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._endings[task] = name
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        name = self._endings.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("'%s' did not end well", name, exc_info=error)
+
+    async def close(self) -> None:
+        """Unload everything, ensembles before the models of their steps; what was accepted is finished."""
+        self._closing = True
+        await self._turns.idle()
+        for names in reversed(self._models.layers()):
+            await asyncio.gather(*map(self._withdraw, names))
+        while self._endings:
+            await asyncio.wait(self._endings)
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise Unavailable("the server is stopping: models are not loaded or unloaded any more")
+
+
+async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
+    """A model asks for these, which are loaded together with it: they are under way."""
+    if any(outer.is_tied(name, asked_by) for name in wanted):
+        raise _circle(wanted, asked_by)
+    for name in wanted:
+        await outer.done(name)
+    return {name: outer.failures[name] for name in wanted if name in outer.failures}
+
+
+def _circle(names: Iterable[str], asked_by: str) -> Unavailable:
+    shown = ", ".join(f"'{name}'" for name in sorted(names))
+    return Unavailable(f"model '{asked_by}' asks for {shown} while it is loaded itself, which one waits for the other")

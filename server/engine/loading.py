@@ -1,0 +1,498 @@
+"""One load: what it is about, what of it must be made, and the step in which it takes the place of what was there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Protocol
+
+from _native.infer import InferService
+from backends.api import BackendError, ModelSource
+from backends.loader import BackendLoader
+from server.caching import CacheConfig, RedisCache
+from server.engine import config as configuration
+from server.engine.fingerprint import fingerprint
+from server.engine.instances import Placement
+from server.engine.models import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
+from server.engine.repository import REST, Marks, ModelFolder
+from server.engine.threads import on_thread
+from server.engine.turns import Turn
+from server.engine.version import LoadedVersion
+from server.engine.warmup import warm_up_ensemble
+from server.errors import ServerError
+from server.pb import model_config_pb2 as pb
+
+log = logging.getLogger("inferd.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model was not loaded: a problem of the model, or one of each of these versions; else it was not found."""
+
+    name: str
+    problem: str = ""
+    versions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        """As a line for people."""
+        for version, reason in self.versions.items():
+            return f"failed to load '{self.name}' version {version}: {reason}"
+        if self.is_missing:
+            return f"failed to load '{self.name}', failed to poll from model repository"
+        return f"failed to load '{self.name}': {self.problem}"
+
+    @property
+    def is_missing(self) -> bool:
+        """It lies in no repository."""
+        return not self.problem and not self.versions
+
+    @property
+    def answer(self) -> str:
+        """As Triton tells clients."""
+        if self.is_missing:
+            return str(self)
+        reasons = [
+            f"version {version} is at {UNAVAILABLE} state: {reason};" for version, reason in self.versions.items()
+        ]
+        return f"load failed for model '{self.name}': {' '.join(reasons) or self.problem}"
+
+
+class Maker:
+    """Makes versions of models; how, is the same for all.
+
+    Args:
+        loader: finds backends.
+        options: how configurations are read.
+        service: through which an ensemble's steps go.
+        max_queued: requests that may wait for one version; 0 for any number.
+        placement: where instances run and what limits them.
+        cache: where answers are kept; those that outlive the server are kept by fingerprints.
+    """
+
+    def __init__(
+        self,
+        loader: BackendLoader,
+        options: configuration.Options,
+        service: InferService,
+        *,
+        max_queued: int,
+        placement: Placement,
+        cache: CacheConfig,
+    ) -> None:
+        self._loader = loader
+        self._options = options
+        self._service = service
+        self._max_queued = max_queued
+        self._placement = placement
+        self._has_cache = cache is not None
+        self.fingerprints = isinstance(cache, RedisCache)
+
+    async def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
+        """See `config.prepare`."""
+        return await on_thread(configuration.prepare, folder, self._options, self._loader, override)
+
+    async def make(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
+        """A version that nobody can find yet.
+
+        Raises:
+            BackendError: the model does not load.
+        """
+        if prepared.spec.caches and not self._has_cache:
+            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", prepared.spec.name)
+        return await on_thread(self._load, prepared, folder, version)
+
+    def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
+        spec, text = prepared.spec, configuration.config_to_json(prepared.config)
+        source = ModelSource(spec, version, folder.version_path(version), text)
+        backend = None if spec.ensemble else self._loader.backend(spec.backend)
+        return LoadedVersion(prepared.config, backend, source, self._service, self._max_queued, self._placement)
+
+    async def fingerprint(self, config: pb.ModelConfig, folder: ModelFolder, version: int) -> bytes:
+        """See `fingerprint`."""
+        return await on_thread(lambda: fingerprint(folder.version_path(version), configuration.config_to_json(config)))
+
+    async def warm_up(self, loaded: LoadedVersion) -> None:
+        """Warm an ensemble up, whose steps are served.
+
+        Raises:
+            BackendError: a sample fails.
+        """
+        await warm_up_ensemble(self._service, loaded.lane, loaded.spec)
+
+
+@dataclass(eq=False, slots=True)
+class Candidate:
+    """A model that is to be served as it lies in a folder.
+
+    Attributes:
+        marks: of the folder's files.
+        override: holds the folder, where it is not one of a repository.
+        is_own: it lies in a repository and has its own configuration.
+        is_user: it serves already, and is an ensemble that has a step among the others.
+        explicit: somebody asked for it by its name.
+        own: its configuration; None while it is not prepared, or when that has failed.
+        problem: why it has failed.
+        prepared: the configuration of an ensemble, completed by the models of its steps; None when the load has failed.
+        kept: versions that serve already and stay.
+        made: versions that nobody can find yet.
+        reasons: why others could not be made.
+        leaving: waits for instances that end.
+    """
+
+    name: str
+    folder: ModelFolder
+    marks: Marks
+    override: TemporaryDirectory[str] | None = None
+    is_own: bool = True
+    is_user: bool = False
+    explicit: bool = False
+    own: configuration.Prepared | None = None
+    problem: str = ""
+    prepared: configuration.Prepared | None = None
+    kept: dict[int, VersionState] = field(default_factory=dict)
+    made: dict[int, LoadedVersion] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    leaving: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> frozenset[str]:
+        """The models of an ensemble's steps."""
+        return configuration.models_of(self.own.spec) if self.own else frozenset()
+
+    @property
+    def warms_steps(self) -> bool:
+        """It is an ensemble with a warm-up, for which its steps must be served."""
+        return self.own is not None and self.own.spec.ensemble is not None and bool(self.own.spec.warmup)
+
+    async def prepare(self, maker: Maker, override: pb.ModelConfig | None) -> None:
+        """Read the configuration, or note why it cannot be served."""
+        try:
+            self.own = await maker.prepare(self.folder, override)
+        except (ServerError, BackendError) as error:
+            self.problem = str(error)
+        except Exception as error:
+            log.exception("model %s could not be prepared", self.name)
+            self.problem = f"{type(error).__name__}: {error}"
+
+    async def discard(self) -> None:
+        """It is not loaded."""
+        if self.override is not None:
+            await on_thread(self.override.cleanup)
+
+
+class Ending(Protocol):
+    """What happens to what is not served any more."""
+
+    def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
+        """No request finds these any more: let them end, then call `cleanup` on a thread."""
+
+    def leaving(self, name: str, wait: Callable[[], None]) -> None:
+        """Instances of the model have been told to end: let `wait` wait for it, on a thread."""
+
+    def refuse(self, name: str, problem: str) -> None:
+        """Have no request find the model any more, for this reason."""
+
+
+class Loading:
+    """The load of candidates that belong together or were asked for at once.
+
+    Candidates that ensembles tie together are a part. Everything of a part is made first, then takes its place at
+    once: no request sees a new step through an old ensemble.
+    """
+
+    def __init__(
+        self, models: Models, maker: Maker, turn: Turn, candidates: dict[str, Candidate], room: asyncio.Semaphore
+    ) -> None:
+        self.turn = turn
+        self.candidates = candidates
+        self.failures: dict[str, Failure] = {}
+        self._models = models
+        self._maker = maker
+        self._room = room
+        self._parts: dict[str, asyncio.Task[None]] = {}
+        self._identified: frozenset[str] = frozenset()  # those whose fingerprints are needed
+
+    async def run(self, ending: Ending) -> None:
+        """Load what can be loaded; `failures` tells of the others."""
+        await self._compose()
+        if self._maker.fingerprints:
+            self._identified = self._with_kept_answers()
+        for names in self._tied():
+            part = asyncio.create_task(self._run_part(names, ending))
+            self._parts.update(dict.fromkeys(names, part))
+        await asyncio.gather(*set(self._parts.values()))
+
+    async def done(self, name: str) -> None:
+        """Return when this candidate has been loaded, or has failed."""
+        if name in self._parts:
+            await asyncio.shield(self._parts[name])
+
+    def is_tied(self, name: str, other: str) -> bool:
+        """Whether one of the two may wait for the other."""
+        return self._parts.get(name) is self._parts.get(other)
+
+    # -- before anything is made --
+
+    async def _compose(self) -> None:
+        """Complete ensembles; a candidate that cannot be served as it is fails."""
+        own = {name: state.own for name, state in self._models.items()}
+        own.update((name, candidate.own or own.get(name)) for name, candidate in self.candidates.items())
+        composed = await on_thread(configuration.compose, own)
+        for name, candidate in self.candidates.items():
+            found = composed.get(name)
+            if candidate.own is None:
+                self._fail(candidate, Failure(name, candidate.problem))
+            elif isinstance(found, configuration.Prepared):
+                candidate.prepared = found
+            else:
+                self._fail(candidate, Failure(name, str(found)))
+
+    def _fail(self, candidate: Candidate, failure: Failure) -> None:
+        """The candidate is not loaded; what was before still is."""
+        self.failures[candidate.name] = failure
+        candidate.prepared = None
+        state = self._models[candidate.name]
+        if not state.loaded:
+            state.problem = failure.problem
+            state.versions = {v: VersionState(UNAVAILABLE, reason) for v, reason in failure.versions.items()}
+            self._models.publish(candidate.name)
+        log.error("%s%s", failure, ": what was loaded before still serves" if state.loaded else "")
+
+    def _tied(self) -> list[list[str]]:
+        """The candidates, steps before their ensembles, in parts that have no step in common."""
+        parts: list[list[str]] = []
+        for name in self._ordered():
+            joined = [part for part in parts if self.candidates[name].steps & set(part)]
+            parts = [part for part in parts if part not in joined]
+            parts.append([*(each for part in joined for each in part), name])
+        return parts
+
+    def _ordered(self) -> list[str]:
+        order: dict[str, None] = {}
+        for name in self.candidates:
+            self._put(name, order, frozenset())
+        return list(order)
+
+    def _put(self, name: str, order: dict[str, None], above: frozenset[str]) -> None:
+        """Put a candidate into the order, behind those of its steps."""
+        if name in order or name in above or name not in self.candidates:
+            return
+        for step in sorted(self.candidates[name].steps):
+            self._put(step, order, above | {name})
+        order[name] = None
+
+    def _with_kept_answers(self) -> frozenset[str]:
+        """The candidates on whose files kept answers depend: those with a cache, and what their steps use."""
+        prepared = {name: candidate.prepared for name, candidate in self.candidates.items()}
+        found: set[str] = set()
+        todo = [name for name, each in prepared.items() if each and each.spec.caches]
+        todo += [name for name, state in self._models.items() if state.prepared and state.prepared.spec.caches]
+        while todo:
+            name = todo.pop()
+            each = prepared[name] if name in prepared else self._models.prepared(name)
+            if name not in found and each is not None:
+                found.add(name)
+                todo.extend(configuration.models_of(each.spec))
+        return frozenset(found)
+
+    # -- one part --
+
+    async def _run_part(self, names: list[str], ending: Ending) -> None:
+        part = [self.candidates[name] for name in names]
+        makings: dict[str, asyncio.Task[None]] = {}
+        for candidate in part:
+            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings))
+        await asyncio.gather(*makings.values())
+        for candidate in part:  # nothing waits in here
+            if not candidate.warms_steps:
+                self._take_over(candidate, ending)
+        for candidate in part:
+            if candidate.warms_steps:
+                await self._warm(candidate)
+                self._take_over(candidate, ending)
+        for candidate in part:
+            for leave in candidate.leaving:
+                ending.leaving(candidate.name, leave)
+            if self._is_unfit(candidate):
+                ending.refuse(candidate.name, self.failures[candidate.name].problem)
+            if not candidate.made:
+                await candidate.discard()
+
+    def _is_unfit(self, candidate: Candidate) -> bool:
+        """It still serves, but not together with what its steps are now."""
+        failure = self.failures.get(candidate.name)
+        changed = candidate.steps & set(self.candidates) - set(self.failures)
+        return failure is not None and bool(failure.problem) and bool(changed and candidate.own)
+
+    async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]]) -> None:
+        """Make what of the candidate does not serve yet, and the instances that the rest is to have."""
+        prepared = candidate.prepared
+        if prepared is None:
+            return
+        for step in sorted(candidate.steps & set(makings)):
+            await asyncio.shield(makings[step])
+            if step in self.failures and self._is_missing(step):
+                text = (
+                    f"ensemble '{candidate.name}' depends on '{step}' which has no loaded version. Model '{step}' "
+                    f"loading failed with error: {self.failures[step]}"
+                )
+                self._fail(candidate, Failure(candidate.name, text))
+                return
+        state = self._models[candidate.name]
+        candidate.kept = {v: state.versions[v] for v in prepared.versions if self._stays(candidate, state, v)}
+        missing = [version for version in prepared.versions if version not in candidate.kept]
+        if not state.loaded:
+            state.versions = {version: VersionState(LOADING) for version in missing}
+            state.problem = ""
+        await asyncio.gather(*(self._make_version(candidate, prepared, version) for version in missing))
+        await self._identify(candidate, prepared)
+        if not candidate.reasons:
+            await self._scale(candidate, prepared)
+        await self._settle(candidate)
+
+    def _is_missing(self, step: str) -> bool:
+        """The failed candidate was to be a step in its new form, or there is no old one."""
+        return not self._models[step].loaded or self.candidates[step].own is not None
+
+    @staticmethod
+    def _stays(candidate: Candidate, state: ModelState, version: int) -> bool:
+        """The version serves already, just as it would if it were made anew, but for the number of instances."""
+        entry = state.versions.get(version)
+        if entry is None or entry.loaded is None or state.prepared is None or state.folder is None:
+            return False
+        assert candidate.prepared is not None
+        here, there = candidate.prepared, state.prepared
+        if not _is_same_model(here, there) or candidate.folder.path != state.folder.path:
+            return False
+        if here.config.instance_group != there.config.instance_group and not entry.loaded.is_scalable:
+            return False
+        return all(candidate.marks.get(part) == state.marks.get(part) for part in (REST, str(version)))
+
+    async def _make_version(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> None:
+        begin = time.monotonic()
+        try:
+            async with self._room:
+                fingerprint = await self._fingerprint(candidate, prepared, version)
+                candidate.made[version] = await self._maker.make(prepared, candidate.folder, version)
+                candidate.made[version].fingerprint = fingerprint
+        except Exception as error:
+            if not isinstance(error, (BackendError, ServerError)):
+                log.exception("model %s version %d did not load", candidate.name, version)
+            candidate.reasons[version] = str(error) or type(error).__name__
+            return
+        log.info("'%s' version %d was made in %.2f s", candidate.name, version, time.monotonic() - begin)
+
+    async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
+        if candidate.name not in self._identified:
+            return b""
+        return await self._maker.fingerprint(prepared.config, candidate.folder, version)
+
+    async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
+        """Give versions that stay the fingerprints that they did not need before."""
+        for version, entry in candidate.kept.items():
+            assert entry.loaded is not None
+            if not entry.loaded.fingerprint:
+                entry.loaded.fingerprint = await self._fingerprint(candidate, prepared, version)
+
+    async def _scale(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
+        """Have as many instances of the versions that stay as the configuration says."""
+        there = self._models[candidate.name].prepared
+        if there is None or there.config.instance_group == prepared.config.instance_group:
+            return
+        for version, entry in candidate.kept.items():
+            assert entry.loaded is not None
+            try:
+                leave = await on_thread(entry.loaded.change_instances, prepared.config, prepared.spec.instances)
+            except BackendError as error:
+                candidate.reasons[version] = str(error)
+                return
+            candidate.leaving.append(leave)
+            log.info("'%s' version %d has %d instances", candidate.name, version, len(prepared.spec.instances))
+
+    async def _settle(self, candidate: Candidate) -> None:
+        """After something could not be made: a model that serves already changes as a whole, or not at all."""
+        if not candidate.reasons:
+            return
+        failure = Failure(candidate.name, versions=dict(sorted(candidate.reasons.items())))
+        if self._models[candidate.name].loaded:
+            await asyncio.gather(*(on_thread(version.close) for version in candidate.made.values()))
+            candidate.made = {}
+            self._fail(candidate, failure)
+            return
+        self.failures[candidate.name] = failure
+        for version, reason in failure.versions.items():
+            log.error("failed to load '%s' version %d: %s", candidate.name, version, reason)
+
+    async def _warm(self, candidate: Candidate) -> None:
+        """Warm an ensemble up: a version that does not get warm is not served."""
+        for version, loaded in tuple(candidate.made.items()):
+            try:
+                await self._maker.warm_up(loaded)
+            except Exception as error:
+                candidate.reasons[version] = str(error) or type(error).__name__
+                del candidate.made[version]
+                await on_thread(loaded.close)
+        await self._settle(candidate)
+
+    # -- the step in which it takes over --
+
+    def _take_over(self, candidate: Candidate, ending: Ending) -> None:
+        """Have requests find what was made, from the next one on, and what was replaced end."""
+        prepared, name = candidate.prepared, candidate.name
+        if prepared is None:
+            return
+        state = self._models[name]
+        old = {}
+        for version, entry in state.loaded.items():
+            if version not in candidate.kept and entry.loaded is not None:
+                old[version], entry.loaded = entry.loaded, None
+        state.versions = {
+            **{version: VersionState(UNAVAILABLE, reason) for version, reason in candidate.reasons.items()},
+            **{version: VersionState(READY, loaded=loaded) for version, loaded in candidate.made.items()},
+            **candidate.kept,
+        }
+        if state.loaded:
+            cleanup = self._remember(candidate, prepared, state)
+            ending.replaced(name, old.values(), cleanup)
+        self._models.publish(name)
+        for version in sorted({*old, *candidate.made}):
+            if version in candidate.made:
+                log.info("successfully loaded '%s' version %d", name, version)
+                self._models.watch(name, version)
+            self._models.announce(name, version, version in candidate.made)
+
+    @staticmethod
+    def _remember(
+        candidate: Candidate, prepared: configuration.Prepared, state: ModelState
+    ) -> Callable[[], object] | None:
+        """Note what is served now; returns what removes the files of what was before."""
+        state.own, state.prepared = candidate.own, prepared
+        state.explicit = state.explicit or candidate.explicit
+        for entry in candidate.kept.values():
+            assert entry.loaded is not None
+            entry.loaded.describe(prepared.config, prepared.spec)
+        if candidate.is_user:
+            return None
+        before, state.override = state.override, candidate.override
+        state.folder, state.marks, state.is_own = candidate.folder, candidate.marks, candidate.is_own
+        return before.cleanup if before is not None else None
+
+
+def _is_same_model(one: configuration.Prepared, other: configuration.Prepared) -> bool:
+    """Whether they differ at most in which versions are served, and by how many instances."""
+    specs = [replace(each.spec, instances=()) for each in (one, other)]
+    return specs[0] == specs[1] and _without_numbers(one.config) == _without_numbers(other.config)
+
+
+def _without_numbers(config: pb.ModelConfig) -> pb.ModelConfig:
+    copy = pb.ModelConfig()
+    copy.CopyFrom(config)
+    copy.ClearField("version_policy")
+    for group in copy.instance_group:
+        group.ClearField("count")
+    return copy

@@ -1,0 +1,262 @@
+"""What there is: each model with its versions and their states, found by requests, listed, and told of.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+
+from _native.lane import LaneHandle
+from _native.table import ModelTable
+from server.engine import config as configuration
+from server.engine.repository import Marks, ModelFolder
+from server.engine.version import LoadedVersion
+from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
+
+Watcher = Callable[[str, int | None, bool], None]
+
+READY = "READY"
+LOADING = "LOADING"
+UNLOADING = "UNLOADING"
+UNAVAILABLE = "UNAVAILABLE"
+
+UNLOADED = "unloaded"
+"""The reason of a version that is unavailable because somebody wanted it so."""
+
+_FAMILIES: dict[Status, type[ServerError]] = {
+    family.status: family for family in (InvalidArgument, NotFound, Unavailable, Internal)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index; version and state are empty for a model that was never loaded."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(eq=False, slots=True)
+class VersionState:
+    """One version of a model."""
+
+    state: str
+    reason: str = ""
+    loaded: LoadedVersion | None = None  # set while requests find it
+
+    @property
+    def is_wanted(self) -> bool:
+        """It is not gone because somebody unloaded it."""
+        return self.state != UNLOADING and self.reason != UNLOADED
+
+
+@dataclass(slots=True)
+class ModelState:
+    """One model, loaded or not.
+
+    Attributes:
+        versions: those that are loaded, are being loaded for the first time, or were and are not any more.
+        own: the configuration that is in force as the model has it by itself; None when nothing is loaded.
+        prepared: the same completed by the models of its steps, for an ensemble.
+        folder: what was loaded.
+        marks: of its files, as they were then.
+        override: holds the folder, where it is not one of a repository.
+        is_own: it lies in a repository and was loaded with its own configuration.
+        explicit: somebody asked for it by its name; an ensemble's step may be loaded without.
+        problem: why it is not loaded, when no version could even be named.
+    """
+
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    own: configuration.Prepared | None = None
+    prepared: configuration.Prepared | None = None
+    folder: ModelFolder | None = None
+    marks: Marks = field(default_factory=dict)
+    override: TemporaryDirectory[str] | None = None
+    is_own: bool = True
+    explicit: bool = False
+    problem: str = ""
+
+    @property
+    def loaded(self) -> dict[int, VersionState]:
+        """The versions that requests find."""
+        return {version: entry for version, entry in self.versions.items() if entry.loaded is not None}
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything that is to be served is."""
+        return bool(self.versions) and not self.problem and len(self.loaded) == len(self.versions)
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing that is wanted is missing. What is being loaded for the first time is not missed yet."""
+        return not self.problem and all(
+            entry.state == LOADING or (entry.loaded is not None and entry.loaded.ready)
+            for entry in self.versions.values()
+            if entry.is_wanted
+        )
+
+
+class Models:
+    """All models by name, and the native table that requests look into.
+
+    Args:
+        server_ready: tells whether the server is ready.
+        forget: drops the answers that are kept for a lane.
+    """
+
+    def __init__(self, server_ready: Callable[[], bool], forget: Callable[[LaneHandle], None]) -> None:
+        self.table = ModelTable()
+        self._forget = forget
+        self._server_ready = server_ready
+        self._states: dict[str, ModelState] = {}
+        self._watchers: list[Watcher] = []
+
+    def __getitem__(self, name: str) -> ModelState:
+        """The model's state, a new one if there was none."""
+        return self._states.setdefault(name, ModelState())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._states
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def items(self) -> Iterator[tuple[str, ModelState]]:
+        """Names and states as they are now."""
+        yield from tuple(self._states.items())
+
+    def remove(self, name: str) -> None:
+        """Forget a model of which nothing is loaded."""
+        self._states.pop(name, None)
+        self.table.remove(name)
+
+    def publish(self, name: str) -> None:
+        """Have requests find what is loaded of this model, from the next one on."""
+        versions = self._states[name].versions
+        self.table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
+        for ensemble in self.ensembles_of(name):
+            self._forget(ensemble.lane)  # another version may answer now
+
+    # -- who is told --
+
+    def subscribe(self, watcher: Watcher) -> None:
+        """Have `watcher(name, version, ready)` called at each change; the name is "" for the server."""
+        self._watchers.append(watcher)
+
+    def announce(self, name: str, version: int | None, ready: bool) -> None:
+        """Tell the watchers about a version, then about the ensembles with steps of that model."""
+        for watcher in self._watchers:
+            watcher(name, version, ready)
+        for ensemble in self.ensembles_of(name):
+            self.announce(ensemble.name, ensemble.version, self.serves(ensemble))
+
+    def watch(self, name: str, version: int) -> None:
+        """Tell the watchers when an instance of this loaded version becomes ready or stops to be so."""
+        loop, entry = asyncio.get_running_loop(), self._states[name].versions[version]
+
+        def changed() -> None:
+            if entry.loaded is not None:
+                self.announce(name, version, entry.loaded.ready)
+                self.announce("", None, self._server_ready())
+
+        assert entry.loaded is not None
+        entry.loaded.watch(lambda: loop.call_soon_threadsafe(changed))
+
+    # -- what is found --
+
+    def ensembles_of(self, name: str) -> list[LoadedVersion]:
+        """The loaded ensembles with a step of this model."""
+        loaded = [entry.loaded for state in self._states.values() for entry in state.versions.values()]
+        return [each for each in loaded if each is not None and name in configuration.models_of(each.spec)]
+
+    def serves(self, loaded: LoadedVersion) -> bool:
+        """Whether requests for this version find it and the models of its steps."""
+        try:
+            self.find(loaded.name, str(loaded.version))
+        except ServerError:
+            return False
+        return True
+
+    def find(self, name: str, version: str = "") -> LoadedVersion:
+        """A ready version: the one asked for, or the latest.
+
+        Raises:
+            NotFound, Unavailable, InvalidArgument: with the texts that a request for it would get.
+        """
+        status, text = self.table.find(name, version)
+        if status != Status.OK:
+            raise _FAMILIES[Status(status)](text)
+        ready = self.versions(name)
+        found = ready[-1] if version in ("", "-1") else next(v for v in ready if v.version == int(version))
+        for step in found.spec.ensemble.steps if found.spec.ensemble else ():
+            try:
+                self.find(step.model, str(step.version))
+            except ServerError as error:
+                raise Unavailable(f"in ensemble '{name}', {error}") from error
+        return found
+
+    def versions(self, name: str) -> tuple[LoadedVersion, ...]:
+        """The ready versions of a model, ascending; empty when there is none or no such model."""
+        state = self._states.get(name, ModelState())
+        return tuple(entry.loaded for _, entry in sorted(state.versions.items()) if entry.loaded is not None)
+
+    def prepared(self, name: str) -> configuration.Prepared | None:
+        """The configuration in force of a model; None when nothing of it is loaded."""
+        return self._states[name].prepared if name in self._states else None
+
+    def identity(self, name: str, version: int) -> bytes | None:
+        """What a version's answers depend on: its fingerprint, and those of the models of its steps."""
+        entry = self._states[name].versions.get(version)
+        if entry is None or entry.loaded is None or not entry.loaded.fingerprint:
+            return None
+        ensemble = entry.loaded.spec.ensemble
+        if ensemble is None:
+            return entry.loaded.fingerprint
+        steps = [
+            self.identity(step.model, ready[-1].version if step.version < 0 else step.version)
+            for step in ensemble.steps
+            if (ready := self.versions(step.model))
+        ]
+        if len(steps) < len(ensemble.steps) or None in steps:
+            return None
+        return hashlib.sha256(b"".join([entry.loaded.fingerprint, *filter(None, steps)])).digest()
+
+    def index(self) -> list[IndexEntry]:
+        """All models that are known and their versions, with their states."""
+        entries = []
+        for name, state in sorted(self._states.items()):
+            if not state.versions:
+                entries.append(IndexEntry(name, "", UNAVAILABLE, state.problem))
+            for version, entry in sorted(state.versions.items()):
+                entries.append(self._indexed(name, version, entry))
+        return entries
+
+    def _indexed(self, name: str, version: int, entry: VersionState) -> IndexEntry:
+        if entry.loaded is not None and entry.loaded.spec.ensemble is not None:
+            try:
+                self.find(name, str(version))
+            except ServerError as error:
+                return IndexEntry(name, str(version), UNAVAILABLE, str(error))
+        return IndexEntry(name, str(version), entry.state, entry.reason)
+
+    def layers(self) -> list[list[str]]:
+        """All models, each ensemble in a later list than the models of its steps."""
+        layers: list[list[str]] = []
+        for name in self._states:
+            depth = self._depth_of(name)
+            layers.extend([] for _ in range(depth + 1 - len(layers)))
+            layers[depth].append(name)
+        return layers
+
+    def _depth_of(self, name: str) -> int:
+        """0 for what is no ensemble, else one more than the deepest step."""
+        state = self._states.get(name)
+        steps = configuration.models_of(state.prepared.spec) if state and state.prepared else ()
+        return 1 + max(map(self._depth_of, steps), default=-1)

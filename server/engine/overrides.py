@@ -1,0 +1,94 @@
+"""What a load may bring along instead of what the repository holds: a configuration, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+
+from server.engine.config import config_from_json
+from server.engine.repository import ModelFolder, versions_of
+from server.errors import Internal, InvalidArgument
+from server.pb import model_config_pb2 as pb
+
+FILE = "file:"
+"""The beginning of a load parameter that brings a file; its path in the model's folder follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a load brings.
+
+    Attributes:
+        config: stands for the configuration in the model's folder.
+        files: by path in a folder that stands for the model's; without any, the model's own folder is used.
+    """
+
+    config: pb.ModelConfig | None = None
+    files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+
+
+NOTHING = Override()
+
+
+def read_override(config: str, files: Mapping[str, bytes]) -> Override:
+    """Understand the parameters of a load.
+
+    Args:
+        config: a configuration as JSON text; empty for none.
+        files: contents by "file:" and a path in the model's folder.
+
+    Raises:
+        InvalidArgument: they are not well formed; the texts are Triton's.
+    """
+    understood = None
+    if config:
+        try:
+            understood = config_from_json(config)
+        except ValueError as error:
+            raise InvalidArgument(f"Invalid config override: {error}") from error
+    paths = {}
+    for name, content in files.items():
+        if not name.startswith(FILE):
+            raise InvalidArgument(f"unrecognized load parameter '{name}'. expected a name such as file:1/model.onnx")
+        paths[_inside(name)] = content
+    if paths and understood is None:
+        raise InvalidArgument("Load parameter 'config' must be specified for model file override")
+    return Override(understood, paths)
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name.removeprefix(FILE))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise InvalidArgument(
+            f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
+        )
+    return str(path)
+
+
+def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, TemporaryDirectory[str]]:
+    """A folder of the model that holds these files and nothing else. Blocks.
+
+    Returns:
+        The folder, and what removes it, to be cleaned up when the model is not served from it any more.
+
+    Raises:
+        InvalidArgument: a file is to lie in another one.
+        Internal: they cannot be written.
+    """
+    holder = TemporaryDirectory(prefix="inferd-load-")
+    folder = Path(holder.name, name)
+    try:
+        folder.mkdir()
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        return ModelFolder(name, folder, folder.parent, versions_of(folder)), holder
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        holder.cleanup()
+        raise InvalidArgument(f"Invalid file parameter '{FILE}{path}', directory has been created as a file") from error
+    except OSError as error:
+        holder.cleanup()
+        raise Internal(f"the files of model '{name}' cannot be written: {error.strerror or error}") from error
