@@ -54,7 +54,7 @@ $(INSTALLED): $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
 	    $(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
 	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-	    own = [r for rs in e.values() for r in rs if not r.startswith(p["name"])]; \
+	    own = [r for n, rs in e.items() if not n.startswith("tensorrt") for r in rs if not r.startswith(p["name"])]; \
 	    print(*p["dependencies"], *own, sep="\n")' > $(VENV)/requirements.txt
 	$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
 	$(PY) -c 'import torch; assert torch.version.cuda is None, "this torch is not the CPU build"'

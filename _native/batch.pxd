@@ -20,6 +20,7 @@ cdef struct NativeBatch:
     bint failed              # all requests get INTERNAL with `details`
     char *details            # from malloc
     bint stopped             # nobody waits any more, so it was ended early: `failed` is CANCELLED then
+    bint blamed              # the requests cannot be executed as they are: `failed` is INVALID_ARGUMENT then
     int64_t taken_ns
     int64_t input_end_ns
     int64_t output_start_ns

@@ -20,6 +20,7 @@ from _native.request cimport (
     STATUS_CANCELLED,
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     Request,
@@ -68,6 +69,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.output_start_ns = 0
     batch.failed = False
     batch.stopped = False
+    batch.blamed = False
     batch.count = 0
     batch.rows = 0
     while chain != NULL:
@@ -121,8 +123,12 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
 # Answering
 
 cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
-    request_fail(request, STATUS_CANCELLED if batch.stopped else STATUS_INTERNAL,
-                 format_text("%s", text_or_no_memory(batch.details)))
+    cdef int status = STATUS_INTERNAL
+    if batch.stopped:
+        status = STATUS_CANCELLED
+    elif batch.blamed:
+        status = STATUS_INVALID_ARGUMENT
+    request_fail(request, status, format_text("%s", text_or_no_memory(batch.details)))
 
 
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil:

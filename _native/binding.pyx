@@ -4,7 +4,7 @@ Texts that Triton's clients and tests match on are kept; what was expected and w
 of Triton's front end and core (https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc").
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, strlen
 
@@ -223,6 +223,35 @@ cdef bint check_presence(Request *request) noexcept nogil:
         return False
     if request.rows == 0:
         request.rows = 1
+    for i in range(signature.input_count):
+        if signature.inputs[i].values and request.inputs[i].present and not drop_batch_value(request, i):
+            return False
+    return True
+
+
+cdef bint drop_batch_value(Request *request, uint32_t index) noexcept nogil:
+    # A shape tensor may come with the batch size as its first value, which is that of this request, as it may without.
+    cdef const TensorSignature *tensor = &request.signature.inputs[index]
+    cdef InputData *input = &request.inputs[index]
+    cdef uint32_t size = datatype_size(tensor.datatype)
+    cdef int32_t narrow = 0
+    cdef int64_t wide = 0
+    if request.signature.max_batch_size == 0 or input.shape[0] == tensor.dims[0]:
+        return True
+    if size == sizeof(narrow):
+        memcpy(&narrow, input.data, sizeof(narrow))
+        wide = narrow
+    else:
+        memcpy(&wide, input.data, sizeof(wide))
+    if wide != request.rows:
+        refuse(request, format_text(
+            "the first value of shape tensor '%.*s' for model '%.*s' must be the batch size of the request, %u, "
+            "got %lld", tensor.name.size, tensor.name.data, request.signature.name.size,
+            request.signature.name.data, request.rows, <long long>wide))
+        return False
+    input.data += size
+    input.size -= size
+    input.shape[0] -= 1
     return True
 
 
@@ -387,7 +416,7 @@ cdef bint check_tensor(Request *request, int index) noexcept nogil:
                                         tensor.name.size, tensor.name.data,
                                         signature.name.size, signature.name.data))
             return False
-    if signature.max_batch_size > 0 and not check_rows(request, tensor, input):
+    if signature.max_batch_size > 0 and not tensor.values and not check_rows(request, tensor, input):
         return False
     return check_shape(request, tensor, input) and check_bytes(request, tensor, input, elements)
 
@@ -422,9 +451,11 @@ cdef bint check_rows(Request *request, const TensorSignature *tensor, const Inpu
 
 
 cdef bint check_shape(Request *request, const TensorSignature *tensor, const InputData *input) noexcept nogil:
-    cdef bint batches = request.signature.max_batch_size > 0
+    cdef bint batches = request.signature.max_batch_size > 0 and not tensor.values
     cdef bint good = input.rank == tensor.rank + batches
     cdef uint32_t i
+    if tensor.values and request.signature.max_batch_size > 0 and good and input.shape[0] == tensor.dims[0] + 1:
+        return True  # with the batch size first: see drop_batch_value
     if good:
         for i in range(tensor.rank):
             if tensor.dims[i] != -1 and tensor.dims[i] != input.shape[i + batches]:
@@ -437,7 +468,7 @@ cdef bint check_shape(Request *request, const TensorSignature *tensor, const Inp
 cdef void refuse_shape(Request *request, const TensorSignature *tensor, const int64_t *shape,
                        uint32_t rank) noexcept nogil:
     cdef const Signature *signature = request.signature
-    cdef bint batches = signature.max_batch_size > 0
+    cdef bint batches = signature.max_batch_size > 0 and not tensor.values
     cdef char want[512]
     cdef char got[512]
     refuse(request, format_text(

@@ -31,12 +31,19 @@ cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint3
     return &batch.requests[i].states[signature.supplied[input - signature.input_count].source]
 
 
+cdef inline bint counts_rows(const NativeBatch *batch, uint32_t input) noexcept nogil:
+    # a shape tensor whose first value is the size of the batch, followed by the values that all requests have in common
+    return batch.signature.inputs[input].values and batch.signature.max_batch_size > 0
+
+
 cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
     # the data of all requests is one aligned run already, which stays as it is
     cdef const InputData *data = data_of(batch, 0, input)
     cdef const InputData *following
     cdef uint32_t i
     if <uintptr_t>data.data % ALIGNMENT or data.block.sharing == SHARED_WITH_STRANGER:
+        return False
+    if counts_rows(batch, input):
         return False
     for i in range(1, batch.count):
         following = data_of(batch, i, input)
@@ -62,7 +69,9 @@ cdef void set_shape(const NativeBatch *batch, uint32_t input, GatheredInput *out
         return
     out.rank = first.rank
     memcpy(out.shape, first.shape, first.rank * sizeof(int64_t))
-    if batches:
+    if counts_rows(batch, input):
+        out.shape[0] += 1
+    elif batches:
         out.shape[0] = batch.rows
     if tensor.reshaped:
         reshape(tensor.dims, tensor.rank, tensor.model_dims, tensor.model_rank, out.shape + batches)
@@ -96,6 +105,9 @@ cdef void describe_one(NativeBatch *batch, uint32_t input) noexcept nogil:
         out.shape[tensor.pad_axis + (batch.signature.max_batch_size > 0)] = padded_length(batch, input)
         out.size = <size_t>elements_of(out.shape, out.rank) * datatype_size(tensor.datatype)
         return
+    if counts_rows(batch, input):
+        out.size = <size_t>out.shape[0] * datatype_size(tensor.datatype)
+        return
     for i in range(batch.count):
         out.size += data_of(batch, i, input).size
 
@@ -107,11 +119,23 @@ cdef void write_one(const NativeBatch *batch, uint32_t input, uint8_t *at) noexc
     if batch.signature.inputs[input].padded and needs_padding(batch, input):
         write_padded(batch, input, at)
         return
+    if counts_rows(batch, input):
+        write_values(batch, input, at)
+        return
     for i in range(batch.count):
         data = data_of(batch, i, input)
         if data.size:
             memcpy(at, data.data, data.size)
         at += data.size
+
+
+cdef void write_values(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
+    # a shape tensor of the whole batch: how many rows it has, then the values
+    cdef const InputData *first = data_of(batch, 0, input)
+    cdef uint32_t size = datatype_size(batch.signature.inputs[input].datatype)
+    cdef int64_t rows = batch.rows
+    memcpy(at, &rows, size)  # little-endian: the lower half is the number, too
+    memcpy(at + size, first.data, first.size)
 
 
 cdef bint gather_one(NativeBatch *batch, uint32_t input) noexcept nogil:

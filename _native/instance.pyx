@@ -228,6 +228,7 @@ cdef class InstanceLoop:
             self.instance.execute(batch)
         except BaseException as error:
             text = text_of(error)
+            self.batch.blamed = not self.batch.failed and getattr(error, "blames_requests", False)
             batch.fail(text)
             if not self.watched.stopped:
                 logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,

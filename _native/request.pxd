@@ -193,5 +193,6 @@ cdef Response *response_new(Request *request) noexcept nogil
 cdef void response_free(Response *response) noexcept nogil
 cdef void response_fail(Response *response, int status, char *details) noexcept nogil
 
-# Whether the two requests may share a batch: the same inputs with, but for the batch dimension, the same shapes.
+# Whether the two requests may share a batch: the same inputs with, but for the batch dimension, the same shapes, and
+# shape tensors of the same values.
 cdef bint request_alike(const Request *a, const Request *b) noexcept nogil

@@ -306,6 +306,10 @@ cdef bint request_alike(const Request *a, const Request *b) noexcept nogil:
         y = &b.inputs[i]
         if x.present != y.present:
             return False
-        if x.present and tensor.variable and not tensor.ragged and not same_shape(signature, tensor, x, y):
+        if not x.present or tensor.ragged:
+            continue
+        if tensor.values and (x.size != y.size or memcmp(x.data, y.data, x.size) != 0):
+            return False
+        if tensor.variable and not same_shape(signature, tensor, x, y):
             return False
     return True

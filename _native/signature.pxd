@@ -40,6 +40,9 @@ cdef struct TensorSignature:
     uint32_t label_count
     uint32_t state       # of an output: 1 + which of the states it updates; 0: none
     bint ragged          # of an input: requests of any shape share a batch, the model gets their elements in a row
+    # A shape tensor: requests of the same values share a batch. Where the model batches, `dims` leaves out the first
+    # value, which is the batch size, and there is no batch dimension.
+    bint values
     bint reshaped        # the model sees another shape of as many elements:
     uint32_t model_rank
     int64_t model_dims[MAX_RANK]
@@ -68,7 +71,7 @@ cdef struct Signature:
     bint decoupled               # a request may have any number of responses
     bint single_answers          # of a decoupled model, whose only response may be asked for by ModelInfer
     bint splits                  # a request may have more rows than max_batch_size
-    bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes
+    bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes and values
 
 # A copy of the text as UTF-8 from malloc, terminated.
 cdef int str_copy(Str *out, str text) except -1

@@ -67,6 +67,7 @@ cdef int tensor_build(TensorSignature *tensor, object spec, bint batches) except
         for i, dim in enumerate(spec.model_shape):
             tensor.model_dims[i] = dim
     tensor.ragged = spec.ragged
+    tensor.values = spec.shape_tensor
     if spec.pad_value is not None:
         tensor.padded = True
         tensor.pad_axis = only_variable(tensor, spec)
@@ -237,7 +238,8 @@ cdef int signature_build(Signature *signature, object spec, int64_t version) exc
         signature.uniform = True
         for i in range(signature.input_count):
             signature.required_inputs += not signature.inputs[i].optional
-            if signature.inputs[i].optional or (signature.inputs[i].variable and not signature.inputs[i].ragged):
+            if (signature.inputs[i].optional or signature.inputs[i].values
+                    or (signature.inputs[i].variable and not signature.inputs[i].ragged)):
                 signature.uniform = False
     except BaseException:
         signature_clear(signature)

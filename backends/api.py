@@ -31,6 +31,15 @@ class BackendError(Exception):
     """
 
 
+class RequestError(BackendError):
+    """Requests cannot be executed as they are: they get INVALID_ARGUMENT where other errors mean INTERNAL.
+
+    All of a batch do, so it is for what they have in common, such as their shapes.
+    """
+
+    blames_requests = True
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """An input or output of a model as the configuration describes it."""
@@ -42,6 +51,8 @@ class TensorSpec:
     labels: tuple[str, ...] = ()  # class names of an output with a label file
     model_shape: tuple[int, ...] | None = None  # what the model has where clients have `dims`: as many elements
     ragged: bool = False  # an input whose shapes may differ in a batch; the model gets the elements in one dimension
+    shape_tensor: bool = False  # its values are shapes; where the model batches, the first is the batch size, which
+    # `dims` leave out. It has no batch dimension then, and requests of other values are in other batches
     pad_value: float | None = None  # an input whose variable dimension is filled up with it within a batch
     cut_like: str = ""  # an output that gets back the length of this padded input
     like_input: str = ""  # an output that is split by the shapes of this ragged input
@@ -170,6 +181,7 @@ class InstanceSpec:
     device: int = 0
     host_policy: str = ""  # its name; empty for the usual one of the kind
     passive: bool = False  # made, but given no requests
+    profiles: tuple[int, ...] = ()  # TensorRT's optimisation profiles that it may use; none: the first
     resources: tuple[ResourceSpec, ...] = ()
     priority: int = 0  # an instance of priority 2 gets resources half as often as one of 1; 0 counts as 1
 
@@ -244,6 +256,8 @@ class ModelSpec:
     decoupled: bool = False  # a request may have any number of responses
     single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
     gpu: GpuSpec = GpuSpec()
+    model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The model's file for GPUs of a compute capability, such as "9.0", where it is another."""
     ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
 
     @property
@@ -278,6 +292,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]  # dims without the batch dimension if `batches`, whole otherwise
     outputs: tuple[TensorSpec, ...]
     batches: bool  # every input and output has a variable first dimension
+    max_batch_size: int = 0  # rows that the model can take; 0 where the file sets no limit
 
 
 class Services(Protocol):

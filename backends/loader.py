@@ -31,12 +31,18 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
         "identity": Entry("backends.identity:IdentityBackend"),
         "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch", on_gpu=True),
         "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime", "onnx"),
+        "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }
 )
 
 PLATFORMS: Mapping[str, str] = MappingProxyType(
-    {"pytorch_libtorch": "pytorch", "torch_aoti": "pytorch", "onnxruntime_onnx": "onnxruntime"}
+    {
+        "pytorch_libtorch": "pytorch",
+        "torch_aoti": "pytorch",
+        "onnxruntime_onnx": "onnxruntime",
+        "tensorrt_plan": "tensorrt",
+    }
 )
 """The backend that a `platform` of `config.pbtxt` means. The first of a backend is its usual one."""
 

@@ -12,7 +12,10 @@ cdef class GpuBatch:
     cdef BufferSet *set      # of the pipeline; NULL once submitted
     cdef bint recorded       # there are no requests: the work becomes a graph
     cdef int check(self) except -1
+    cdef uint32_t input_index(self, str name) except? 0xffffffff
     cdef uint32_t output_index(self, str name) except? 0xffffffff
+    cdef int shape_output(self, uint32_t index, str name, object shape) except -1
+    cdef int place_output(self, uint32_t index, str name, size_t size) except -1
 
 # Its `set` is to be made NULL when the backend is done with it.
 cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, bint recorded)

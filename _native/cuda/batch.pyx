@@ -11,7 +11,7 @@ from _native.cuda.transfer cimport Transfer
 from _native.datatype cimport datatype_size
 from _native.memory cimport block_give
 from _native.scatter cimport batch_wants
-from _native.signature cimport MAX_RANK, TensorSignature
+from _native.signature cimport MAX_RANK
 from _native.supply cimport GatheredInput
 
 
@@ -55,27 +55,40 @@ cdef class GpuBatch:
         """Whether this is no batch of requests, but work that is recorded as a graph."""
         return self.recorded
 
-    def input(self, name: str):
-        """The input over all requests; None for an optional one that the requests leave out."""
+    cdef uint32_t input_index(self, str name) except? 0xffffffff:
         cdef bytes wanted = name.encode()
-        cdef const TensorSignature *tensor
-        cdef const GatheredInput *given
-        cdef int64_t shape[MAX_RANK]
         cdef uint32_t i
         self.check()
         for i in range(self.set.input_count):
-            tensor = &self.set.batch.signature.inputs[i]
-            given = &self.set.batch.inputs[i]
-            if tensor.name.data == wanted:
-                if not given.present:
-                    return None
-                memcpy(shape, given.shape, sizeof(shape))
-                if self.set.rows != self.set.batch.rows:
-                    shape[0] = self.set.rows
-                return tensor_new(self.transfer.device.ordinal,
-                                  <DevicePointer>self.set.device_in.data + self.set.offsets[i],
-                                  padded_size(self.set, i), tensor.datatype, shape, given.rank)
+            if self.set.batch.signature.inputs[i].name.data == wanted:
+                return i
         raise ValueError(f"the model has no input '{name}'")
+
+    def input(self, name: str):
+        """The input over all requests; None for an optional one that the requests leave out."""
+        cdef uint32_t i = self.input_index(name)
+        cdef const GatheredInput *given = &self.set.batch.inputs[i]
+        cdef int64_t shape[MAX_RANK]
+        if not given.present:
+            return None
+        memcpy(shape, given.shape, sizeof(shape))
+        if self.set.rows != self.set.batch.rows:
+            shape[0] = self.set.rows
+        return tensor_new(self.transfer.device.ordinal,
+                          <DevicePointer>self.set.device_in.data + self.set.offsets[i], padded_size(self.set, i),
+                          self.set.batch.signature.inputs[i].datatype, shape, given.rank)
+
+    def host_input(self, name: str) -> bytes:
+        """A copy of an input's bytes, for what the host must know: a shape tensor.
+
+        Raises:
+            ValueError: there is no such input in this batch, or no batch whose values could be known.
+        """
+        cdef uint32_t i = self.input_index(name)
+        cdef const GatheredInput *given = &self.set.batch.inputs[i]
+        if self.recorded or not given.present:
+            raise ValueError(f"the values of input '{name}' are not known")
+        return (<const char *>given.data)[:given.size]
 
     def wants(self, name: str) -> bool:
         """Whether any request asked for this output."""
@@ -91,7 +104,43 @@ cdef class GpuBatch:
         """
         cdef uint32_t index = self.output_index(name)
         cdef Output *output = &self.set.outputs[index]
-        cdef const TensorSignature *tensor = &self.set.batch.signature.outputs[index]
+        self.shape_output(index, name, shape)
+        self.place_output(index, name, output.size)
+        output.given = True
+        return tensor_new(self.transfer.device.ordinal, output.address, output.size,
+                          self.set.batch.signature.outputs[index].datatype, output.shape, output.rank)
+
+    def output_memory(self, name: str, size: int) -> int:
+        """Memory for an output whose shape is not known yet; its address. `set_output_shape` has to follow.
+
+        Asked again, it is other memory, and what the first holds is lost.
+
+        Raises:
+            ValueError: there is no such output, or this is recorded as a graph.
+            MemoryError: the device has no memory for it.
+        """
+        cdef uint32_t index = self.output_index(name)
+        if self.recorded:
+            raise ValueError(f"the shape of output '{name}' depends on data, which no CUDA graph can follow")
+        self.set.outputs[index].given = False
+        self.place_output(index, name, size)
+        return self.set.outputs[index].address
+
+    def set_output_shape(self, name: str, shape) -> None:
+        """The shape of an output whose memory `output_memory` gave.
+
+        Raises:
+            ValueError: there is no such output or memory, it is too small for this shape, or the shape is impossible.
+        """
+        cdef uint32_t index = self.output_index(name)
+        cdef Output *output = &self.set.outputs[index]
+        self.shape_output(index, name, shape)
+        if output.block == NULL or output.block.size < output.size:
+            raise ValueError(f"output '{name}' of shape {list(shape)} has no memory for its {output.size} bytes")
+        output.given = True
+
+    cdef int shape_output(self, uint32_t index, str name, object shape) except -1:
+        cdef Output *output = &self.set.outputs[index]
         cdef int64_t elements = 1
         if len(shape) > MAX_RANK:
             raise ValueError(f"output '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are served")
@@ -101,23 +150,25 @@ cdef class GpuBatch:
             output.shape[i] = dim
             elements *= dim
         output.rank = <uint32_t>len(shape)
-        output.size = <size_t>elements * datatype_size(tensor.datatype)
+        output.size = <size_t>elements * datatype_size(self.set.batch.signature.outputs[index].datatype)
+        return 0
+
+    cdef int place_output(self, uint32_t index, str name, size_t size) except -1:
+        # memory for it; of a batch it goes back when that is answered, of a graph with the graph
+        cdef Output *output = &self.set.outputs[index]
         block_give(output.block)
         output.block = NULL
         if self.recorded:
-            kept = self.transfer.pool.take(max(output.size, <size_t>1))
+            kept = self.transfer.pool.take(max(size, <size_t>1))
             self.pipeline.holds[self.set.index].append(kept)
             output.address = kept.address
         else:
-            output.block = self.transfer.pool.take_or_allocate(max(output.size, <size_t>1),
-                                                               self.transfer.compute.stream)
+            output.block = self.transfer.pool.take_or_allocate(max(size, <size_t>1), self.transfer.compute.stream)
             if output.block == NULL:
-                raise MemoryError(f"no memory on device {self.transfer.device.ordinal} for the {output.size} bytes of "
+                raise MemoryError(f"no memory on device {self.transfer.device.ordinal} for the {size} bytes of "
                                   f"output '{name}'")
             output.address = <DevicePointer>output.block.data
-        output.given = True
-        return tensor_new(self.transfer.device.ordinal, output.address, output.size, tensor.datatype, output.shape,
-                          output.rank)
+        return 0
 
     def set_output(self, name: str, tensor) -> None:
         """Hand over an output that lies elsewhere on the device.

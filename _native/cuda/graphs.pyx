@@ -117,6 +117,8 @@ cdef class Graphs:
             if tensor.optional or tensor.ragged:
                 raise ValueError(f"CUDA graphs need inputs of one shape, but '{name}' is "
                                  f"{'optional' if tensor.optional else 'ragged'}")
+            if tensor.values:
+                raise ValueError(f"CUDA graphs cannot follow the values of a shape tensor, which '{name}' is")
             shape = shapes.get(name)
             for k in range(model_rank(tensor)):
                 fitting.shapes[i].dims[k] = model_dims(tensor)[k] if shape is None else shape[k]

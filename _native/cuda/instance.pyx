@@ -180,6 +180,7 @@ cdef class GpuLoop:
                 batch.set = NULL
         except BaseException as error:
             text = text_of(error).encode("utf-8", "replace")
+            set.batch.blamed = not set.batch.failed and getattr(error, "blames_requests", False)
             batch_fail(&set.batch, format_text("%s", <const char *>text))
             logger.error("instance %s failed a batch of %d requests: %s", self.name, set.batch.count, text.decode(),
                          exc_info=logger.isEnabledFor(logging.DEBUG))

@@ -30,7 +30,7 @@ def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str) -> Non
     """
     begin = time.monotonic()
     for sample in spec.warmup:
-        tensors = tensors_of(sample, batches=spec.max_batch_size > 0)
+        tensors = tensors_of(sample, spec)
         try:
             for _ in range(sample.count):
                 loop.rehearse(tensors, sample.batch_size)
@@ -47,7 +47,7 @@ async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelS
         BackendError: one fails; with the sample's name.
     """
     for sample in spec.warmup:
-        tensors = tensors_of(sample, batches=spec.max_batch_size > 0)
+        tensors = tensors_of(sample, spec)
         try:
             for _ in range(sample.count):
                 done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -58,9 +58,12 @@ async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelS
             raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
 
 
-def tensors_of(sample: WarmupSpec, *, batches: bool) -> dict[str, tuple[tuple[int, ...], bytes]]:
+def tensors_of(sample: WarmupSpec, spec: ModelSpec) -> dict[str, tuple[tuple[int, ...], bytes]]:
     """Shape and bytes of each input of one request: one row, if the model has a batch dimension."""
-    return {name: ((1, *data.dims) if batches else data.dims, _bytes(data)) for name, data in sample.inputs.items()}
+    batching = {tensor.name for tensor in spec.inputs if spec.max_batch_size > 0 and not tensor.shape_tensor}
+    return {
+        name: ((1, *data.dims) if name in batching else data.dims, _bytes(data)) for name, data in sample.inputs.items()
+    }
 
 
 def _bytes(data: WarmupInput) -> bytes:

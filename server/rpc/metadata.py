@@ -109,5 +109,13 @@ class Information:
 
 def _tensors(specs: Iterable[TensorSpec], batches: bool) -> Iterator[pb.ModelMetadataResponse.TensorMetadata]:
     for spec in specs:
-        shape = (-1, *spec.dims) if batches else spec.dims
-        yield pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=shape)
+        yield pb.ModelMetadataResponse.TensorMetadata(
+            name=spec.name, datatype=spec.datatype, shape=_shape(spec, batches)
+        )
+
+
+def _shape(spec: TensorSpec, batches: bool) -> tuple[int, ...]:
+    """As clients send it: a shape tensor has the batch size as its first value, where others have a dimension."""
+    if batches and spec.shape_tensor:
+        return (spec.dims[0] + 1,)
+    return (-1, *spec.dims) if batches else spec.dims

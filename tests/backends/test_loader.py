@@ -33,7 +33,10 @@ def test_the_table_and_the_class_agree_on_the_file(name):
     assert BackendLoader().backend(name).model_filename == BUILTIN[name].model_filename
 
 
-@pytest.mark.parametrize(("platform", "name"), [("pytorch_libtorch", "pytorch"), ("onnxruntime_onnx", "onnxruntime")])
+@pytest.mark.parametrize(
+    ("platform", "name"),
+    [("pytorch_libtorch", "pytorch"), ("onnxruntime_onnx", "onnxruntime"), ("tensorrt_plan", "tensorrt")],
+)
 def test_platforms_are_aliases(platform, name):
     loader = BackendLoader()
     assert loader.backend(platform) is loader.backend(name)
@@ -41,7 +44,7 @@ def test_platforms_are_aliases(platform, name):
 
 
 def test_an_unknown_platform_means_no_backend():
-    assert backend_of_platform("tensorrt_plan") is None
+    assert backend_of_platform("tensorflow_savedmodel") is None
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "../identity", "a.b", "os"])
@@ -49,8 +52,8 @@ def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
     with pytest.raises(BackendError) as caught:
         BackendLoader(directory=tmp_path).backend(name)
     assert str(caught.value) == (
-        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, python, nor is it in the "
-        f"backend directory '{tmp_path}'"
+        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, tensorrt, python, nor is it "
+        f"in the backend directory '{tmp_path}'"
     )
 
 

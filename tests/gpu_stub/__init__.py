@@ -16,12 +16,13 @@ import functools
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 BUILT = Path(__file__).resolve().parents[2] / "build" / "gpu_stub"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-shared")
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 PATIENCE = 60.0  # seconds that a test waits for what has to happen
 
 
@@ -56,9 +57,19 @@ class Stub:
         lib.stub_await.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
         lib.stub_bytes.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
         lib.stub_bytes.restype = ctypes.c_void_p
+        lib.stub_kernel.argtypes = [
+            ctypes.c_void_p,
+            KERNEL,
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_uint64 * 3),
+            ctypes.c_int,
+        ]
         lib.stub_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         lib.stub_report.restype = ctypes.c_size_t
         self.lib = lib
+        self._run = KERNEL(self._run_kernel)
+        self._kernels: dict[int, Callable[[], None]] = {}
+        self._problems: list[str] = []
 
     def set(self, **settings: int) -> None:
         """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us."""
@@ -105,6 +116,28 @@ class Stub:
         """How often a function of the driver was called."""
         return int(self.lib.stub_calls(function.encode()))
 
+    def launch(self, stream: int, function: Callable[[], None], touched: Sequence[tuple[int, int, bool]]) -> int:
+        """Have `function` called when the stream comes to it, as a framework's kernel; the driver's error.
+
+        Args:
+            stream: its handle.
+            touched: address, size and whether they are written, of all bytes of the device that it touches.
+        """
+        number = len(self._kernels) + 1
+        self._kernels[number] = function  # for good: it may be part of a graph
+        arguments = (ctypes.c_uint64 * 3 * len(touched))(*touched)
+        return int(self.lib.stub_kernel(stream, self._run, number, arguments, len(touched)))
+
+    def _run_kernel(self, number: int) -> None:
+        try:
+            self._kernels[number]()
+        except Exception as error:  # on a thread of the stub's: nobody else could be told
+            self._problems.append(f"violation: a kernel failed: {type(error).__name__}: {error}")
+
+    def array(self, address: int, size: int) -> memoryview:
+        """Device memory to compute in, in place."""
+        return memoryview((ctypes.c_uint8 * size).from_address(self._bytes(address, size))).cast("B")
+
     def read(self, address: int, size: int) -> bytes:
         """What device memory holds now, whoever may be writing it."""
         return ctypes.string_at(self._bytes(address, size), size)
@@ -122,7 +155,8 @@ class Stub:
         """What went wrong since the last report, and what is alive now."""
         text = ctypes.create_string_buffer(1 << 16)
         self.lib.stub_report(text, len(text))
-        return text.value.decode().splitlines()
+        problems, self._problems = self._problems, []
+        return [*problems, *text.value.decode().splitlines()]
 
     def leftovers(self) -> list[str]:
         """The report without the devices' contexts, which are held by whoever knows the device."""

@@ -10,7 +10,8 @@ int initialized, devices = 1, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 long long memory_size = 1LL << 30, memory_used[MAX_DEVICES], copy_us, d2d_us;
 int held[KINDS];
 uint64_t executed[KINDS];
-const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "host", "record", "wait", "graph"};
+const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "host", "record", "wait", "graph",
+                                       "kernel"};
 _Thread_local int current_device = -1;
 
 static struct { const char *name; uint64_t calls; } counted[MAX_COUNTED];

@@ -41,7 +41,8 @@ enum {
     INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
 };
-enum { MAX_DEVICES = 8, MAX_STREAMS = 64, MAX_FAULTS = 16, MAX_COUNTED = 64, REPORT_LINES = 64 };
+enum { MAX_DEVICES = 8, MAX_STREAMS = 64, MAX_FAULTS = 16, MAX_COUNTED = 64, REPORT_LINES = 64,
+       MAX_ARGUMENTS = 16 };
 enum { RUBBISH = 0xDB, SCRIBBLE = 0xEE };
 
 typedef struct { uint32_t tick[MAX_STREAMS]; } Clock;
@@ -76,7 +77,11 @@ typedef struct Event {
     Graph *captured_in;
 } Event;
 
-typedef enum { COPY_IN, COPY_OUT, COPY_DEVICE, FILL, HOST, RECORD, WAIT, GRAPH, KINDS } Kind;
+typedef enum { COPY_IN, COPY_OUT, COPY_DEVICE, FILL, HOST, RECORD, WAIT, GRAPH, KERNEL, KINDS } Kind;
+
+/* Bytes of the device that a kernel reads or writes. */
+typedef struct { uint64_t address, size, writes; } Argument;
+typedef struct { Memory *memory; Argument of; } Touched;
 
 typedef struct Operation {
     Kind kind;
@@ -91,6 +96,8 @@ typedef struct Operation {
     void (*function)(void *);
     void *argument;
     Graph *graph;
+    Touched touched[MAX_ARGUMENTS];      /* by a kernel */
+    int touched_count;
     Clock clock;                         /* of its stream when it was submitted */
     struct Operation *next;
 } Operation;

@@ -13,6 +13,10 @@ Operation *operation(Kind kind) {
 void note_accesses(const Operation *o, const Stream *s) {
     if (o->to_memory) touch(o->to_memory, o->to, o->size, 1, s, &s->clock);
     if (o->source_memory) touch(o->source_memory, o->source, o->size, 0, s, &s->clock);
+    for (int i = 0; i < o->touched_count; i++) {
+        const Argument *of = &o->touched[i].of;
+        touch(o->touched[i].memory, of->address, of->size, of->writes != 0, s, &s->clock);
+    }
     if (o->kind == GRAPH)
         for (Operation *inner = o->graph->first; inner; inner = inner->next) note_accesses(inner, s);
 }
@@ -54,7 +58,13 @@ void run_operation(Operation *o, int device) {
     if (sticky[device]) return;
     if (is_copy(o->kind)) {
         run_copy(o, device);
-    } else if (o->kind == HOST) {
+    } else if (o->kind == HOST || o->kind == KERNEL) {
+        for (int i = 0; i < o->touched_count; i++)
+            if (!within(o->touched[i].memory, o->touched[i].of.address, o->touched[i].of.size)) {
+                violation("a kernel ran on memory that was freed");
+                sticky[device] = ILLEGAL_ADDRESS;
+                return;
+            }
         pthread_mutex_unlock(&guard);
         o->function(o->argument);
         pthread_mutex_lock(&guard);
@@ -71,6 +81,7 @@ void run_operation(Operation *o, int device) {
 void count_pending(Operation *o, int by) {
     if (o->to_memory) o->to_memory->pending += by;
     if (o->source_memory) o->source_memory->pending += by;
+    for (int i = 0; i < o->touched_count; i++) o->touched[i].memory->pending += by;
     if (o->kind == GRAPH)
         for (Operation *inner = o->graph->first; inner; inner = inner->next) count_pending(inner, by);
 }

@@ -121,3 +121,43 @@ def test_leak_is_reported(gpu, stub):
     }
     del memory, stream, event
     assert stub.report() == ["alive: the context of device 0, 1 times"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kernel_that_nothing_orders_behind_its_input(gpu, stub, waits):
+    memory, copy, compute, copied = gpu.allocate(SIZE), gpu.stream(), gpu.stream(), gpu.event()
+    ran = []
+    with HostBuffer(b"a" * SIZE, gpu) as staging:
+        copy.copy_to_device(memory.pointer, staging.address, SIZE)
+        copy.record(copied)
+        if waits:
+            compute.wait(copied)
+        assert stub.launch(compute.handle, lambda: ran.append(True), [(memory.pointer, SIZE, False)]) == 0
+        compute.synchronize()
+        copy.synchronize()
+    assert ran == [True]
+    assert [f"reads {SIZE} bytes" in line for line in stub.violations()] == ([] if waits else [True])
+
+
+def test_kernel_beyond_an_allocation_and_one_that_raises(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    assert stub.launch(stream.handle, int, [(memory.pointer, SIZE + 1, True)]) == 1
+    assert stub.launch(stream.handle, lambda: 1 // 0, [(memory.pointer, SIZE, True)]) == 0
+    stream.synchronize()
+    assert stub.violations() == [
+        "violation: a kernel failed: ZeroDivisionError: integer division or modulo by zero",
+        f"violation: a kernel was submitted that writes {SIZE + 1} bytes beyond an allocation",
+    ]
+
+
+def test_kernels_are_captured(gpu, stub):
+    stream, ran = gpu.stream(), []
+    stream.begin_capture()
+    stub.launch(stream.handle, lambda: ran.append(True), [])
+    graph = stream.end_capture()
+    assert ran == []
+    for _ in range(2):
+        stream.launch(graph)
+    stream.synchronize()
+    assert ran == [True, True]
+    assert stub.violations() == []

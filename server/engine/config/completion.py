@@ -54,13 +54,15 @@ def complete(
     Raises:
         ConfigError: max_batch_size is set for a model that cannot batch.
     """
+    if 0 < signature.max_batch_size < config.max_batch_size:
+        raise error_of([_too_many_rows(config, signature)], config.name, source)
     if config.max_batch_size > 0 and not signature.batches:
         text = "autofill failed: model does not support batching while non-zero max_batch_size is specified"
         instead = "write max_batch_size: 0, and dims with all dimensions of the model"
         raise error_of([Finding(("max_batch_size",), text, instead)], config.name, source)
     if signature.batches and not config.max_batch_size and _may_batch(config, signature, source):
-        config.max_batch_size = default_max_batch_size
-        if default_max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+        config.max_batch_size = signature.max_batch_size or default_max_batch_size
+        if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
     whole = signature.batches and not config.max_batch_size
     supplied = {spec.tensor.name for spec in supplied_inputs(config)}
@@ -69,6 +71,15 @@ def complete(
     scalars |= _fill(config.output, signature.outputs, whole, kept)
     fill_defaults(config)
     return scalars
+
+
+def _too_many_rows(config: pb.ModelConfig, signature: Signature) -> Finding:
+    # only plans of TensorRT set a limit
+    text = (
+        f"autofill failed for model '{config.name}': configuration specified max-batch {config.max_batch_size} but "
+        f"TensorRT engine only supports max-batch {signature.max_batch_size}"
+    )
+    return Finding(("max_batch_size",), text, f"write at most {signature.max_batch_size}", names_model=True)
 
 
 def _may_batch(config: pb.ModelConfig, signature: Signature, source: Source) -> bool:
@@ -84,11 +95,15 @@ def _ranks_fit(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
 
 
 def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Collection[str]) -> frozenset[str]:
-    """Add all tensors but the `others` where none is given, else what those that are given leave out."""
+    """Add all tensors but the `others` where none is given, else what those that are given leave out.
+
+    Args:
+        whole: the model can batch, and is to be served without.
+    """
     if not tensors:
         for spec in specs:
             if spec.name not in others:
-                tensors.add(name=spec.name)
+                tensors.add(name=spec.name).is_shape_tensor = spec.shape_tensor
     known = {spec.name: spec for spec in specs}
     scalars = set()
     for tensor in tensors:
@@ -98,7 +113,12 @@ def _fill(tensors: Tensors, specs: Sequence[TensorSpec], whole: bool, others: Co
         if not tensor.data_type:
             tensor.data_type = TYPE_OF[spec.datatype]
         if not tensor.dims:
-            tensor.dims.extend((-1, *spec.dims) if whole else spec.dims)
+            tensor.dims.extend(_whole(spec) if whole else spec.dims)
         if not tensor.dims:
             scalars.add(tensor.name)
     return frozenset(scalars)
+
+
+def _whole(spec: TensorSpec) -> tuple[int, ...]:
+    """The dims of a tensor of a model that can batch, and is to be served without."""
+    return (spec.dims[0] + 1,) if spec.shape_tensor else (-1, *spec.dims)

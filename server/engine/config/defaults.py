@@ -13,11 +13,10 @@ from server.pb import model_config_pb2 as pb
 OTHER_FILES = {
     "model.savedmodel": "tensorflow",
     "model.graphdef": "tensorflow",
-    "model.plan": "tensorrt",
     "model.xml": "openvino",
     "model.py": "python",
 }
-OTHER_PLATFORMS = ("tensorrt_plan", "tensorflow_savedmodel", "tensorflow_graphdef")
+OTHER_PLATFORMS = ("tensorflow_savedmodel", "tensorflow_graphdef")
 
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""

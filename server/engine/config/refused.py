@@ -28,19 +28,17 @@ class Field:
     instead: str = "remove it"
 
 
-_NO_TENSORRT = "only TensorRT has it, which is not served"
+_LINEAR = "tensors are row-major"
+_LINEAR_INSTEAD = "build the plan with linear formats of its inputs and outputs"
 _NO_ACCELERATOR = "execution accelerators are not served yet"
 
 REFUSED = (
     # schedulers
     Field("ensemble_scheduling.step.model_namespace", "there are no namespaces of models"),
     # tensors
-    Field("input.is_shape_tensor", _NO_TENSORRT),
-    Field("output.is_shape_tensor", _NO_TENSORRT),
-    Field("input.is_non_linear_format_io", _NO_TENSORRT),
-    Field("output.is_non_linear_format_io", _NO_TENSORRT),
+    Field("input.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
+    Field("output.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
     # instances
-    Field("instance_group.profile", _NO_TENSORRT),
     Field("instance_group.secondary_devices", "secondary devices are not served"),
     # optimization
     Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
@@ -48,7 +46,6 @@ REFUSED = (
     Field("optimization.eager_batching", "preparing the next batch ahead is not served yet"),
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
-    Field("cc_model_filenames", "one file serves every GPU", "name the one file as default_model_filename"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
     Field("model_repository_agents.agents", "repository agents are not served yet"),
 )

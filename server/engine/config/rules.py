@@ -12,6 +12,7 @@ from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
+from server.engine.config.plans import broken_plan_rules
 from server.engine.config.queueing import queue_rules
 from server.engine.config.refused import refusals
 from server.engine.config.sequences import broken_sequence_rules
@@ -71,6 +72,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str], gpus: int) ->
     unreadable = list(wrong(config))
     yield from unreadable
     if not unreadable:
+        yield from broken_plan_rules(config)
         yield from wrong_batches(config)
         yield from wrong_warmup(config)
     yield from _response_cache(config)

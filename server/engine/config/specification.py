@@ -59,6 +59,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         decoupled=config.model_transaction_policy.decoupled,
         single_answers=own["decoupled_model_infer"],
         gpu=_gpu(config),
+        model_filenames=_filenames(config, model_dir, source),
         ensemble=ensemble_spec(config),
     )
 
@@ -71,6 +72,7 @@ def _input(tensor: pb.ModelInput, padding: Mapping[str, float]) -> TensorSpec:
         optional=tensor.optional,
         model_shape=_reshape(tensor),
         ragged=tensor.allow_ragged_batch,
+        shape_tensor=tensor.is_shape_tensor,
         pad_value=padding.get(tensor.name),
     )
 
@@ -84,6 +86,7 @@ def _output(
         NAME_OF.get(tensor.data_type, ""),
         tuple(tensor.dims),
         labels=labels,
+        shape_tensor=tensor.is_shape_tensor,
         model_shape=_reshape(tensor),
         cut_like=unpad.get(tensor.name, ""),
         like_input="".join(next(scattered, ())),
@@ -126,6 +129,7 @@ def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
             device,
             host_policy=group.host_policy,
             passive=group.passive,
+            profiles=tuple(int(profile) for profile in group.profile if profile.isdecimal()),
             resources=tuple(
                 ResourceSpec(each.name, each.count, getattr(each, "global")) for each in group.rate_limiter.resources
             ),
@@ -169,10 +173,19 @@ def _graphs(config: pb.ModelConfig) -> tuple[GraphSpec, ...]:
 def _model_filename(config: pb.ModelConfig, model_dir: Path, source: Source) -> str:
     name = config.default_model_filename
     if name and source.has("default_model_filename"):
-        where = source.at("default_model_filename")
-        try:
-            for version_dir in [model_dir / "1", *(path for path in model_dir.iterdir() if path.name.isdecimal())]:
-                inside(version_dir, name, model_dir)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: default_model_filename {error}") from None
+        _check_filename(name, "default_model_filename", model_dir, source.at("default_model_filename"))
     return name
+
+
+def _filenames(config: pb.ModelConfig, model_dir: Path, source: Source) -> Mapping[str, str]:
+    for name in config.cc_model_filenames.values():
+        _check_filename(name, "cc_model_filenames", model_dir, source.at("cc_model_filenames"))
+    return MappingProxyType(dict(config.cc_model_filenames))
+
+
+def _check_filename(name: str, field: str, model_dir: Path, where: str) -> None:
+    try:
+        for version_dir in [model_dir / "1", *(path for path in model_dir.iterdir() if path.name.isdecimal())]:
+            inside(version_dir, name, model_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {field} {error}") from None

@@ -78,8 +78,8 @@ def test_the_backend_is_told_by_the_folders_name(tmp_path: Path) -> None:
 
 
 def test_a_model_of_a_backend_that_is_not_served_is_named(model_dir: Path) -> None:
-    (model_dir / "1" / "model.plan").touch()
-    with pytest.raises(ConfigError, match=r"there is model\.plan of tensorrt, which is not served"):
+    (model_dir / "1" / "model.xml").touch()
+    with pytest.raises(ConfigError, match=r"there is model\.xml of openvino, which is not served"):
         load(model_dir)
 
 

@@ -86,6 +86,7 @@ SERVED = {
     "backend",
     "batch_input",
     "batch_output",
+    "cc_model_filenames",
     "default_model_filename",
     "dynamic_batching",
     "input",

@@ -1,0 +1,5 @@
+"""Plans of TensorRT, through whichever of its Python packages is installed."""
+
+from backends.tensorrt.backend import TensorRTBackend
+
+__all__ = ["TensorRTBackend"]

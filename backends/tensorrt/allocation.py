@@ -1,0 +1,76 @@
+"""Memory for outputs whose shape only the model's execution tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol
+
+from backends.api import BackendError
+
+if TYPE_CHECKING:
+    from _native.cuda.batch import GpuBatch
+
+ALIGNMENT = 256  # of an instance's memory
+
+
+Scrap = Callable[[str, int], int]
+"""Gives memory for an output that is not configured: name and bytes to address."""
+
+
+class OutputAllocator(Protocol):
+    """An IOutputAllocator of TensorRT's that gives a batch's own memory."""
+
+    shapes: dict[str, tuple[int, ...]]  # of outputs, once they are known
+    problem: Exception | None  # why there was no memory
+
+    def begin(self, batch: GpuBatch, scrap: Scrap, answered: Collection[str]) -> None:
+        """The model is about to be executed for this batch, whose outputs are those `answered`."""
+
+    def end(self) -> None:
+        """It has been submitted: there is no more memory to give."""
+
+
+def make_allocator(module: Any) -> OutputAllocator:
+    """One for a context; `module` is the TensorRT."""
+
+    class Allocator(module.IOutputAllocator):  # type: ignore[misc]  # the class is known at run time only
+        def __init__(self) -> None:
+            module.IOutputAllocator.__init__(self)
+            self.shapes: dict[str, tuple[int, ...]] = {}
+            self.problem: Exception | None = None
+            self._give: Callable[[str, int], int] | None = None
+
+        def begin(self, batch: GpuBatch, scrap: Scrap, answered: Collection[str]) -> None:
+            self.problem = None
+            self.shapes.clear()
+            self._give = lambda name, size: batch.output_memory(name, size) if name in answered else scrap(name, size)
+
+        def end(self) -> None:
+            self._give = None
+
+        # An exception in these would be printed by TensorRT, and lost. 0 makes the execution fail.
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:  # noqa: ARG002
+            try:
+                if self._give is None or alignment > ALIGNMENT:
+                    raise BackendError(
+                        f"there is no memory for output '{tensor_name}' at multiples of {alignment} bytes"
+                    )
+                return self._give(tensor_name, size)
+            except Exception as error:
+                self.problem = error
+                return 0
+
+        def reallocate_output_async(
+            self,
+            tensor_name: str,
+            memory: int,
+            size: int,
+            alignment: int,
+            stream: int,  # noqa: ARG002
+        ) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self.shapes[tensor_name] = tuple(shape)
+
+    return Allocator()

@@ -1,0 +1,172 @@
+"""The TensorRT backend: a plan is read once for each GPU, and each instance executes it in contexts of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from _native.cuda.device import Device
+from backends.api import (
+    Backend,
+    BackendError,
+    GpuInstance,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    ModelSpec,
+    Signature,
+)
+from backends.parameters import Parameters
+from backends.tensorrt.check import check
+from backends.tensorrt.instance import TensorRTInstance
+from backends.tensorrt.library import Library, open_library
+from backends.tensorrt.options import Budget, Options, read_options
+from backends.tensorrt.plan import Plan, gpu_for_plans, read_plan
+
+log = logging.getLogger("inferd.tensorrt")
+
+
+class TensorRTBackend(Backend):
+    """Serves `model.plan`, which TensorRT or `inferd build-engine` has built."""
+
+    name = "tensorrt"
+    model_filename = "model.plan"
+
+    def __init__(self, config: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(config)
+        self._plugins: set[str] = set()
+        self._lock = threading.Lock()
+
+    def inspect(self, source: ModelSource) -> Signature:
+        """Names, datatypes, shapes and the largest batch, as the plan tells them on the model's first GPU."""
+        options = self._options(source.spec)
+        gpus = [instance.device for instance in source.spec.instances if instance.kind == "GPU"]
+        profiles = {index for instance in source.spec.instances for index in instance.profiles}
+        reader = PlanReader(source, options, self._library(options))
+        plan = reader.read(gpus[0] if gpus else 0)
+        wrong = sorted(index for index in profiles if index >= len(plan.profiles))
+        if wrong:
+            raise BackendError(
+                f"unable to autofill for '{source.spec.name}', configuration specified invalid profile {wrong[0]}. "
+                f"Number of profiles supported by TensorRT engine: {len(plan.profiles)}"
+            )
+        return plan.signature(profiles or {0})
+
+    def load(self, source: ModelSource) -> TensorRTModel:
+        """Read the plan for the GPU of the first instance, and check the configuration against it."""
+        spec = source.spec
+        for instance in spec.instances:
+            if instance.kind != "GPU":
+                raise BackendError(
+                    f"instance '{instance.name}' of model '{spec.name}' is of KIND_{instance.kind}; plans of TensorRT "
+                    "run on GPUs"
+                )
+        options = self._options(spec)
+        model = TensorRTModel(source, options, self._library(options))
+        check(spec, model.plan(spec.instances[0].device))
+        return model
+
+    def _options(self, spec: ModelSpec) -> Options:
+        return read_options(
+            Parameters(spec.parameters, f"model '{spec.name}'"), Parameters(self.config, f"backend '{self.name}'")
+        )
+
+    def _library(self, options: Options) -> Library:
+        library = open_library(options.runtime)
+        with self._lock:
+            if library.name not in self._plugins:
+                library.load_plugins(options.plugins)
+                self._plugins.add(library.name)
+        return library
+
+
+class PlanReader:
+    """Reads the plan of a version for one GPU or another."""
+
+    def __init__(self, source: ModelSource, options: Options, library: Library) -> None:
+        self.source = source
+        self.options = options
+        self.library = library
+
+    def read(self, ordinal: int) -> Plan:
+        """The plan on this GPU.
+
+        Raises:
+            BackendError: there is no such GPU or file, or TensorRT does not read it there.
+        """
+        what = f"model '{self.source.spec.name}'"
+        gpu = gpu_for_plans(ordinal, what)
+        return read_plan(self.library, self._file(gpu), gpu, what, host_code=self.options.host_code)
+
+    def _file(self, gpu: Device) -> Path:
+        spec = self.source.spec
+        capability = ".".join(map(str, gpu.compute_capability))
+        path = self.source.model_file(TensorRTBackend.model_filename)
+        if capability in spec.model_filenames:
+            path = self.source.path / spec.model_filenames[capability]
+        if not path.is_file():
+            raise BackendError(f"unable to find '{path}' for model '{spec.name}'")
+        return path
+
+
+class TensorRTModel(Model):
+    """One loaded version: its plan on each GPU that an instance is on."""
+
+    def __init__(self, source: ModelSource, options: Options, library: Library) -> None:
+        self.spec = source.spec
+        self.options = options
+        self.library = library
+        self._reader = PlanReader(source, options, library)
+        self._plans: dict[int, Plan] = {}
+        self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
+
+    def plan(self, ordinal: int) -> Plan:
+        """The plan on this GPU, which its instances share."""
+        with self._lock:
+            if ordinal not in self._plans:
+                plan = self._reader.read(ordinal)
+                self._keep_weights(plan)
+                self._plans[ordinal] = plan
+            return self._plans[ordinal]
+
+    def _keep_weights(self, plan: Plan) -> None:
+        """Set how many of the weights stay on the device; before there is a context, as TensorRT demands."""
+        budget, size = self.options.budget, plan.engine.streamable_weights_size
+        if budget is None:
+            return
+        if not size:
+            raise BackendError(
+                f"model '{self.spec.name}': parameter 'weight_streaming_budget' needs a plan that was built for weight "
+                "streaming"
+            )
+        if self.spec.gpu.graphs:
+            raise BackendError(
+                f"model '{self.spec.name}': CUDA graphs cannot hold streamed weights: turn one of them off"
+            )
+        plan.engine.weight_streaming_budget_v2 = _bytes_of(budget, plan, size)
+        log.info(
+            "model %s: %d of %d bytes of weights stay on the device",
+            self.spec.name,
+            plan.engine.weight_streaming_budget_v2,
+            size,
+        )
+
+    def create_instance(self, spec: InstanceSpec) -> GpuInstance:
+        """An instance with contexts of its own."""
+        if spec.kind != "GPU":
+            raise BackendError(f"instance '{spec.name}' is of KIND_{spec.kind}; plans of TensorRT run on GPUs")
+        gpu = gpu_for_plans(spec.device, f"instance '{spec.name}'")
+        return TensorRTInstance(self.spec, self.library, self.plan(spec.device), spec, gpu, self.options.strategy)
+
+    def close(self) -> None:
+        """Drop the plans."""
+        self._plans.clear()
+
+
+def _bytes_of(budget: Budget, plan: Plan, size: int) -> int:
+    if budget.is_automatic:
+        return int(plan.engine.get_weight_streaming_automatic_budget())
+    return size * budget.amount // 100 if budget.is_share else min(budget.amount, size)

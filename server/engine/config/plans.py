@@ -1,0 +1,82 @@
+"""Rules for the fields that only models of TensorRT have: shape tensors, optimisation profiles, a plan for each GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from server.engine.config.findings import Finding
+from server.engine.config.parameters import of_server
+from server.engine.config.source import FieldPath
+from server.pb import model_config_pb2 as pb
+
+BACKEND = "tensorrt"
+SHAPE_TYPES = (pb.TYPE_INT32, pb.TYPE_INT64)
+CAPABILITY = re.compile(r"\d+\.\d+")
+
+
+def broken_plan_rules(config: pb.ModelConfig) -> Iterator[Finding]:
+    """One finding for each rule that is broken; of a configuration whose parameters can be read."""
+    for index, given in enumerate(config.input):
+        if given.is_shape_tensor:
+            yield from _shape_tensor(config, given, ("input", index))
+    for index, answer in enumerate(config.output):
+        if answer.is_shape_tensor:
+            yield from _shape_tensor(config, answer, ("output", index))
+    for index, group in enumerate(config.instance_group):
+        if group.profile:
+            yield from _profiles(config, group, ("instance_group", index, "profile"))
+    yield from _files(config)
+
+
+def _shape_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput, path: FieldPath) -> Iterator[Finding]:
+    where = (*path, "is_shape_tensor")
+    if config.backend != BACKEND:
+        yield Finding(where, "shape tensors are only supported for TensorRT platform", "remove it")
+        return
+    which = f"shape tensor '{tensor.name}'"
+    if tensor.data_type not in SHAPE_TYPES:
+        yield Finding((*path, "data_type"), f"{which} must be TYPE_INT32 or TYPE_INT64")
+    if len(tensor.dims) != 1 or tensor.dims[0] < 1:
+        instead = "write how many values a request gives, without the batch size"
+        yield Finding((*path, "dims"), f"{which} must have one dimension, which does not vary,", instead)
+    if tensor.HasField("reshape"):
+        yield Finding((*path, "reshape"), f"{which} cannot be reshaped", "remove it")
+    if isinstance(tensor, pb.ModelInput):
+        yield from _shape_input(config, tensor, path, which)
+
+
+def _shape_input(config: pb.ModelConfig, tensor: pb.ModelInput, path: FieldPath, which: str) -> Iterator[Finding]:
+    own = of_server(config)
+    if tensor.optional:
+        yield Finding((*path, "optional"), f"{which} cannot be optional", "remove it")
+    if tensor.allow_ragged_batch or tensor.name in own["pad"]:
+        yield Finding(path, f"{which} can be neither ragged nor padded", "remove allow_ragged_batch and pad")
+    if config.HasField("sequence_batching"):
+        yield Finding(path, f"{which} cannot be an input of a model with sequence_batching")
+    if own["split_requests"]:
+        yield Finding(("parameters", "split_requests"), f"requests with {which} cannot be split", "remove it")
+
+
+def _profiles(config: pb.ModelConfig, group: pb.ModelInstanceGroup, path: FieldPath) -> Iterator[Finding]:
+    which = f"instance group {group.name} of model {config.name}"
+    if config.backend != BACKEND:
+        yield Finding(path, f"{which} specifies profile field which is only supported for TensorRT models", "remove it")
+        return
+    for profile in group.profile:
+        if not profile.isdecimal():
+            text = f"{which} specifies invalid profile {profile}"
+            instead = "the field should contain the string representation of a non-negative integer"
+            yield Finding(path, text, instead)
+
+
+def _files(config: pb.ModelConfig) -> Iterator[Finding]:
+    path = ("cc_model_filenames",)
+    if config.cc_model_filenames and config.backend != BACKEND:
+        text = "only plans of TensorRT are made for one kind of GPU; cc_model_filenames is not supported"
+        yield Finding(path, text, "name the one file as default_model_filename")
+        return
+    for capability in config.cc_model_filenames:
+        if not CAPABILITY.fullmatch(capability):
+            text = f"'{capability}' is no compute capability of a GPU"
+            yield Finding((*path, capability), text, 'write such as key: "9.0"')
