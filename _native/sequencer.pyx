@@ -5,7 +5,7 @@ of the loop ends idle sequences. It is set while any sequence lives, and then co
 outlives it.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
@@ -23,11 +23,10 @@ from _native.request cimport (
     InputData,
     Request,
     request_fail,
-    request_free,
-    request_new,
-    request_reserve,
 )
 from _native.sequence cimport Sequence, StatePlan, states_commit, states_drop
+from _native.sequence_batch cimport slots_take
+from _native.sequence_entry cimport slots_push
 from _native.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.slots cimport (
     EVICTIONS,
@@ -41,10 +40,8 @@ from _native.slots cimport (
     slots_evict,
     slots_expire,
     slots_leave,
-    slots_push,
     slots_remove,
     slots_settle,
-    slots_take,
 )
 from _native.statistics cimport FAILURE_OTHER
 from _native.text cimport format_text
@@ -412,126 +409,3 @@ cdef class SequenceLane(LaneHandle):
         lock(&self_.guard)
         slots_leave(&self_.slots, stream, now_ns())
         leave(self_)
-
-
-cdef class SlotsProbe:
-    """The policy with time as an argument and requests that have no tensors: for tests and models.
-
-    Requests are known by the numbers that the caller gives them, from 1.
-    """
-
-    cdef SequenceLane handle
-    cdef Slots *slots
-    cdef dict taken          # number → address of what an instance has
-    cdef dict waiting
-    cdef int64_t notices
-
-    def __init__(self, spec):
-        self.handle = SequenceLane(spec, 1)
-        self.slots = &self.handle.sequencer().slots
-        self.taken = {}
-        self.waiting = {}
-
-    def push(self, number: int, sequence: int, now: int, *, start: bool = False, end: bool = False, rows: int = 1,
-             timeout_us: int = 0) -> str:
-        """Queue a request; "" when it was taken in, else why not."""
-        cdef Request *request = request_new()
-        cdef Pushed pushed
-        request_reserve(request, &self.handle.lane.signature)
-        request.priority = number
-        request.correlation.given = sequence != 0
-        request.correlation.number = sequence
-        request.sequence_start = start
-        request.sequence_end = end
-        request.rows = rows
-        request.timeout_us = timeout_us
-        request.arrived_ns = now
-        pushed = slots_push(self.slots, request, now)
-        if pushed == PUSHED:
-            self.waiting[number] = <uintptr_t>request
-            return ""
-        text = request.response.details.decode() if request.response.details != NULL else "closed or full"
-        request_free(request)
-        return text
-
-    def take(self, seat: int, now: int) -> tuple[list[tuple[int, int, int]], int]:
-        """A batch as (number, sequence, end reason) for each row, and when to ask again.
-
-        The number of an idle row is 0; requests by which the model hears of an end count from -1 downwards.
-        """
-        cdef int64_t wake
-        cdef Request *request = slots_take(self.slots, seat, now, &wake)
-        cdef Request *following
-        rows = []
-        while request != NULL:
-            following = request.next
-            if request.null:
-                rows.append((0, 0, 0))
-                request_free(request)
-            else:
-                self.notices += request.unasked
-                number = -self.notices if request.unasked else <int64_t>request.priority
-                rows.append((number, request.correlation.number, request.end_reason))
-                self.taken[number] = <uintptr_t>request
-                self.waiting.pop(number, None)
-            request = following
-        return rows, wake
-
-    def settle(self, number: int, now: int) -> None:
-        """An instance has answered the request."""
-        cdef Request *request = <Request *><uintptr_t>self.taken.pop(number)
-        slots_settle(self.slots, request, now)
-        if request.unasked:
-            fetch_add32(&self.handle.lane.in_flight, -1)
-        request_free(request)
-
-    def again(self, number: int, now: int) -> None:
-        """An instance gives the request back to be run again."""
-        self.waiting[number] = self.taken.pop(number)
-        slots_again(self.slots, <Request *><uintptr_t>self.waiting[number], now)
-
-    def remove(self, number: int, now: int) -> None:
-        """Nobody waits for this request any more, which waits itself."""
-        cdef Request *request = <Request *><uintptr_t>self.waiting.pop(number)
-        if not slots_remove(self.slots, request, now):
-            raise ValueError("the request does not wait")
-        request_free(request)
-
-    def expire(self, number: int, now: int) -> None:
-        """Its time in the backlog is over."""
-        slots_expire(self.slots, <Request *><uintptr_t>self.waiting[number], now)
-
-    def expires(self, number: int) -> int:
-        """When its time in the backlog is over; 0 when it is not limited."""
-        return (<Request *><uintptr_t>self.waiting[number]).expires_ns
-
-    def fallen(self) -> list[tuple[int, int]]:
-        """(number, status) of what has failed in the lane since the last call."""
-        cdef Request *request = self.slots.fallen
-        cdef Request *following
-        out = []
-        self.slots.fallen = NULL
-        while request != NULL:
-            following = request.next
-            out.append((request.priority, request.response.status))
-            self.waiting.pop(request.priority, None)
-            request_free(request)
-            request = following
-        return sorted(out)
-
-    def evict(self, now: int) -> int:
-        """End what has idled for too long; when to ask again."""
-        return slots_evict(self.slots, now)
-
-    def close(self, now: int) -> None:
-        """No further requests."""
-        slots_close(self.slots, now)
-
-    def done(self, seat: int) -> bool:
-        """Nothing will come for this instance any more."""
-        return slots_done(self.slots, seat)
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Sequences that live, those in the backlog, requests that wait, free slots."""
-        return (self.slots.live, self.slots.backlog.count, self.slots.waiting, self.slots.vacant_count)

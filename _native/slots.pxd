@@ -3,10 +3,11 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.lane cimport Lane, Pushed
+from _native.lane cimport Lane
 from _native.preferred cimport Preferred
 from _native.request cimport Request
 from _native.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
+from _native.supply cimport EndReason
 
 cdef enum:
     EVICTIONS = 1024         # ids whose end is remembered
@@ -68,13 +69,39 @@ cdef struct Slots:
     Eviction *evictions      # EVICTIONS of them, by hash
     Request *fallen          # a chain of requests that have failed meanwhile, for the caller to answer
 
+cdef inline Bench *slots_bench(const Slots *slots, const Sequence *sequence) noexcept nogil:
+    # of a sequence that has a slot
+    return slots.benches[sequence.seat]
+
+cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept nogil:
+    # of the sequence whose id has this hash, or of another one
+    return &slots.evictions[hash % EVICTIONS]
+
 # One more instance. False: no memory.
 cdef bint slots_add_bench(Slots *slots) noexcept nogil
 cdef void slots_clear(Slots *slots) noexcept nogil
-# Anything but PUSHED: the request is still the caller's. LANE_REFUSED: it carries the reason.
-cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The next batch of an instance as a chain; NULL: none yet, ask again at `wake` at the latest, or when stirred.
-cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake) noexcept nogil
+
+# For requests that come (_native.sequence_entry) and go (_native.sequence_batch). A new sequence gets the lowest free
+# slot; there is one.
+cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil
+# Its slot goes to the next of the backlog.
+cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
+# Its next request may run.
+cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
+# It is neither idle nor ready.
+cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil
+# So many requests of it more, or fewer, wait.
+cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil
+# Have every instance look.
+cdef void slots_stir(Slots *slots) noexcept nogil
+# A request that waits and all behind it fail; `text` NULL: no memory.
+cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
+                         const char *reason) noexcept nogil
+# The model is to hear of its end behind what waits in it, if it wants to and no request says so.
+cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil
+# It ends; it has no requests.
+cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
+
 # The instance is done with a request, whose state is settled: its sequence goes on.
 cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil
 # The instance gives a request back to be run again, first in its sequence; its state is settled.

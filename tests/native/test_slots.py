@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.sequencer import SlotsProbe
+from _native.probe import SlotsProbe
 from backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
 
 NEVER = (1 << 63) - 1
