@@ -222,6 +222,8 @@ cdef void account(NativeBatch *batch) noexcept nogil:
         execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
         execution.output_ns = <uint64_t>(end - batch.output_start_ns)
         statistics_executed(&batch.lane.statistics, &execution)
+        if batch.lane.learn != NULL:
+            batch.lane.learn(batch.lane, batch.rows, end - batch.taken_ns)
         tell_phases(batch, &execution)
 
 

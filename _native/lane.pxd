@@ -64,6 +64,9 @@ cdef struct Lane:
     # NULL but for iterative sequences: an instance wants to be given the request again, with the state that it has
     # brought. It belongs to the lane then.
     void (*again)(Lane *lane, Request *request) noexcept nogil
+    # NULL but where batches are made by what they take: an instance, on any thread, has executed one of so many rows
+    # within so many nanoseconds.
+    void (*learn)(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil
 
 # Prepare the head from a backends.api.ModelSpec (read by attribute); raises ValueError or MemoryError.
 cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1

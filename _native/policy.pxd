@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.adaptive cimport Outlook
 from _native.preferred cimport Preferred
 from _native.request cimport Request
 
@@ -9,6 +10,7 @@ cdef struct Policy:
     bint batching
     bint uniform             # all requests have the same inputs and shapes: they need not be compared
     uint32_t max_rows
+    bint adaptive            # wait only while that pays, and for the delay at most
     int64_t delay_ns
     Preferred preferred
 
@@ -23,5 +25,7 @@ cdef int64_t NEVER
 
 # Read a backends.api.ModelSpec; ValueError when it asks for more than is served.
 cdef int policy_set(Policy *policy, object spec) except -1
-# What to do at the time `now` with the requests that wait, `first` and those behind it in the order of service.
-cdef void policy_plan(const Policy *policy, const Request *first, int64_t now, Plan *plan) noexcept nogil
+# What to do at the time `now` with the requests that wait, `first` and those behind it in the order of service. With
+# what has been learnt, if the policy is adaptive.
+cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Request *first, int64_t now,
+                      Plan *plan) noexcept nogil

@@ -107,10 +107,22 @@ cdef class QueueProbe:
             timer = timers_due(&self.timers, now)
         return refused
 
-    def take(self, now: int) -> list[int]:
-        """What an instance that asks at this time gets; nothing when it has to wait."""
-        cdef Request *request = queue_cut(self.handle.queue(), now, &self.plan)
+    def executed(self, rows: int, ns: int) -> None:
+        """An instance has executed a batch of so many rows within so many nanoseconds."""
+        if self.handle.lane.learn != NULL:
+            self.handle.lane.learn(self.handle.lane, rows, ns)
+
+    @property
+    def outlook(self):
+        """What has been learnt."""
+        return self.handle.outlook()
+
+    def take(self, now: int, *, idle: int = 0) -> list[int]:
+        """What an instance that asks at this time gets, while so many others wait; nothing when it has to wait."""
+        cdef Request *request
         cdef Request *following
+        self.handle.queue().idle = idle
+        request = queue_cut(self.handle.queue(), now, &self.plan)
         taken = []
         while request != NULL:
             following = request.next

@@ -2,10 +2,12 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.adaptive cimport Outlook
 from _native.lane cimport Lane, LaneHandle
 from _native.levels cimport Levels
 from _native.policy cimport Plan, Policy
 from _native.request cimport Request
+from _native.statistics cimport Duration
 from _native.threads cimport Condition, Mutex
 
 cdef struct Queue:
@@ -14,6 +16,8 @@ cdef struct Queue:
     Mutex guard              # guards all below, and Request.state of the queued
     Condition work
     Levels levels
+    Outlook outlook          # of an adaptive policy
+    Duration waited          # batches for which an instance without work waited, and for how long
     uint32_t idle            # instances waiting
     uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait
     uint64_t wake_rows       # notify a waiting instance when this many rows are queued

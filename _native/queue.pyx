@@ -8,9 +8,18 @@ The order of service, how many may wait and for how long are the affair of `_nat
 loop's timers, so they are on time even while all instances are busy.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from _native.adaptive cimport (
+    Outlook,
+    outlook_arrival,
+    outlook_ask,
+    outlook_enough,
+    outlook_executed,
+    outlook_gap,
+    outlook_take,
+)
 from _native.atomic cimport load32
 from _native.clock cimport now_ns
 from _native.lane cimport (
@@ -45,6 +54,7 @@ from _native.request cimport (
     request_alike,
     request_fail,
 )
+from _native.statistics cimport Duration
 from _native.text cimport format_text
 from _native.threads cimport (
     condition_destroy,
@@ -88,6 +98,8 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
             pushed = LANE_REFUSED
         else:
             levels_put(&queue.levels, request, level)
+            if queue.policy.adaptive:
+                outlook_arrival(&queue.outlook, request.queued_ns)
             if is_new_kind(queue, request):
                 queue.changed = True
     unlock(&queue.guard)
@@ -159,20 +171,28 @@ cdef inline bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept
         first = NULL  # as if none waited
     else:
         queue.held = 0
-    policy_plan(&queue.policy, first, now, plan)
+    if first != NULL and queue.policy.adaptive:
+        queue.outlook.idle = queue.idle
+        outlook_ask(&queue.outlook, queue.levels.count, now)
+    policy_plan(&queue.policy, &queue.outlook, first, now, plan)
     if plan.count == 0:
         queue.wake_rows = plan.wake_rows
     return plan.count > 0
 
 
 cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    return levels_cut(&queue.levels, plan.count) if queue_has_batch(queue, now, plan) else NULL
+    if not queue_has_batch(queue, now, plan):
+        return NULL
+    if queue.policy.adaptive:
+        outlook_take(&queue.outlook)
+    return levels_cut(&queue.levels, plan.count)
 
 
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef Request *batch
     cdef Plan plan
+    cdef int64_t since = 0   # when it began to wait although requests did
     cdef bint more
     lock(&queue.guard)
     while True:
@@ -183,9 +203,16 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
         batch = queue_cut_claimed(queue, seat.claim, &plan) if seat.claim != NULL else queue_cut(queue, now_ns(), &plan)
         if batch != NULL or queue.closed:
             more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
+            if batch != NULL and since:
+                queue.waited.count += 1
+                queue.waited.ns += <uint64_t>(now_ns() - since)
             break
         if load32(&seat.retired):
             continue  # it was told so while it waited for resources
+        if queue.levels.first == NULL:
+            since = 0
+        elif since == 0:
+            since = now_ns()
         queue.idle += 1
         if plan.wake_ns == NEVER:
             wait(&queue.work, &queue.guard)
@@ -212,6 +239,13 @@ cdef Request *queue_cut_claimed(Queue *queue, Claim *claim, Plan *plan) noexcept
     if batch == NULL:
         claim_release(claim)  # others were faster, or the clients left
     return batch
+
+
+cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
+    cdef Queue *queue = <Queue *>lane
+    lock(&queue.guard)
+    outlook_executed(&queue.outlook, rows, ns)
+    unlock(&queue.guard)
 
 
 cdef void close(Lane *lane) noexcept nogil:
@@ -254,6 +288,8 @@ cdef Queue *queue_new(object spec, int64_t version) except NULL:
         policy_set(&queue.policy, spec)
         levels_init(&queue.levels, spec.queue)
         lane_init(&queue.lane, &QUEUE, spec, version)
+        if queue.policy.adaptive:
+            queue.lane.learn = learn
     except BaseException:
         levels_clear(&queue.levels)
         free(queue)
@@ -280,6 +316,31 @@ cdef class QueueLane(LaneHandle):
         self.lane = &queue.lane
         self.lane.max_queue = max_queue
         queue.held = held
+
+    def outlook(self) -> dict[str, object] | None:
+        """What an adaptive delay goes by; None where the delay is not adaptive.
+
+        `gap_ns` is the mean time until the next request comes while one waits, of which each counts as `fixed_ns` at
+        most; a batch takes `fixed_ns` and `row_ns` for each of its rows. `target` is the number of requests of one row
+        each for which an instance waits that finds one of them. `waited` is how often one has waited although there
+        were requests, and for how many nanoseconds in all.
+        """
+        cdef Queue *queue = self.queue()
+        cdef Outlook outlook
+        cdef Duration waited
+        if not queue.policy.adaptive:
+            return None
+        lock(&queue.guard)
+        outlook = queue.outlook
+        waited = queue.waited
+        unlock(&queue.guard)
+        return {
+            "gap_ns": outlook_gap(&outlook, 1),
+            "fixed_ns": outlook.fixed_ns,
+            "row_ns": outlook.row_ns,
+            "target": outlook_enough(&outlook, 0, 0, queue.policy.max_rows),
+            "waited": (waited.count, waited.ns),
+        }
 
     def nudge(self) -> None:
         """Have every instance that waits look whether it has been retired."""

@@ -71,6 +71,7 @@ class BatchingSpec:
 
     preferred_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
+    adaptive: bool = False  # wait only while that pays, and for the delay at most, if that is not 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,11 @@ class LoadedVersion:
             _set(out.fail_reasons[reason], value)
         for bound, count in counters["queue_times"]:
             out.queue_times.add(us=bound or 0, count=count)
+        if isinstance(self.lane, QueueLane) and (learnt := self.lane.outlook()):
+            delay = out.adaptive_delay
+            delay.gap_ns, delay.fixed_ns, delay.row_ns = learnt["gap_ns"], learnt["fixed_ns"], learnt["row_ns"]
+            delay.target = learnt["target"]
+            _set(delay.waited, learnt["waited"])
         for rows, compute_input, compute_infer, compute_output in counters["batches"]:
             batch = out.batch_stats.add(batch_size=rows)
             _set(batch.compute_input, compute_input)

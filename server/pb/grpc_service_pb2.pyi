@@ -335,8 +335,22 @@ class QueueTimeBucket(_message.Message):
     count: int
     def __init__(self, us: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
+class AdaptiveDelay(_message.Message):
+    __slots__ = ("gap_ns", "fixed_ns", "row_ns", "target", "waited")
+    GAP_NS_FIELD_NUMBER: _ClassVar[int]
+    FIXED_NS_FIELD_NUMBER: _ClassVar[int]
+    ROW_NS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FIELD_NUMBER: _ClassVar[int]
+    gap_ns: int
+    fixed_ns: int
+    row_ns: int
+    target: int
+    waited: StatisticDuration
+    def __init__(self, gap_ns: _Optional[int] = ..., fixed_ns: _Optional[int] = ..., row_ns: _Optional[int] = ..., target: _Optional[int] = ..., waited: _Optional[_Union[StatisticDuration, _Mapping]] = ...) -> None: ...
+
 class ModelStatistics(_message.Message):
-    __slots__ = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats", "memory_usage", "response_stats", "fail_reasons", "queue_times")
+    __slots__ = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats", "memory_usage", "response_stats", "fail_reasons", "queue_times", "adaptive_delay")
     class ResponseStatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +376,7 @@ class ModelStatistics(_message.Message):
     RESPONSE_STATS_FIELD_NUMBER: _ClassVar[int]
     FAIL_REASONS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_DELAY_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     last_inference: int
@@ -373,7 +388,8 @@ class ModelStatistics(_message.Message):
     response_stats: _containers.MessageMap[str, InferResponseStatistics]
     fail_reasons: _containers.MessageMap[str, StatisticDuration]
     queue_times: _containers.RepeatedCompositeFieldContainer[QueueTimeBucket]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., last_inference: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ..., batch_stats: _Optional[_Iterable[_Union[InferBatchStatistics, _Mapping]]] = ..., memory_usage: _Optional[_Iterable[_Union[MemoryUsage, _Mapping]]] = ..., response_stats: _Optional[_Mapping[str, InferResponseStatistics]] = ..., fail_reasons: _Optional[_Mapping[str, StatisticDuration]] = ..., queue_times: _Optional[_Iterable[_Union[QueueTimeBucket, _Mapping]]] = ...) -> None: ...
+    adaptive_delay: AdaptiveDelay
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., last_inference: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ..., batch_stats: _Optional[_Iterable[_Union[InferBatchStatistics, _Mapping]]] = ..., memory_usage: _Optional[_Iterable[_Union[MemoryUsage, _Mapping]]] = ..., response_stats: _Optional[_Mapping[str, InferResponseStatistics]] = ..., fail_reasons: _Optional[_Mapping[str, StatisticDuration]] = ..., queue_times: _Optional[_Iterable[_Union[QueueTimeBucket, _Mapping]]] = ..., adaptive_delay: _Optional[_Union[AdaptiveDelay, _Mapping]] = ...) -> None: ...
 
 class ModelStatisticsResponse(_message.Message):
     __slots__ = ("model_stats",)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import random
 import threading
 
 import numpy as np
@@ -36,6 +37,9 @@ def asked(number: int, *, priority: int = 0, timeout_us: int = 0):
     if timeout_us:
         message.parameters["timeout"].int64_param = timeout_us
     return message
+
+
+ADAPTIVE = 'parameters { key: "adaptive_queue_delay" value { string_value: "true" } }'
 
 
 async def busy(engine, gate) -> Pending:
@@ -324,6 +328,34 @@ async def test_histogram_of_times_in_the_queue(tmp_path):
         least = sum(0 if i == 0 else (1 << (i - 1)) * 1000 * count for i, count in enumerate(counts))
         most = sum((bound or 1 << 40) * 1000 * count for bound, count in counters["queue_times"])
         assert least <= counters["queue"][1] <= most
+
+
+async def test_an_adaptive_delay_tells_what_it_goes_by(tmp_path):
+    text = config("", max_batch_size=8) + ADAPTIVE
+    async with serving(tmp_path, echo, m=text, plain=CONFIG) as engine:
+        for n in range(30):
+            assert (await infer(engine, asked(n))).array().item() == n
+        assert (await infer(engine, asked(30))).array().item() == 30  # the one before has been counted
+        statistics = engine.model("m").statistics()
+        assert statistics.adaptive_delay.fixed_ns + statistics.adaptive_delay.row_ns > 0
+        assert statistics.adaptive_delay.gap_ns > 0
+        assert 1 <= statistics.adaptive_delay.target <= 8
+        assert not engine.model("plain").statistics().HasField("adaptive_delay")
+
+
+async def test_an_adaptive_delay_loses_nothing(tmp_path):
+    """Bursts, pauses, cancellations and instances that wait and are free: each request gets its own answer."""
+    rng = random.Random(1)
+    async with serving(tmp_path, echo, m=config("", max_batch_size=8, instances=2) + ADAPTIVE) as engine:
+        for _ in range(100):
+            pending = [Pending(engine, asked(n)) for n in range(rng.randrange(20))]
+            for each in rng.sample(pending, len(pending) // 4):
+                each.ticket.cancel()
+                pending.remove(each)
+            if rng.random() < 0.5:
+                await asyncio.sleep(0)
+            numbers = [(await each.answer()).array().item() for each in pending]
+            assert numbers == sorted(numbers)
 
 
 async def test_triton_s_hook_that_holds_the_scheduler(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from _native.probe import NEVER
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
+from tests.native.delay_model import Delay
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class Policy:
     default_level: int = 1
     max_queue: int = 0
     held: int = 0
+    adaptive: bool = False
+
+    @property
+    def longest_ns(self) -> int:
+        """How long the oldest request of a batch may be waited for."""
+        return NEVER if self.adaptive and not self.delay_us else self.delay_us * 1000
 
     def spec(self) -> ModelSpec:
         tensor = TensorSpec("x", "FP32", (-1,))
@@ -32,7 +39,7 @@ class Policy:
             max_batch_size=self.max_rows,
             inputs=(tensor,),
             outputs=(tensor,),
-            batching=BatchingSpec(self.preferred, self.delay_us) if self.batching else None,
+            batching=BatchingSpec(self.preferred, self.delay_us, self.adaptive) if self.batching else None,
             queue=QueueSpec(self.levels, self.default_level),
         )
 
@@ -47,6 +54,11 @@ class Waiting:
     queued: int
     due: int | None  # when its time is over; None once that has been seen to, or when there is no such time
     yields: bool = False
+
+    @property
+    def ends(self) -> int | None:
+        """When it is refused, if it still waits; None for never."""
+        return None if self.yields else self.due
 
 
 @dataclass
@@ -76,6 +88,7 @@ class QueueModel:
         self.levels = [Level(each) for each in policy.levels]
         self.held = policy.held
         self.closed = False
+        self.delay = Delay()
 
     @property
     def waiting(self) -> list[Waiting]:
@@ -95,6 +108,7 @@ class QueueModel:
         allowed = level.allowed(timeout_us)
         due = now + allowed * 1000 if allowed else None
         level.in_time.append(Waiting(tag, rows, width, now, due, level.policy.yields))
+        self.delay.arrived(now)
         return None
 
     def remove(self, tag: int) -> bool:
@@ -124,15 +138,17 @@ class QueueModel:
                 refused.append(request.tag)
         return refused
 
-    def take(self, now: int) -> list[int]:
-        """Who goes to an instance that asks."""
-        count = self.plan(now)[0]
+    def take(self, now: int, idle: int = 0) -> list[int]:
+        """Who goes to an instance that asks, while so many others are idle."""
+        count = self.plan(now, idle)[0]
+        if count:
+            self.delay.take()
         taken = [request.tag for request in self.waiting[:count]]
         for tag in taken:
             self.remove(tag)
         return taken
 
-    def plan(self, now: int) -> tuple[int, int]:
+    def plan(self, now: int, idle: int = 0) -> tuple[int, int]:
         """(how many form a batch, when to ask again if none do)."""
         waiting = self.waiting
         if self.held and not self.closed:
@@ -143,8 +159,9 @@ class QueueModel:
             return 0, NEVER
         if not self.policy.batching:
             return 1, NEVER
+        self.delay.ask(len(waiting), now)
         candidates, complete = self.candidates(waiting)
-        due = min(request.queued for request in candidates) + self.policy.delay_us * 1000
+        due = min(request.queued for request in candidates) + self.policy.longest_ns
         if now >= due or self.closed:
             return len(candidates), NEVER
         preferred = self.policy.preferred or (self.policy.max_rows,)
@@ -155,7 +172,11 @@ class QueueModel:
             return len(candidates), NEVER
         if candidates[0].rows > max(preferred):
             return 1, NEVER
-        return 0, due
+        if self.policy.adaptive:
+            end = min((request.ends for request in candidates if request.ends is not None), default=NEVER)
+            rows = sum(request.rows for request in candidates)
+            due = min(due, self.delay.due(len(candidates), rows, end, idle))
+        return (len(candidates), NEVER) if now >= due else (0, due)
 
     def candidates(self, waiting: list[Waiting]) -> tuple[list[Waiting], bool]:
         """The longest prefix that may go together, and whether it can become no longer."""

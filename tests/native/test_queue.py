@@ -39,6 +39,7 @@ def policies(draw, plain=False):
         delay_us=draw(st.sampled_from([0, 1, 10, 1000])),
         levels=levels,
         default_level=draw(st.integers(1, len(levels))),
+        adaptive=False if plain else draw(st.booleans()),
         max_queue=0 if plain else draw(st.sampled_from([0, 0, 5])),
         held=0 if plain else draw(st.sampled_from([0, 0, 0, 4])),
     )
@@ -100,11 +101,16 @@ class Queues(RuleBasedStateMachine):
         assert sorted(refused) == sorted(self.model.expire(self.now))
         self.end(refused)
 
-    @rule()
-    def instance_asks(self):
-        count, wake = self.model.plan(self.now)
-        expected = self.model.take(self.now)
-        taken = self.probe.take(self.now)
+    @rule(rows=st.integers(1, 12), ns=st.sampled_from([0, 1000, 5000, 20_000, 1_000_000]))
+    def instance_has_executed(self, rows, ns):
+        self.probe.executed(rows, ns)
+        self.model.delay.batches.executed(rows, ns)
+
+    @rule(idle=st.sampled_from([0, 0, 1]))
+    def instance_asks(self, idle):
+        count, wake = self.model.plan(self.now, idle)
+        expected = self.model.take(self.now, idle)
+        taken = self.probe.take(self.now, idle=idle)
         assert taken == expected
         if not taken:
             assert count == 0

@@ -18,10 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # What ours has and theirs has not.
 ADDED_FIELDS = {
     "inference.ModelMetadataResponse.properties",
+    "inference.ModelStatistics.adaptive_delay",
     "inference.ModelStatistics.fail_reasons",
     "inference.ModelStatistics.queue_times",
 }
 ADDED_MESSAGES = {
+    "inference.AdaptiveDelay",
     "inference.ModelMetadataResponse.PropertiesEntry",
     "inference.ModelStatistics.FailReasonsEntry",
     "inference.QueueTimeBucket",

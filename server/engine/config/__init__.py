@@ -22,6 +22,7 @@ from server.engine.config.composition import compose, models_of
 from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.ensemble import is_ensemble, warn_parameters
 from server.engine.config.findings import raise_any
+from server.engine.config.parameters import wrong
 from server.engine.config.parse import parse_file
 from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried
@@ -87,7 +88,7 @@ def prepare(
     if options.auto_complete:
         _complete_by_model(config, source, folder, versions, loader)
     if options.auto_complete and needs_signature(config, source):
-        raise_any(refusals(config), config.name, source)  # before the model's file is looked into
+        raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
         partial = ModelSource(to_spec(config, folder.path, source), versions[-1], folder.version_path(versions[-1]))
         signature = _backend(config, source, loader).inspect(partial)
         if signature is not None:

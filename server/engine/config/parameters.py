@@ -124,6 +124,13 @@ class ModelParameter:
 
 PARAMETERS = (
     ModelParameter(
+        "adaptive_queue_delay",
+        False,
+        "an instance without work waits for more requests only while that pays, by what has been learnt: how often "
+        "requests come and what batches of each size take. `max_queue_delay_microseconds` bounds the wait, 0 does not; "
+        "see [adaptive delay](#adaptive-delay)",
+    ),
+    ModelParameter(
         "coalesce_requests",
         False,
         "execute identical requests that are in flight at the same time once: same version, inputs, outputs asked for "

@@ -66,6 +66,10 @@ def queue_rules(config: pb.ModelConfig) -> Iterator[Finding]:
         elif scheduler == "sequence_batching" and field not in OF_SEQUENCES:
             way_out = "remove it: when the time is over the sequence is refused, and a request's timeout may shorten it"
             yield Finding(path, f"parameter '{key}' is for models without sequence_batching", way_out)
+    batches = scheduler == "dynamic_batching" and config.max_batch_size > 0
+    if of_server(config)["adaptive_queue_delay"] and not batches:
+        text = "parameter 'adaptive_queue_delay' is for models with max_batch_size and dynamic_batching"
+        yield Finding(("parameters", "adaptive_queue_delay"), text, "remove it")
     if scheduler != "dynamic_batching":
         return
     yield from _priorities(config.dynamic_batching)

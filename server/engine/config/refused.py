@@ -43,7 +43,6 @@ REFUSED = (
     # optimization
     Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
     Field("optimization.execution_accelerators.cpu_execution_accelerator", _NO_ACCELERATOR),
-    Field("optimization.eager_batching", "preparing the next batch ahead is not served yet"),
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
@@ -51,6 +50,11 @@ REFUSED = (
 )
 
 CARRIED = (
+    Field(
+        "optimization.eager_batching",
+        "instances on GPUs always gather and upload the next batch while one is executed; those on CPUs gather on the "
+        "thread that executes, and a batch that was fixed earlier would only be smaller",
+    ),
     Field("metric_tags", "there are no metrics yet that could carry them"),
     Field("model_metrics", "there are no metrics yet that it could shape"),
 )
@@ -67,7 +71,7 @@ def refusals(config: pb.ModelConfig) -> Iterator[Finding]:
 def warn_carried(config: pb.ModelConfig, source: Source) -> None:
     """Log one line for each carried field that the configuration has."""
     for field in CARRIED:
-        for path in uses(config, (field.path,)):
+        for path in uses(config, tuple(field.path.split("."))):
             log.warning("%s: %s of model '%s' has no effect: %s", source.at(*path), field.path, config.name, field.why)
 
 

@@ -116,7 +116,8 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
     sizes = sorted(set(batching.preferred_batch_size) - {config.max_batch_size})
     if sizes and config.max_batch_size in batching.preferred_batch_size:
         sizes.append(config.max_batch_size)
-    return BatchingSpec(tuple(sizes), batching.max_queue_delay_microseconds)
+    adaptive = of_server(config)["adaptive_queue_delay"]
+    return BatchingSpec(tuple(sizes), batching.max_queue_delay_microseconds, adaptive=adaptive)
 
 
 def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:

@@ -76,6 +76,13 @@ def test_a_carried_field_is_kept_and_logged(prepared, io: str, caplog) -> None:
     assert "config.pbtxt:3: metric_tags of model 'm' has no effect" in caplog.text
 
 
+def test_eager_batching_is_accepted(prepared, io: str, caplog) -> None:
+    with caplog.at_level(logging.WARNING, "inferd.config"):
+        found = prepared(HEAD + "optimization { eager_batching: true }" + io)
+    assert found.config.optimization.eager_batching
+    assert "config.pbtxt:3: optimization.eager_batching of model 'm' has no effect" in caplog.text
+
+
 def test_every_use_is_found() -> None:
     config = pb.ModelConfig(input=[{}, {"reshape": {}}, {"reshape": {"shape": [1]}}])
     assert list(uses(config, ("input", "reshape"))) == [("input", 1, "reshape"), ("input", 2, "reshape")]

@@ -77,6 +77,16 @@ def error_of(prepared, text: str) -> str:
             4,
             "is for models without sequence_batching for model 'm': remove it: when the time is over the sequence",
         ),
+        (
+            'max_batch_size: 8\nparameters { key: "adaptive_queue_delay" value { string_value: "true" } }',
+            3,
+            "'adaptive_queue_delay' is for models with max_batch_size and dynamic_batching",
+        ),
+        (
+            'dynamic_batching { }\nparameters { key: "adaptive_queue_delay" value { string_value: "yes" } }',
+            3,
+            "is 'yes', expected true or false",
+        ),
         ("max_batch_size: 8\ninstance_group {\nkind: KIND_GPU }", 4, "KIND_GPU but no GPUs are available"),
         ("max_batch_size: 8\ninstance_group { kind: KIND_CPU gpus: 0 }", 3, "KIND_CPU but specifies one or more GPUs"),
         ("max_batch_size: 8\ninstance_group { count: -1 }", 3, "must have a positive count"),

@@ -1,0 +1,136 @@
+"""Adaptive delay: an instance waits for more requests only while that pays.
+
+A batch of r rows takes about f + r s: a fixed time, and one for each row. Say that an instance is free, all others are
+busy, n requests with r rows wait, and the next request is expected in g. If the instance waits for it, those n are
+answered later by g and by the time of the rows that are added, r/n s on average. The one that comes gains f - g: it
+need not wait for the end of a batch that began without it, nor pay the fixed time of one of its own. So waiting pays
+while
+
+    n (g + r/n s) < f - g,    which is    (n + 1) g + r s < f.
+
+While another instance is free it does not pay, because the one that comes would be executed at once.
+
+It is a bet on the next request, and given up when that has not come within three times g, when the instance has waited
+for f in all, and early enough for those that wait to be executed before their own time is over.
+
+g is learnt apart for each n, as the mean time from when an instance found n requests, or the n-th came while it waited,
+until one more came; whether it waited for that one or not. So it tells requests that come by themselves, where it is
+the same for every n, from clients that ask again when they are answered, where none comes any more once all of them
+wait. What has not been seen for n is taken to be as for the largest number below. A g above f counts as f: it does not
+pay to wait for so long, whatever it is, and after a quiet time the mean is soon what it was.
+
+f and s are the line through the sizes and times of the last batches (least squares, weights that fall exponentially).
+As long as all have the same size nothing tells the two apart: then all of it is thought fixed, which makes the sizes
+vary if requests come often enough for that to matter. A batch that takes much longer than the others counts as four
+times what it should have taken, and the very first one, in which frameworks warm up, not at all.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef enum:
+    PATIENCE = 3
+    MEAN_GAPS = 16           # over which the mean until the next request goes, about
+    MEAN_BATCHES = 32        # over which the means of the curve go, about
+    TRUSTED_BATCHES = 8      # from here on one that takes much longer is an exception
+    EXCEPTION = 4
+
+cdef double VARIED = 1 / 16.0        # variance of the sizes that tells something
+cdef double LONGEST_NS = 1e11        # products with it do not overflow
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What batches take
+
+cdef inline void fit(Outlook *outlook) noexcept nogil:
+    cdef Curve *curve = &outlook.curve
+    cdef double variance = curve.squares - curve.rows * curve.rows
+    if variance > VARIED:
+        curve.slope = max((curve.products - curve.rows * curve.ns) / variance, 0.0)
+    curve.slope = min(curve.slope, curve.ns / curve.rows)
+    outlook.row_ns = <int64_t>curve.slope
+    outlook.fixed_ns = <int64_t>(curve.ns - curve.slope * curve.rows)
+
+
+cdef void outlook_executed(Outlook *outlook, uint32_t rows, int64_t ns) noexcept nogil:
+    cdef Curve *curve = &outlook.curve
+    cdef double x = rows
+    cdef double y = min(<double>max(ns, 1), LONGEST_NS)
+    cdef double weight
+    curve.batches += 1
+    if curve.batches == 1:
+        return
+    if curve.batches > TRUSTED_BATCHES:
+        y = min(y, EXCEPTION * (outlook.fixed_ns + x * outlook.row_ns + 1))
+    curve.batches = min(curve.batches, <uint32_t>MEAN_BATCHES + 1)
+    weight = 1.0 / (curve.batches - 1)
+    curve.rows += weight * (x - curve.rows)
+    curve.ns += weight * (y - curve.ns)
+    curve.squares += weight * (x * x - curve.squares)
+    curve.products += weight * (x * y - curve.products)
+    fit(outlook)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When requests come
+
+cdef inline uint32_t index_of(uint64_t count) noexcept nogil:
+    return <uint32_t>min(count, <uint64_t>COUNTS) - 1
+
+
+cdef int64_t outlook_gap(const Outlook *outlook, uint64_t count) noexcept nogil:
+    cdef uint32_t i = index_of(count)
+    while i and not outlook.seen[i]:
+        i -= 1
+    return outlook.gaps[i]
+
+
+cdef void outlook_ask(Outlook *outlook, uint32_t count, int64_t now) noexcept nogil:
+    if not outlook.waiting:
+        outlook.waiting = True
+        outlook.since_ns = now
+    elif outlook.asked == count:
+        return
+    outlook.asked = count
+    outlook.asked_ns = now
+
+
+cdef void outlook_take(Outlook *outlook) noexcept nogil:
+    outlook.waiting = False
+
+
+cdef void outlook_arrival(Outlook *outlook, int64_t now) noexcept nogil:
+    cdef uint32_t i
+    cdef int64_t gap
+    if outlook.asked == 0:
+        return
+    i = index_of(outlook.asked)
+    gap = min(max(now - outlook.asked_ns, 0), outlook.fixed_ns)
+    if outlook.seen[i] < MEAN_GAPS:
+        outlook.seen[i] += 1
+    outlook.gaps[i] += (gap - outlook.gaps[i]) // outlook.seen[i]
+    outlook.asked = outlook.asked + 1 if outlook.waiting else 0
+    outlook.asked_ns = now
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The decision
+
+cdef inline bint pays(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil:
+    return (<int64_t>count + 1) * outlook_gap(outlook, count) + <int64_t>rows * outlook.row_ns < outlook.fixed_ns
+
+
+cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows, int64_t end_ns) noexcept nogil:
+    cdef int64_t takes = outlook.fixed_ns + <int64_t>rows * outlook.row_ns
+    if outlook.idle or not pays(outlook, count, rows):
+        return outlook.since_ns
+    return min(outlook.asked_ns + PATIENCE * outlook_gap(outlook, count), outlook.since_ns + outlook.fixed_ns,
+               end_ns - takes)
+
+
+cdef uint64_t outlook_enough(const Outlook *outlook, uint64_t count, uint64_t rows, uint64_t most) noexcept nogil:
+    while rows < most:
+        count += 1
+        rows += 1
+        if not pays(outlook, count, rows):
+            break
+    return rows
