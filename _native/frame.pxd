@@ -113,3 +113,11 @@ cdef uint32_t value_shape(const Value *value, const TensorSignature *tensor, bin
                           int64_t *shape) noexcept nogil
 # Take over another sequence; `block` may be NULL.
 cdef void sequence_copy(Sequence *to, const Sequence *source) noexcept nogil
+
+# Whether all wanted outputs of the frame and of those around it are known.
+cdef bint frame_is_complete(const Frame *frame) noexcept nogil
+# The first frame from here on that stands for a response and has not left, if it is complete: responses keep their
+# order.
+cdef Frame *frame_to_send(const Run *run, Frame *frame) noexcept nogil
+# Free the frames in which nothing will happen any more, but for the first.
+cdef void frames_end(Run *run) noexcept nogil

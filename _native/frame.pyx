@@ -198,3 +198,35 @@ cdef void frame_resolve(Frame *frame, uint32_t tensor, ValueState state) noexcep
             if inner.scope == step.scope and is_around(frame, inner):
                 tell(inner, step.place)
             inner = inner.next
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What leaves
+
+cdef bint frame_is_complete(const Frame *frame) noexcept nogil:
+    # all wanted outputs of the frame and of those around it are known
+    while frame != NULL:
+        if frame.unresolved:
+            return False
+        frame = frame.parent
+    return True
+
+
+cdef Frame *frame_to_send(const Run *run, Frame *frame) noexcept nogil:
+    # the first frame from here on that stands for a response, if it is complete: responses keep their order
+    while frame != NULL:
+        if run.needs.sends[frame.scope] and not frame.sent:
+            return frame if frame_is_complete(frame) else NULL
+        frame = frame.next
+    return NULL
+
+
+cdef void frames_end(Run *run) noexcept nogil:
+    # inner ones first; the first one stays
+    cdef Frame *frame = run.last
+    cdef Frame *before
+    while frame != run.first:
+        before = frame.previous
+        if frame.open_calls == 0 and frame.children == 0 and (frame.sent or not run.needs.sends[frame.scope]):
+            frame_free(frame)
+        frame = before

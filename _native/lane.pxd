@@ -68,6 +68,10 @@ cdef struct Lane:
     # within so many nanoseconds.
     void (*learn)(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil
 
+cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
+    # of two limits, where 0 is none
+    return min(a, b) if a and b else a + b
+
 # Prepare the head from a backends.api.ModelSpec (read by attribute); raises ValueError or MemoryError.
 cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1
 # The opposite, for the scheduler's `free` and for a scheduler that could not be made.

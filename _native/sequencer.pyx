@@ -13,7 +13,7 @@ from _native.accounting cimport account_failed
 from _native.atomic cimport fetch_add32, load32
 from _native.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
 from _native.clock cimport now_ns
-from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_clear, lane_init
+from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_clear, lane_init, stricter
 from _native.memory cimport block_take
 from _native.preferred cimport preferred_set
 from _native.request cimport (
@@ -391,7 +391,7 @@ cdef class SequenceLane(LaneHandle):
 
     def __cinit__(self, spec, version: int, *, max_queue: int = 0):
         self.lane = &sequencer_new(spec, version).lane
-        self.lane.max_queue = min(filter(None, (max_queue, spec.queue.levels[0].max_size)), default=0)
+        self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
 
     @property
     def live(self) -> int:
