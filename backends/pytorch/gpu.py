@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _native.cuda.device import device
@@ -29,6 +30,20 @@ def check_cuda(spec: InstanceSpec) -> None:
         raise BackendError(
             f"instance '{spec.name}' is of KIND_GPU, but PyTorch {torch.__version__}, which is built for CUDA "
             f"{torch.version.cuda}, finds no device"
+        )
+
+
+def check_capability(spec: InstanceSpec, wanted: str, path: Path) -> None:
+    """Whether the device is of the kind that a model was compiled for, such as "90"; empty for any.
+
+    Raises:
+        BackendError: it is another one.
+    """
+    found = "{}{}".format(*device(spec.device).compute_capability)
+    if wanted not in ("", found):
+        raise BackendError(
+            f"instance '{spec.name}': '{path}' was compiled for compute capability {wanted}, device {spec.device} has "
+            f"{found}: compile it on such a device"
         )
 
 

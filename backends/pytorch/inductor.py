@@ -27,7 +27,7 @@ from backends.api import (
     TensorSpec,
 )
 from backends.pytorch.datatypes import torch_type
-from backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
+from backends.pytorch.gpu import TorchStream, check_capability, check_cuda, check_no_text
 from backends.pytorch.naming import input_positions, output_positions
 from backends.pytorch.options import Options
 from backends.pytorch.package import Package, read_package
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from _native.batch import Batch
-    from _native.cuda.instance import GpuBatch
+    from _native.cuda.batch import GpuBatch
     from backends.pytorch._aoti import Library
 
 log = logging.getLogger("inferd.backends")
@@ -179,7 +179,8 @@ def _check_input(spec: ModelSpec, tensor: TensorSpec, expected: ExpectedInput) -
     if spec.max_batch_size and not expected.dims[0].lowest <= 1 <= spec.max_batch_size <= expected.dims[0].highest:
         raise BackendError(
             f"{where}: max_batch_size is {spec.max_batch_size}, but the model was exported with {shape}: its first "
-            f"dimension must take any size from 1 to {spec.max_batch_size}"
+            f"dimension takes {expected.dims[0].lowest} to {expected.dims[0].highest}, and must take 1 to "
+            f"{spec.max_batch_size} (an operator that chooses its algorithm by the size narrows it)"
         )
     for given, dim in zip(dims, expected.dims, strict=True):
         if given >= 0 and not dim.lowest <= given <= dim.highest:
@@ -217,21 +218,11 @@ class InductorModel(Model):
         if on_gpu:
             check_cuda(spec)
             check_no_text(self.spec, spec)
-            self._check_capability(spec)
+            check_capability(spec, self.package.capability, self.package.path)
         library = self._library(f"cuda:{spec.device}" if on_gpu else "cpu")
         if on_gpu:
             return InductorGpuInstance(self, library, spec)
         return LoadedInstance(self) if library is None else InductorInstance(self.order, library)
-
-    def _check_capability(self, spec: InstanceSpec) -> None:
-        from _native.cuda.device import device
-
-        found = "{}{}".format(*device(spec.device).compute_capability)
-        if self.package.capability and self.package.capability != found:
-            raise BackendError(
-                f"instance '{spec.name}': '{self.package.path}' was compiled for compute capability "
-                f"{self.package.capability}, device {spec.device} has {found}: compile it on such a device"
-            )
 
     def _library(self, device: str) -> Library | None:
         """None when only PyTorch's loader will do, which is said once for each instance."""

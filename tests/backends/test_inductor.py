@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,16 +14,20 @@ import torch
 
 from backends.api import BackendError, InstanceSpec, TensorSpec
 from backends.loader import BackendLoader
+from backends.parameters import Parameters
 from backends.pytorch import PyTorchBackend
 from backends.pytorch._aoti import AotiError
-from backends.pytorch.inductor import load_library
+from backends.pytorch.inductor import InductorModel, load_library
+from backends.pytorch.options import read_options
 from backends.pytorch.package import read_package
 from server.engine import config as configuration
 from server.engine.engine import Engine
 from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
+from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import source
 from tests.counters import native_counters
-from tests.engine.serving import Pending, infer, infer_all, request
+from tests.engine.serving import Pending, infer, infer_all
+from tests.engine.serving import request as message
 
 __all__ = ["native_counters"]
 
@@ -173,7 +178,7 @@ def test_what_is_no_package_is_refused(tmp_path):
             r"'INPUT__0': the model expects shape \[-1,-1,4\] but the model configuration specifies shape \[-1,-1,5\]",
         ),
         ({"inputs": [TensorSpec("INPUT__0", "FP32", (4,)), IDS]}, r"the model expects 3 dimensions .*specifies 2"),
-        ({"max_batch_size": MAX_BATCH + 1}, "its first dimension must take any size from 1 to 17"),
+        ({"max_batch_size": MAX_BATCH + 1}, "its first dimension takes 1 to 16, and must take 1 to 17"),
         ({"inputs": [IMAGE, TensorSpec("INPUT__1", "INT64", (-1,), optional=True)]}, "'INPUT__1' is optional"),
         ({"inputs": [IMAGE, TensorSpec("INPUT__1", "BYTES", (-1,))]}, "'INPUT__1' is BYTES"),
         ({"outputs": [TensorSpec(f"OUTPUT__{i}", "FP32", (3,)) for i in range(4)]}, "the model returns 3: RESULT"),
@@ -200,7 +205,7 @@ async def test_requests_are_batched(model, compiled):
     async with Serving(model, CONFIG) as engine:
         for rows in ((1,), (1, 3, 2)):
             sent = [sample(each) for each in rows]
-            answers = await infer_all(engine, *(request(image=image, ids=ids) for image, ids in sent))
+            answers = await infer_all(engine, *(message(image=image, ids=ids) for image, ids in sent))
             for (image, ids), answer in zip(sent, answers, strict=True):
                 assert (answer.status, answer.text) == (0, "")
                 np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
@@ -215,7 +220,7 @@ async def test_requests_are_batched(model, compiled):
 async def test_a_model_without_a_configuration_is_served(model, compiled):
     async with Serving(model, None) as engine:
         image, ids = sample(2)
-        answer = await infer(engine, request(INPUT__0=image, INPUT__1=ids, outputs=("OUTPUT__0",)))
+        answer = await infer(engine, message(INPUT__0=image, INPUT__1=ids, outputs=("OUTPUT__0",)))
         np.testing.assert_allclose(answer.array("OUTPUT__0"), scores(compiled[1], image, ids), rtol=1e-5)
         config = engine.model("m").config
     assert (config.platform, config.backend, config.max_batch_size) == ("torch_aoti", "pytorch", 4)
@@ -237,7 +242,7 @@ async def test_tensors_named_by_their_place_in_the_call(model, compiled):
     config = f"{config[:first]}{config[second:close]}, {config[first:second].rstrip(', ')}{config[close:]}"
     async with Serving(model, config) as engine:
         image, ids = sample(2)
-        answer = await infer(engine, request(**{"ARGS[0]": image, "KWARGS[ids]": ids}))
+        answer = await infer(engine, message(**{"ARGS[0]": image, "KWARGS[ids]": ids}))
         np.testing.assert_allclose(answer.array("RESULT[0]"), scores(compiled[1], image, ids), rtol=1e-5)
 
 
@@ -256,8 +261,8 @@ async def test_tensors_named_by_their_place_in_the_call(model, compiled):
 async def test_a_wrong_shape_is_refused_by_name_and_harms_nobody(model, image_width, ids_width, text):
     async with Serving(model, CONFIG) as engine:
         good = sample(1)
-        wrong = Pending(engine, request(image=sample(1, image_width)[0], ids=sample(1, ids_width)[1]))
-        right = Pending(engine, request(image=good[0], ids=good[1]))
+        wrong = Pending(engine, message(image=sample(1, image_width)[0], ids=sample(1, ids_width)[1]))
+        right = Pending(engine, message(image=good[0], ids=good[1]))
         answer = await wrong.answer()
         assert answer.status == 3
         assert re.search(text, answer.text), answer.text
@@ -269,7 +274,7 @@ async def test_an_output_of_another_type_fails_the_batch(model):
     config = CONFIG.replace('name: "scores" data_type: TYPE_FP32', 'name: "scores" data_type: TYPE_FP64')
     async with Serving(model, config) as engine:
         image, ids = sample(1)
-        answer = await infer(engine, request(image=image, ids=ids))
+        answer = await infer(engine, message(image=image, ids=ids))
     assert answer.status == 13
     assert "output 'scores' is configured as FP64, the model returned FP32 with 2 dimensions" in answer.text
 
@@ -287,7 +292,7 @@ async def test_instances_share_weights_if_asked(model, compiled, monkeypatch, sh
     parameter = f'parameters {{ key: "ENABLE_WEIGHT_SHARING" value {{ string_value: "{shares}" }} }}'
     async with Serving(model, CONFIG.replace("count: 1", "count: 3") + parameter) as engine:
         sent = [sample(1 + number % 3) for number in range(30)]
-        answers = await infer_all(engine, *(request(image=image, ids=ids) for image, ids in sent))
+        answers = await infer_all(engine, *(message(image=image, ids=ids) for image, ids in sent))
     assert loaded == copies
     for (image, ids), answer in zip(sent, answers, strict=True):
         np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
@@ -318,10 +323,71 @@ async def test_what_the_library_alone_cannot_do_the_loader_does(model, compiled,
     with caplog.at_level(logging.WARNING, "inferd.backends"):
         async with Serving(model, CONFIG) as engine:
             image, ids = sample(2)
-            answer = await infer(engine, request(image=image, ids=ids))
-            refused = await infer(engine, request(image=sample(1, 5)[0], ids=sample(1, 4)[1]))
+            answer = await infer(engine, message(image=image, ids=ids))
+            refused = await infer(engine, message(image=sample(1, 5)[0], ids=sample(1, 4)[1]))
     np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
     np.testing.assert_array_equal(answer.array("turned"), image.transpose(0, 2, 1))
     np.testing.assert_array_equal(answer.array("same"), image)
     assert "dimension 1 of input 1 is 4, the compiled model takes 5 there" in refused.text
     assert any("goes through PyTorch's loader" in each.message and text in each.message for each in caplog.records)
+
+
+# -- on a GPU, as far as it can be seen without one
+
+
+class FakeLibrary:
+    """Answers with its first input."""
+
+    input_count, output_count = 2, 3
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, values, stream, single):
+        self.calls.append((stream, single))
+        return [values[0], values[0].transpose(1, 2), values[0]]
+
+
+@pytest.fixture(params=["90", ""])
+def on_gpu(model, compiled, monkeypatch, request):
+    """An instance on a GPU, with a library that is none."""
+    FakeCuda(monkeypatch)
+    library = FakeLibrary()
+    monkeypatch.setattr("backends.pytorch.inductor.load_library", lambda *_: library)
+    package = replace(read_package(compiled[0]), device="cuda", capability=request.param)
+    turned = TensorSpec("RESULT[1]", "FP32", (4, -1))
+    options = read_options(Parameters({}, "model 'm'"))
+    loaded = InductorModel(described(model / "m" / "1", outputs=(turned,)), options, package)
+    yield loaded.create_instance(InstanceSpec("m_0", kind="GPU")), library
+    loaded.close()
+
+
+def gpu_batch(width=5, ids=5, capturing=False):
+    inputs = {"INPUT__0": torch.ones(2, width, 4), "INPUT__1": torch.ones(2, ids, dtype=torch.int64)}
+    return FakeGpuBatch(inputs, {"RESULT[1]"}, capturing)
+
+
+def test_a_compiled_model_runs_on_the_stream_of_its_instance(on_gpu):
+    instance, library = on_gpu
+    for capturing in (False, True):
+        batch = gpu_batch(capturing=capturing)
+        instance.submit(batch)
+        assert batch.outputs["RESULT[1]"].shape == (2, 4, 5)
+        assert batch.outputs["RESULT[1]"].is_contiguous()
+    assert library.calls == [(100, False), (100, True)]
+
+
+def test_a_wrong_shape_does_not_reach_the_library_on_a_gpu(on_gpu):
+    instance, library = on_gpu
+    with pytest.raises(BackendError, match=r"dimension 1 of input 1 is 4, .*takes 5 .*1 is 'INPUT__1'"):
+        instance.submit(gpu_batch(ids=4))
+    assert not library.calls
+
+
+def test_a_package_for_another_gpu_is_refused(model, compiled, monkeypatch):
+    FakeCuda(monkeypatch)
+    package = replace(read_package(compiled[0]), device="cuda", capability="80")
+    loaded = InductorModel(described(model / "m" / "1"), read_options(Parameters({}, "model 'm'")), package)
+    with pytest.raises(BackendError, match="compiled for compute capability 80, device 0 has 90"):
+        loaded.create_instance(InstanceSpec("m_0", kind="GPU"))
+    loaded.close()
