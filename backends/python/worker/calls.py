@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .channel import Waiter
 from .errors import TritonModelException
-from .runtime import PARENT, current
+from .runtime import PARENT, Runtime, current
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,6 +173,16 @@ class ResponseIterator:
         self._call.cancel()
 
 
+def exchange(request: InferenceRequest) -> InferenceResponse:
+    """Send a request to another model and wait for its response.
+
+    Raises:
+        TritonModelException: called while the model is initialized or finalized.
+    """
+    response = _runtime().channel.exchange(request, PARENT.get())
+    return start(request, False).wait() if response is None else response
+
+
 def start(request: InferenceRequest, decoupled: bool) -> Call:
     """Send a request to another model.
 
@@ -201,7 +211,11 @@ def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[An
 
 
 def _new_call(request: InferenceRequest, decoupled: bool) -> Call:
+    return Call(_runtime().channel, request.model_name(), decoupled)
+
+
+def _runtime() -> Runtime:
     runtime = current()
     if not runtime.initialized or runtime.finalizing:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
-    return Call(runtime.channel, request.model_name(), decoupled)
+    return runtime

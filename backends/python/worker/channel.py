@@ -90,6 +90,13 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
+    def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse | None:
+        """Send a request to another model and wait for its one response, which may be an error.
+
+        The short way for a thread that finds nobody else waiting for responses. None: it does, and nothing was sent.
+        """
+
+    @abc.abstractmethod
     def cancel(self, call: Call) -> None:
         """Tell the server that nobody waits for a call any more."""
 

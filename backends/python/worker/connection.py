@@ -188,16 +188,35 @@ class Connection(Channel):
     # -----------------------------------------------------------------------------------------------------------------
     # Calls to other models
 
+    def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse | None:
+        responses = self._responses
+        if not responses.begin():
+            return None
+        try:
+            number = self._link.next_id()
+            try:
+                self._send_call(request, number, 0, parent)
+            except TritonModelException as error:
+                return InferenceResponse(error=TritonError(str(error)))
+            while True:
+                packet = responses.next()
+                if packet.id == number:
+                    return self._response_of(packet, request._model_name)
+                self._call_answered(packet)
+        finally:
+            responses.end()
+
     def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
         call.number = self._link.next_id()
         self._calls[call.number] = call
         try:
-            self._send_call(request, call, parent)
+            call.large = self._send_call(request, call.number, p.DECOUPLED if call.decoupled else 0, parent)
         except TritonModelException as error:
             self._calls.pop(call.number)
             call.deliver(InferenceResponse(error=TritonError(str(error))), True)
 
-    def _send_call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+    def _send_call(self, request: InferenceRequest, call: int, flags: int, parent: tuple[int, str]) -> bool:
+        """Whether it did not fit into a packet."""
         number, request_id = parent
         pieces = encode_request(
             request._model_name,
@@ -209,17 +228,16 @@ class Connection(Channel):
         )
         size = sum(map(len, pieces))
         head = p.BLS_HEAD.pack(request._trace._key or number, 0, size, 0)
-        flags = p.DECOUPLED if call.decoupled else 0
         link = self._link
         if p.BLS_HEAD.size + size <= INLINE_LIMIT:
-            link.send(link.calls, p.BLS_REQUEST, b"".join((head, *pieces)), flags=flags, number=call.number)
-            return
-        call.large = True
+            link.send(link.calls, p.BLS_REQUEST, b"".join((head, *pieces)), flags=flags, number=call)
+            return False
         offset = at = self._grants.take(p.BLS_HEAD.size + size)
         for piece in (head, *pieces):
             link.memory[at : at + len(piece)] = piece
             at += len(piece)
-        link.send_arena(link.side, p.BLS_REQUEST, offset, at - offset, flags=flags, number=call.number)
+        link.send_arena(link.side, p.BLS_REQUEST, offset, at - offset, flags=flags, number=call)
+        return True
 
     def _call_answered(self, packet: Packet) -> None:
         final = bool(packet.flags & p.FINAL)
@@ -229,18 +247,16 @@ class Connection(Channel):
             return
         if final:
             del self._calls[packet.id]
+        call.deliver(self._response_of(packet, call.model), final)
+
+    def _response_of(self, packet: Packet, model: str) -> InferenceResponse:
         if packet.flags & p.FAILED:
             text = self._record(packet).decode("utf-8", "replace")
             if text.startswith(NOT_BY_UNARY_CALLS):
-                text = USE_DECOUPLED.format(call.model)
-            response = InferenceResponse(error=TritonError(text, ERROR_CODES[packet.code]))
-        elif packet.flags & p.EMPTY:
-            response = InferenceResponse()
-        else:
-            response = self._response_of(packet)
-        call.deliver(response, final)
-
-    def _response_of(self, packet: Packet) -> InferenceResponse:
+                text = USE_DECOUPLED.format(model)
+            return InferenceResponse(error=TritonError(text, ERROR_CODES[packet.code]))
+        if packet.flags & p.EMPTY:
+            return InferenceResponse()
         try:
             if packet.flags & p.IN_ARENA:
                 buffer = self.lend(lambda: self._link.send(self._link.side, p.RELEASE, offset=packet.offset))

@@ -218,7 +218,7 @@ def decode_response(
         base: where in the buffer the message begins.
     """
     known = _heads.get(len(data))
-    if known is not None and data[: known.size] == known.head:
+    if known is not None and bytes(data[: known.size]) == known.head:
         name, datatype, shape = known.output
         tensor = received(name, datatype, shape, buffer, base + known.size, len(data) - known.size)
         return [_aligned(tensor)], {}

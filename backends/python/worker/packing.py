@@ -318,7 +318,7 @@ def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
         if array is None:
             offset = tensor._offset if tensor._buffer is whole else -1
         elif array.base is whole:
-            offset = address_of(array) - address_of(whole)
+            offset = each._offset if array is each._array else address_of(array) - address_of(whole)
         else:
             continue
         if each._offset <= offset and offset + size <= each._offset + each._size:

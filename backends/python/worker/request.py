@@ -189,8 +189,7 @@ class InferenceRequest:
         Raises:
             TritonModelException: called while the model is initialized or finalized.
         """
-        call = _calls.start(self, decoupled)
-        return _calls.ResponseIterator(call) if decoupled else call.wait()
+        return _calls.ResponseIterator(_calls.start(self, True)) if decoupled else _calls.exchange(self)
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
