@@ -15,7 +15,7 @@ from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.gather cimport batch_give_inputs
 from _native.lane cimport Lane
 from _native.memory cimport Block, block_take
-from _native.placement cimport place_of_output
+from _native.placement cimport inputs_fetch, place_of_output
 from _native.request cimport (
     STATUS_CANCELLED,
     STATUS_DEADLINE_EXCEEDED,
@@ -117,6 +117,18 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
         request_expired(request)
     account_failed(request, batch.taken_ns, FAILURE_REJECTED)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+cdef void batch_fetch(NativeBatch *batch, int device) noexcept nogil:
+    cdef Request *request
+    cdef uint32_t i
+    for i in range(batch.count):
+        request = batch.requests[i]
+        if request.on_device and not inputs_fetch(request, device):
+            batch.rows -= request.rows
+            account_failed(request, now_ns(), FAILURE_OTHER)
+            bridge_return(<Bridge *>batch_detach(batch, i).bridge, &request.response, &request.response)
+    forget_detached(batch)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

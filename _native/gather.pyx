@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from _native.batch cimport NativeBatch, batch_fail
 from _native.clock cimport now_ns
 from _native.datatype cimport datatype_size
-from _native.memory cimport SHARED_WITH_STRANGER, Block, block_give, block_share, block_take
+from _native.memory cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
 from _native.request cimport InputData
 from _native.shape cimport bucket_of, elements_of, reshape
 from _native.signature cimport SUPPLY_STATE, Signature, TensorSignature
@@ -21,14 +21,6 @@ from _native.text cimport format_text
 
 cdef enum:
     ALIGNMENT = 64           # of a gathered input, as vector code and frameworks like it
-
-
-cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint32_t input) noexcept nogil:
-    # of request i: what it carries, or the state of its sequence
-    cdef const Signature *signature = batch.signature
-    if input < signature.input_count:
-        return &batch.requests[i].inputs[input]
-    return &batch.requests[i].states[signature.supplied[input - signature.input_count].source]
 
 
 cdef inline bint counts_rows(const NativeBatch *batch, uint32_t input) noexcept nogil:
@@ -243,11 +235,6 @@ cdef bint batch_gather(NativeBatch *batch) noexcept nogil:
     return True
 
 
-cdef inline bint is_made(const Signature *signature, uint32_t input) noexcept nogil:
-    # by the batch itself, rather than carried by requests or their sequences
-    return input >= signature.input_count and signature.supplied[input - signature.input_count].kind != SUPPLY_STATE
-
-
 cdef bint batch_describe(NativeBatch *batch) noexcept nogil:
     cdef const Signature *signature = batch.signature
     cdef uint32_t i
@@ -261,21 +248,11 @@ cdef bint batch_describe(NativeBatch *batch) noexcept nogil:
     return True
 
 
-cdef void batch_gather_to(NativeBatch *batch, Block *block, const size_t *offsets) noexcept nogil:
-    cdef GatheredInput *input
-    cdef uint32_t i
-    for i in range(batch.signature.input_count + batch.signature.supplied_count):
-        input = &batch.inputs[i]
-        if not input.present:
-            continue
-        if is_made(batch.signature, i):
-            memcpy(block.data + offsets[i], input.data, input.size)
-            block_give(input.block)
-        else:
-            write_one(batch, i, block.data + offsets[i])
-        input.block = block_share(block)
-        input.data = block.data + offsets[i]
-    batch.input_end_ns = now_ns()
+cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
+    if is_made(batch.signature, input):
+        memcpy(at, batch.inputs[input].data, batch.inputs[input].size)
+    else:
+        write_one(batch, input, at)
 
 
 cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil:

@@ -10,6 +10,7 @@ from _native.batch cimport (
     NativeBatch,
     await_fn,
     batch_begin,
+    batch_fetch,
     batch_fail,
     batch_finish,
     batch_for_python,
@@ -141,6 +142,7 @@ cdef class InstanceLoop:
 
     cdef void begin(self, Request *chain) noexcept nogil:
         batch_begin(&self.batch, chain)
+        batch_fetch(&self.batch, -1)
         if load32(&batch_log) and self.batch.count:
             with gil:
                 self.log_batch()

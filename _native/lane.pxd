@@ -55,6 +55,7 @@ cdef struct Lane:
     uint32_t max_queue       # requests that may wait; 0: any number
     bint coalesces           # identical requests in flight are executed once
     bint caches              # answers are kept for identical requests
+    bint fetches_late        # inputs that lie on a device stay there until an instance has taken their request
     Order *order             # answers leave in the order in which requests came; NULL: as they are ready
     const Scheduler *scheduler
     Arena *arena             # into which large messages for the model are received; NULL: into ordinary memory

@@ -4,7 +4,7 @@ The rules and the beginnings of the texts are those of Triton ("ParseSharedMemor
 in shared_memory_manager.cc, ResponseAllocatorHelper in infer_handler.cc).
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcmp, memmove, strlen
 
@@ -20,6 +20,7 @@ from _native.codec cimport (
 )
 from _native.cuda.region cimport cuda_region_read, cuda_region_write
 from _native.datatype cimport DT_BYTES
+from _native.lane cimport Lane
 from _native.memory cimport (
     SHARED_WITH_NOBODY,
     SHARED_WITH_STRANGER,
@@ -193,7 +194,12 @@ cdef bint place_input(Request *request, const RegionAccess *access, const InputH
     if not may_be_copied(request, access, tensor, placement):
         return False
     if placement.region.kind == REGION_CUDA:
-        return read_from_device(request, tensor, input, placement)
+        input.block = block_share(placement.region.block)
+        input.region = placement.region
+        input.address = placement.region.address + placement.offset
+        input.size = placement.size
+        request.on_device = True
+        return may_stay(request, tensor) or fetch_input(request, index)
     input.block = block_share(placement.region.block)
     input.data = placement.region.block.data + placement.offset
     input.size = placement.size
@@ -214,22 +220,42 @@ cdef bint may_be_copied(Request *request, const RegionAccess *access, const Tens
     return False
 
 
-cdef bint read_from_device(Request *request, const TensorSignature *tensor, InputData *input,
-                           const Placement *placement) noexcept nogil:
-    # a copy: what is on a GPU cannot be looked at
-    input.block = block_take(placement.size)
-    if input.block == NULL:
+cdef inline bint may_stay(const Request *request, const TensorSignature *tensor) noexcept nogil:
+    # nobody looks at its elements before an instance has it
+    cdef const Lane *lane = <const Lane *>request.lane
+    return (lane != NULL and lane.fetches_late and tensor.datatype != DT_BYTES and not tensor.padded
+            and not tensor.values)
+
+
+cdef bint fetch_input(Request *request, uint32_t index) noexcept nogil:
+    # a copy in the host's memory: what is on a GPU cannot be looked at
+    cdef InputData *input = &request.inputs[index]
+    cdef const Region *region = input.region
+    cdef Str name = request.signature.inputs[index].name
+    cdef Block *block = block_take(input.size)
+    if block == NULL:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, format_text(
-            "no memory for %zu bytes of input '%.*s'", placement.size, tensor.name.size, tensor.name.data))
+            "no memory for %zu bytes of input '%.*s'", input.size, name.size, name.data))
         return False
-    if not cuda_region_read(placement.region, placement.offset, input.block.data, placement.size):
+    if not cuda_region_read(region, input.address - region.address, block.data, input.size):
+        block_give(block)
         request_fail(request, STATUS_INTERNAL, format_text(
-            "input '%.*s' cannot be read from CUDA shared memory region '%.*s': device %d does not copy it",
-            tensor.name.size, tensor.name.data, clip(placement.region.name.size), placement.region.name.data,
-            placement.region.device))
+            "input '%.*s' cannot be read from CUDA shared memory region '%.*s': device %d does not copy it", name.size,
+            name.data, clip(region.name.size), region.name.data, region.device))
         return False
-    input.data = input.block.data
-    input.size = placement.size
+    input.region = NULL
+    block_give(input.block)
+    input.block = block
+    input.data = block.data
+    return True
+
+
+cdef bint inputs_fetch(Request *request, int device) noexcept nogil:
+    cdef uint32_t i
+    for i in range(request.signature.input_count):
+        if (request.inputs[i].present and request.inputs[i].region != NULL
+                and request.inputs[i].region.device != device and not fetch_input(request, i)):
+            return False
     return True
 
 
@@ -286,6 +312,26 @@ cdef uint8_t *place_of_output(const Request *request, uint32_t output, size_t si
     return placement.region.block.data + placement.offset
 
 
+cdef const Placement *placement_of_output(const Request *request, uint32_t output, int device) noexcept nogil:
+    cdef const Placement *placement = request.placements
+    while placement != NULL and not (placement.output and placement.tensor == output):
+        placement = placement.next
+    if placement == NULL or placement.region.kind != REGION_CUDA or placement.region.device != device:
+        return NULL
+    return placement
+
+
+cdef bint is_input_on_device(const Request *request, uint64_t address, size_t size) noexcept nogil:
+    cdef const InputData *input
+    cdef uint32_t i
+    for i in range(request.signature.input_count):
+        input = &request.inputs[i]
+        if (input.present and input.region != NULL
+                and address < input.address + input.size and input.address < address + size):
+            return True
+    return False
+
+
 cdef bint is_in_region(const Request *request, const uint8_t *data) noexcept nogil:
     cdef const Placement *placement = request.placements
     while placement != NULL:
@@ -307,7 +353,9 @@ cdef bint write_output(Response *response, const Placement *placement) noexcept 
             "shared memory size specified with the request for output '%.*s' (%zu bytes) should be at least %zu bytes "
             "to hold the results", name.size, name.data, placement.size, out.size))
         return False
-    if placement.region.kind == REGION_CUDA:
+    if out.placed:
+        pass
+    elif placement.region.kind == REGION_CUDA:
         if out.size and not cuda_region_write(placement.region, placement.offset, out.data, out.size):
             response_fail(response, STATUS_INTERNAL, format_text(
                 "output '%.*s' cannot be written to CUDA shared memory region '%.*s': device %d does not copy it",
@@ -333,11 +381,21 @@ cdef bint own_output(Response *response, uint32_t output) noexcept nogil:
     return True
 
 
+cdef void forget_placed(Response *response) noexcept nogil:
+    # the address of what is on a device already is of no use to anybody
+    cdef uint32_t i
+    for i in range(response.request.signature.output_count):
+        if response.outputs[i].placed:
+            response.outputs[i].data = NULL
+            response.outputs[i].size = 0
+
+
 cdef bint response_place(Response *response) noexcept nogil:
     cdef const Request *request = response.request
     cdef const Placement *placement = request.placements
     cdef uint32_t i
     if load32(&request.abandoned):
+        forget_placed(response)
         return True  # the client is gone, or may use its memory for something else by now
     while placement != NULL:
         if placement.output and not write_output(response, placement):

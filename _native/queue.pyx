@@ -315,6 +315,7 @@ cdef class QueueLane(LaneHandle):
         cdef Queue *queue = queue_new(spec, version)
         self.lane = &queue.lane
         self.lane.max_queue = max_queue
+        self.lane.fetches_late = True
         queue.held = held
 
     def outlook(self) -> dict[str, object] | None:

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from _native.codec cimport InferMessage, Parameter, Str
 from _native.datatype cimport Datatype
 from _native.memory cimport Block
-from _native.shm cimport Placement
+from _native.shm cimport Placement, Region
 from _native.signature cimport MAX_RANK, Signature
 from _native.timers cimport Timer
 
@@ -29,6 +29,8 @@ cdef struct InputData:
     Block *block             # holds `data`: the message's block (shared) or converted typed contents
     int64_t shape[MAX_RANK]  # as the client sent it, batch dimension included
     uint32_t rank
+    const Region *region     # of a device, where the data still lie, at `address`; `data` is NULL then. NULL: nowhere.
+    uint64_t address
 
 cdef struct OutputData:
     # one output of a response; set by the batch, sent by the sink
@@ -40,6 +42,7 @@ cdef struct OutputData:
     Block *block             # holds `data`, one reference
     int64_t shape[MAX_RANK]
     uint32_t rank
+    bint placed              # it is where the client wants it already, and `data` must not be looked at
 
 cdef struct Response:
     # one answer to a request: the only one, or one of many from a decoupled model
@@ -113,6 +116,7 @@ cdef struct Request:
 
     int64_t user             # whose process asks, on a unix socket; -1: not known
     Placement *placements    # of its tensors in shared memory; NULL: there are none
+    bint on_device           # some input may still lie on a device: see InputData.region
 
     # in a sequence; see _native.sequence
     void *sequence           # that its lane has put it into; NULL: none

@@ -246,10 +246,12 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
     for i in range(signature.input_count):
         request.inputs[i].present = False
         request.inputs[i].block = NULL
+        request.inputs[i].region = NULL
     for i in range(signature.output_count):
         request.response.outputs[i].wanted = False
         request.response.outputs[i].classes = 0
         request.response.outputs[i].block = NULL
+        request.response.outputs[i].placed = False
     request.signature = signature
     return True
 
@@ -270,6 +272,7 @@ cdef Request *request_twin(const Request *request) noexcept nogil:
     twin.timeout_us = request.timeout_us
     twin.is_step = request.is_step
     twin.rows = request.rows
+    twin.on_device = request.on_device
     twin.rehearsed = request.rehearsed
     twin.arrived_ns = request.arrived_ns
     for i in range(request.signature.input_count):

@@ -6,11 +6,20 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from _native.batch cimport NativeBatch
 from _native.memory cimport Block
 from _native.request cimport Request
+from _native.signature cimport TensorSignature
 
 # The length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before.
 cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil
 # Whether some request of the batch asked for this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
+# Why an output of the whole batch cannot be split among the requests, from malloc; NULL when it can, then with its
+# number of elements.
+cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor, const int64_t *shape, uint32_t rank,
+                        size_t size, int64_t *elements) noexcept nogil
+# The bytes of request `index` at `data`, where `size` bytes are left of an output with so many elements in all;
+# SIZE_MAX when the output ends before. `data` may be NULL, but for BYTES.
+cdef size_t part_of(const NativeBatch *batch, const TensorSignature *tensor, uint32_t index, const uint8_t *data,
+                    size_t size, int64_t elements) noexcept nogil
 # Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
 # failure). The rows are split among the requests without a copy, and among the states of their sequences. False:
 # the batch has failed.

@@ -45,7 +45,6 @@ cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements
 
 cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor, const int64_t *shape, uint32_t rank,
                         size_t size, int64_t *elements) noexcept nogil:
-    # why this output cannot be split among the requests; NULL when it can, then with its number of elements
     cdef bint batches = batch.signature.max_batch_size > 0
     cdef int64_t expected
     cdef uint32_t i
@@ -86,8 +85,6 @@ cdef inline void share_output(Request *request, uint32_t output, Block *block, c
 
 cdef size_t part_of(const NativeBatch *batch, const TensorSignature *tensor, uint32_t index, const uint8_t *data,
                     size_t size, int64_t elements) noexcept nogil:
-    # the bytes of request `index` at `data`, where `size` bytes are left of an output with so many elements in all;
-    # SIZE_MAX when the output ends before
     cdef const Request *request = batch.requests[index]
     cdef const InputData *model
     cdef int64_t own = elements

@@ -66,8 +66,12 @@ cdef bint take_rows(const Request *whole, Request *part, uint32_t first, uint32_
             own.data = given.data + skip
             own.size = bytes_of_elements(own.data, given.size - skip, <long>(row * rows))
         else:
-            own.data = given.data + given.size // whole.rows * first
+            skip = given.size // whole.rows * first
             own.size = given.size // whole.rows * rows
+            if given.region != NULL:
+                own.address = given.address + skip
+            else:
+                own.data = given.data + skip
     return True
 
 

@@ -3,11 +3,11 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, padded_size
+from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, input_address, padded_size
 from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport DevicePointer
 from _native.cuda.tensor cimport address_of, tensor_new
-from _native.cuda.transfer cimport Transfer
+from _native.cuda.transfer cimport Transfer, place_in_region
 from _native.datatype cimport datatype_size
 from _native.memory cimport block_give
 from _native.scatter cimport batch_wants
@@ -74,8 +74,7 @@ cdef class GpuBatch:
         memcpy(shape, given.shape, sizeof(shape))
         if self.set.rows != self.set.batch.rows:
             shape[0] = self.set.rows
-        return tensor_new(self.transfer.device.ordinal,
-                          <DevicePointer>self.set.device_in.data + self.set.offsets[i], padded_size(self.set, i),
+        return tensor_new(self.transfer.device.ordinal, input_address(self.set, i), padded_size(self.set, i),
                           self.set.batch.signature.inputs[i].datatype, shape, given.rank)
 
     def host_input(self, name: str) -> bytes:
@@ -105,7 +104,9 @@ cdef class GpuBatch:
         cdef uint32_t index = self.output_index(name)
         cdef Output *output = &self.set.outputs[index]
         self.shape_output(index, name, shape)
-        self.place_output(index, name, output.size)
+        output.address = 0 if self.recorded else place_in_region(self.transfer, self.set, index)
+        if output.address == 0:
+            self.place_output(index, name, output.size)
         output.given = True
         return tensor_new(self.transfer.device.ordinal, output.address, output.size,
                           self.set.batch.signature.outputs[index].datatype, output.shape, output.rank)

@@ -23,7 +23,9 @@ cdef struct Output:
     int64_t shape[MAX_RANK]
     uint32_t rank
     Block *block             # of the device, when the set owns it
-    size_t offset            # in the block of the host that all outputs are copied to
+    bint to_host             # somebody gets it from there
+    size_t offset            # then: in the block of the host that all outputs are copied to
+    Block *region            # of a client, that some request's part goes to directly; the request holds it
 
 cdef struct BufferSet:
     # one batch on its way
@@ -32,8 +34,10 @@ cdef struct BufferSet:
     uint32_t input_count     # of the model, with those that the batch provides
     uint32_t output_count    # with those that only states come from
     uint32_t rows            # the backend sees: those of the batch, or padded to the size of a captured graph
-    size_t *offsets          # of each input, in the staging block and on the device alike
-    size_t staged            # bytes of all inputs
+    DevicePointer *direct    # of each input: where it lies in a client's region and stays; 0: it is copied
+    size_t *offsets          # of each input that is copied, in `device_in`
+    size_t uploaded_size     # bytes of all these
+    size_t staged_size       # bytes that are in the host's memory before
     Block *staging
     Block *device_in         # stays with the set, and grows
     Output *outputs
@@ -52,6 +56,10 @@ cdef inline size_t aligned(size_t size) noexcept nogil:
 cdef inline size_t padded_size(const BufferSet *set, uint32_t input) noexcept nogil:
     cdef size_t size = set.batch.inputs[input].size
     return size if set.rows == set.batch.rows else size // set.batch.rows * set.rows
+
+# Where the backend finds an input.
+cdef inline DevicePointer input_address(const BufferSet *set, uint32_t input) noexcept nogil:
+    return set.direct[input] or <DevicePointer>set.device_in.data + set.offsets[input]
 
 # Forget the outputs, and give back what the set owns of them.
 cdef void clear_outputs(BufferSet *set) noexcept nogil

@@ -6,7 +6,14 @@ from libc.stdlib cimport calloc, free
 
 from _native.batch cimport batch_free, batch_init
 from _native.cuda.device cimport use_device
-from _native.cuda.driver cimport EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, EventHandle, check, cuda
+from _native.cuda.driver cimport (
+    EVENT_BLOCKING_SYNC,
+    EVENT_DISABLE_TIMING,
+    DevicePointer,
+    EventHandle,
+    check,
+    cuda,
+)
 from _native.cuda.memory cimport DevicePool
 from _native.lane cimport Lane, LaneHandle
 from _native.memory cimport block_give
@@ -69,7 +76,8 @@ cdef class Pipeline:
         set.output_count = lane.signature.output_count + lane.signature.kept_count
         set.offsets = <size_t *>calloc(set.input_count + 1, sizeof(size_t))
         set.outputs = <Output *>calloc(set.output_count + 1, sizeof(Output))
-        if set.offsets == NULL or set.outputs == NULL:
+        set.direct = <DevicePointer *>calloc(set.input_count + 1, sizeof(DevicePointer))
+        if set.offsets == NULL or set.outputs == NULL or set.direct == NULL:
             raise MemoryError
         check(cuda.event_create(&set.uploaded, EVENT_DISABLE_TIMING), "cuEventCreate")
         check(cuda.event_create(&set.computed, event_flags), "cuEventCreate")
@@ -84,6 +92,7 @@ cdef class Pipeline:
             set = &self.sets[i]
             batch_free(&set.batch)
             free(set.offsets)
+            free(set.direct)
             free(set.outputs)
             block_give(set.device_in)
             destroy(set.uploaded)

@@ -134,7 +134,7 @@ cdef class Graphs:
         self.assume_inputs(set)
         self.transfer.lay_out(set, set.batch.rows)
         if not self.transfer.reserve(set):
-            raise MemoryError(f"no memory on {self.transfer.device} for {set.staged} bytes of inputs")
+            raise MemoryError(f"no memory on {self.transfer.device} for {set.uploaded_size} bytes of inputs")
         batch = batch_on_device(self.transfer, self.pipeline, set, True)
         try:
             instance.submit(batch)

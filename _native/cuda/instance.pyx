@@ -19,7 +19,7 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from _native.atomic cimport load32, store32
-from _native.batch cimport batch_begin, batch_fail, batch_finish
+from _native.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
 from _native.bridge cimport BridgeHandle
 from _native.clock cimport now_ns
 from _native.cuda.batch cimport GpuBatch, batch_on_device
@@ -156,6 +156,8 @@ cdef class GpuLoop:
         cdef bint ready
         with nogil:
             batch_begin(&set.batch, chain)
+            batch_fetch(&set.batch, self.transfer.device.ordinal)
+            use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)
                      and self.transfer.upload(set, self.graphs.choose(set)))
         self.pipeline.holds[set.index].clear()  # of the batch that had the set before, which is answered

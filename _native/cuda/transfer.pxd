@@ -2,11 +2,18 @@
 
 from libc.stdint cimport int32_t, uint32_t
 
-from _native.cuda.bufferset cimport BufferSet
+from _native.cuda.bufferset cimport BufferSet, Output
 from _native.cuda.device cimport Device, Stream
-from _native.cuda.driver cimport Result
+from _native.cuda.driver cimport DevicePointer, Result
 from _native.cuda.memory cimport DevicePool, PageLocked
+from _native.shm cimport Placement
 from _native.threads cimport Mutex
+
+cdef struct Piece:
+    # bytes that go up at once
+    size_t at                # in the staging block
+    size_t to                # in the set's memory on the device
+    size_t size
 
 
 cdef class Transfer:
@@ -32,7 +39,19 @@ cdef class Transfer:
     cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil
     # Have the outputs copied back when they are computed.
     cdef void download(self, BufferSet *set) noexcept nogil
+    cdef bint copy_inputs(self, BufferSet *set) noexcept nogil
+    cdef bint copy_parts(self, BufferSet *set, uint32_t input, Piece *piece) noexcept nogil
+    cdef bint send(self, BufferSet *set, Piece *piece) noexcept nogil
+    cdef void prepare_output(self, BufferSet *set, uint32_t index, size_t *total) noexcept nogil
+    cdef bint place_parts(self, BufferSet *set, uint32_t index) noexcept nogil
+    cdef bint place_part(self, BufferSet *set, const Output *output, const Placement *placement, size_t at,
+                         size_t size) noexcept nogil
+    cdef void copy_output(self, BufferSet *set, const Output *output) noexcept nogil
     # Wait until nothing of a failed batch runs any more.
     cdef void settle(self) noexcept nogil
     # Hand what was copied back to the requests, and give back what the set holds for the batch.
     cdef void conclude(self, BufferSet *set) noexcept nogil
+
+# Where the model can write an output of the size in `set.outputs` directly: in the region of its one request. 0:
+# nowhere.
+cdef DevicePointer place_in_region(Transfer transfer, const BufferSet *set, uint32_t output) noexcept nogil

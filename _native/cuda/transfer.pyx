@@ -1,21 +1,29 @@
 """Copies of a batch: all inputs are gathered in one page-locked block and go up at once, outputs come down to another.
 
-Nothing here waits for the device but `settle`.
+Tensors in regions of clients on the same device never leave it: inputs are copied there, and parts of outputs, and
+where one request is the whole batch the model reads and writes the region itself, unless a graph is bound to other
+addresses. The request holds the region until all of that is done. Nothing here waits for the device but `settle`.
 """
 
 cimport cython
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
 
 from _native.atomic cimport load32, store32
 from _native.batch cimport batch_fail
+from _native.clock cimport now_ns
 from _native.cuda.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, padded_size
 from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, cuda, describe, is_sticky
 from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.gather cimport batch_gather_to
+from _native.gather cimport batch_gather_input, data_of, is_made
 from _native.memory cimport Block, block_give, block_share, block_take, resource_refusal
-from _native.scatter cimport batch_set_output, batch_wants
+from _native.placement cimport is_input_on_device, placement_of_output
+from _native.request cimport InputData, Request
+from _native.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
+from _native.shm cimport Placement
+from _native.signature cimport TensorSignature
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
@@ -67,19 +75,23 @@ cdef class Transfer:
     cdef void lay_out(self, BufferSet *set, uint32_t rows) noexcept nogil:
         cdef uint32_t i
         set.rows = rows
-        set.staged = 0
+        set.uploaded_size = set.staged_size = 0
         for i in range(set.input_count):
-            if set.batch.inputs[i].present:
-                set.offsets[i] = set.staged
-                set.staged += aligned(padded_size(set, i))
+            if not set.batch.inputs[i].present:
+                continue
+            set.direct[i] = bound_address(set, i)
+            if not set.direct[i]:
+                set.offsets[i] = set.uploaded_size
+                set.uploaded_size += aligned(padded_size(set, i))
+                set.staged_size += staged_size(set, i)
 
     cdef bint reserve(self, BufferSet *set) noexcept nogil:
         # the set is idle, so what it has can go back
         cdef size_t wanted = ALIGNMENT
         cdef Result state
-        if set.device_in != NULL and set.device_in.size >= set.staged:
+        if set.device_in != NULL and set.device_in.size >= set.uploaded_size:
             return True
-        while wanted < set.staged:
+        while wanted < set.uploaded_size:
             wanted *= 2
         block_give(set.device_in)
         set.device_in = self.pool.take_or_allocate(wanted, self.copy_in.stream)
@@ -88,7 +100,7 @@ cdef class Transfer:
         # no memory, or a device that gives nothing any more
         state = cuda.event_query(set.uploaded)
         if state == CUDA_NOT_READY or not self.failed(set, state, "cuEventQuery"):
-            batch_fail(&set.batch, resource_refusal(self.pool.resource, set.staged))
+            batch_fail(&set.batch, resource_refusal(self.pool.resource, set.uploaded_size))
         return False
 
     cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil:
@@ -98,51 +110,150 @@ cdef class Transfer:
         self.lay_out(set, rows)
         if not self.reserve(set):
             return False
-        set.staging = stage(self.pinned, self.pinned_in, set.staged)
-        if set.staging == NULL:
-            batch_fail(&set.batch, format_text("no memory for %zu bytes of inputs", set.staged))
-            return False
-        batch_gather_to(&set.batch, set.staging, set.offsets)
+        if set.staged_size:
+            set.staging = stage(self.pinned, self.pinned_in, set.staged_size)
+            if set.staging == NULL:
+                batch_fail(&set.batch, format_text("no memory for %zu bytes of inputs", set.staged_size))
+                return False
         set.submitted = True
-        if set.staged and self.failed(set, cuda.copy_to_device(
-                <DevicePointer>set.device_in.data, set.staging.data, set.staged, self.copy_in.stream),
-                "cuMemcpyHtoDAsync_v2"):
-            return False
         return not (
-            self.failed(set, cuda.event_record(set.uploaded, self.copy_in.stream), "cuEventRecord")
+            not self.copy_inputs(set)
+            or self.failed(set, cuda.event_record(set.uploaded, self.copy_in.stream), "cuEventRecord")
             or self.failed(set, cuda.stream_wait_event(self.compute.stream, set.uploaded, 0), "cuStreamWaitEvent"))
+
+    cdef bint copy_inputs(self, BufferSet *set) noexcept nogil:
+        # one copy for inputs in the host's memory that follow each other, which are usually all; those with a part on
+        # the device go part by part
+        cdef Piece piece
+        cdef uint8_t *at
+        cdef uint32_t i
+        cdef bint good = True
+        memset(&piece, 0, sizeof(Piece))
+        for i in range(set.input_count):
+            if not good or not set.batch.inputs[i].present or set.direct[i] or set.batch.inputs[i].size == 0:
+                continue
+            if is_on_device(set, i):
+                good = self.send(set, &piece) and self.copy_parts(set, i, &piece)
+                continue
+            if piece.size == 0:
+                piece.to = set.offsets[i]
+            at = set.staging.data + piece.at + piece.size
+            batch_gather_input(&set.batch, i, at)
+            set.batch.inputs[i].data = at
+            piece.size += aligned(padded_size(set, i))
+        set.batch.input_end_ns = now_ns()
+        return good and self.send(set, &piece)
+
+    cdef bint copy_parts(self, BufferSet *set, uint32_t input, Piece *piece) noexcept nogil:
+        cdef size_t to = set.offsets[input]
+        cdef const InputData *data
+        cdef uint32_t i
+        for i in range(set.batch.count):
+            data = data_of(&set.batch, i, input)
+            if data.size == 0:
+                continue
+            if data.region != NULL:
+                if self.failed(set, cuda.copy_on_device(<DevicePointer>set.device_in.data + to, data.address, data.size,
+                                                        self.copy_in.stream), "cuMemcpyDtoDAsync_v2"):
+                    return False
+            else:
+                memcpy(set.staging.data + piece.at, data.data, data.size)
+                piece.to = to
+                piece.size = data.size
+                if not self.send(set, piece):
+                    return False
+            to += data.size
+        return True
+
+    cdef bint send(self, BufferSet *set, Piece *piece) noexcept nogil:
+        # what is staged; the next begins behind it
+        if piece.size and self.failed(set, cuda.copy_to_device(
+                <DevicePointer>set.device_in.data + piece.to, set.staging.data + piece.at, piece.size,
+                self.copy_in.stream), "cuMemcpyHtoDAsync_v2"):
+            return False
+        piece.at += aligned(piece.size)
+        piece.size = 0
+        return True
 
     # -- and back -----------------------------------------------------------------------------------------------------
 
     cdef void download(self, BufferSet *set) noexcept nogil:
-        cdef Output *output
         cdef size_t total = 0
-        cdef bint any = False
         cdef uint32_t i
         if self.failed(set, cuda.event_record(set.computed, self.compute.stream), "cuEventRecord") or self.failed(
                 set, cuda.stream_wait_event(self.copy_out.stream, set.computed, 0), "cuStreamWaitEvent"):
             return
         for i in range(set.output_count):
-            output = &set.outputs[i]
-            output.given = output.given and not set.batch.failed and batch_wants(&set.batch, i)
-            if output.given:
-                any = True
-                if set.rows != set.batch.rows:
-                    output.size = output.size // set.rows * set.batch.rows
-                    output.shape[0] = set.batch.rows
-                output.offset = total
-                total += aligned(output.size)
-        if any:
+            self.prepare_output(set, i, &total)
+        if total:
             set.staging_out = stage(self.pinned, self.pinned_out, total)
             if set.staging_out == NULL:
                 batch_fail(&set.batch, format_text("no memory for %zu bytes of outputs", total))
         for i in range(set.output_count):
-            output = &set.outputs[i]
-            if output.given and output.size and set.staging_out != NULL and self.failed(
-                    set, cuda.copy_to_host(set.staging_out.data + output.offset, output.address, output.size,
-                                           self.copy_out.stream), "cuMemcpyDtoHAsync_v2"):
-                break
+            self.copy_output(set, &set.outputs[i])
         self.failed(set, cuda.event_record(set.finished, self.copy_out.stream), "cuEventRecord")
+
+    cdef void prepare_output(self, BufferSet *set, uint32_t index, size_t *total) noexcept nogil:
+        cdef Output *output = &set.outputs[index]
+        output.region = NULL
+        output.given = output.given and not set.batch.failed and batch_wants(&set.batch, index)
+        if not output.given:
+            return
+        if set.rows != set.batch.rows:
+            output.size = output.size // set.rows * set.batch.rows
+            output.shape[0] = set.batch.rows
+        output.to_host = not self.place_parts(set, index)
+        if output.to_host:
+            output.offset = total[0]
+            total[0] += max(aligned(output.size), <size_t>ALIGNMENT)
+
+    cdef bint place_parts(self, BufferSet *set, uint32_t index) noexcept nogil:
+        # have requests' parts copied to their regions on the device; whether nobody needs it in the host's memory
+        cdef Output *output = &set.outputs[index]
+        cdef const TensorSignature *tensor = &set.batch.signature.outputs[index]
+        cdef const Placement *placement
+        cdef Request *request
+        cdef bint all_placed = not tensor.state
+        cdef int64_t elements = 0
+        cdef size_t part, at = 0
+        cdef uint32_t i
+        cdef char *wrong
+        if not goes_to_region(set, index, self.device.ordinal):
+            return False
+        wrong = wrong_output(&set.batch, tensor, output.shape, output.rank, output.size, &elements)
+        if wrong != NULL:
+            batch_fail(&set.batch, wrong)
+            return False
+        for i in range(set.batch.count):
+            request = set.batch.requests[i]
+            part = part_of(&set.batch, tensor, i, NULL, output.size - at, elements)
+            if part > output.size - at:
+                return False  # which fails the batch when the output is handed over
+            placement = placement_of_output(request, index, self.device.ordinal)
+            if placement != NULL and part <= placement.size and not load32(&request.abandoned):
+                if not self.place_part(set, output, placement, at, part):
+                    return False
+                request.response.outputs[index].placed = True
+                output.region = placement.region.block
+            elif request.response.outputs[index].wanted:
+                all_placed = False
+            at += part
+            if set.batch.signature.max_batch_size == 0:
+                break
+        return all_placed and output.region != NULL
+
+    cdef bint place_part(self, BufferSet *set, const Output *output, const Placement *placement, size_t at,
+                         size_t size) noexcept nogil:
+        cdef DevicePointer to = placement.region.address + placement.offset
+        if size == 0 or to == output.address + at:
+            return True  # the model has put it there
+        return not self.failed(set, cuda.copy_on_device(to, output.address + at, size, self.copy_out.stream),
+                               "cuMemcpyDtoDAsync_v2")
+
+    cdef void copy_output(self, BufferSet *set, const Output *output) noexcept nogil:
+        if output.given and output.to_host and output.size and not set.batch.failed:
+            self.failed(set, cuda.copy_to_host(set.staging_out.data + output.offset, output.address, output.size,
+                                               self.copy_out.stream), "cuMemcpyDtoHAsync_v2")
 
     cdef void settle(self) noexcept nogil:
         # a failed batch may lack the events that order its work
@@ -155,9 +266,8 @@ cdef class Transfer:
         cdef uint32_t i
         for i in range(set.output_count):
             output = &set.outputs[i]
-            if output.given and not set.batch.failed and set.staging_out != NULL:
-                batch_set_output(&set.batch, i, block_share(set.staging_out), set.staging_out.data + output.offset,
-                                 output.size, output.shape, output.rank)
+            if output.given and not set.batch.failed:
+                hand_over(set, i)
             block_give(output.block)
             output.block = NULL
             output.given = False
@@ -166,5 +276,74 @@ cdef class Transfer:
         set.staging = set.staging_out = NULL
 
 
+cdef void hand_over(BufferSet *set, uint32_t index) noexcept nogil:
+    # an output that is in regions only is never looked at: its address will do
+    cdef Output *output = &set.outputs[index]
+    if output.to_host:
+        batch_set_output(&set.batch, index, block_share(set.staging_out), set.staging_out.data + output.offset,
+                         output.size, output.shape, output.rank)
+    else:
+        batch_set_output(&set.batch, index, block_share(output.region), <const uint8_t *><uintptr_t>output.address,
+                         output.size, output.shape, output.rank)
+
+
 cdef inline Block *stage(PageLocked pinned, bint use, size_t size) noexcept nogil:
     return pinned.take_or_fall_back(size) if use else block_take(size)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Regions of clients on the device
+
+cdef bint is_on_device(const BufferSet *set, uint32_t input) noexcept nogil:
+    # some request's part is; the others are in the host's memory
+    cdef uint32_t i
+    if is_made(set.batch.signature, input):
+        return False
+    for i in range(set.batch.count):
+        if data_of(&set.batch, i, input).region != NULL:
+            return True
+    return False
+
+
+cdef size_t staged_size(const BufferSet *set, uint32_t input) noexcept nogil:
+    cdef size_t size = 0
+    cdef uint32_t i
+    if not is_on_device(set, input):
+        return aligned(padded_size(set, input))
+    for i in range(set.batch.count):
+        if data_of(&set.batch, i, input).region == NULL:
+            size += aligned(data_of(&set.batch, i, input).size)
+    return size
+
+
+cdef DevicePointer bound_address(const BufferSet *set, uint32_t input) noexcept nogil:
+    # of an input that the model can read where its client has put it; 0: it has to be copied
+    cdef const InputData *data
+    if set.batch.count != 1 or set.graph >= 0 or is_made(set.batch.signature, input):
+        return 0
+    data = data_of(&set.batch, 0, input)
+    return data.address if data.region != NULL and data.address % ALIGNMENT == 0 else 0
+
+
+cdef bint goes_to_region(const BufferSet *set, uint32_t output, int device) noexcept nogil:
+    cdef uint32_t i
+    if output >= set.batch.signature.output_count or set.batch.signature.outputs[output].cut_like:
+        return False  # what is cut is copied by rows
+    for i in range(set.batch.count):
+        if placement_of_output(set.batch.requests[i], output, device) != NULL:
+            return True
+    return False
+
+
+cdef DevicePointer place_in_region(Transfer transfer, const BufferSet *set, uint32_t output) noexcept nogil:
+    cdef const Placement *placement
+    cdef DevicePointer address
+    cdef size_t size = set.outputs[output].size
+    if set.batch.count != 1 or not goes_to_region(set, output, transfer.device.ordinal):
+        return 0
+    placement = placement_of_output(set.batch.requests[0], output, transfer.device.ordinal)
+    address = placement.region.address + placement.offset
+    if (size > placement.size or address % ALIGNMENT or load32(&set.batch.requests[0].abandoned)
+            or is_input_on_device(set.batch.requests[0], address, size)):
+        return 0
+    return address

@@ -5,7 +5,6 @@ The memory belongs to another process, as the protocol has it: a process cannot 
 
 import asyncio
 import gc
-import multiprocessing
 
 import pytest
 
@@ -17,60 +16,19 @@ from server.engine.instances import Placement
 from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
 from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
 from tests import gpu_stub
+from tests.engine.region_owner import SIZE, RegionOwner, placed
 from tests.engine.serving import infer, request
 from tests.engine.test_gpu import CONFIG, array
 from tests.gpu_stub.fixtures import stub
 
 __all__ = ["stub"]
 
-SIZE = 8192
 POLICY = SharedMemoryPolicy(shared=True)
-
-
-def client(library, pipe):
-    """Another process with device memory; it fills and reads it as it is told."""
-    from _native.cuda import driver
-    from _native.cuda.device import device
-
-    driver.load(library)
-    stub = gpu_stub.Stub()
-    memory = device(0).allocate(SIZE)
-    pipe.send(memory.export())
-    while (told := pipe.recv()) is not None:
-        offset, data = told
-        if isinstance(data, bytes):
-            stub.write(memory.pointer + offset, data)
-            pipe.send(None)
-        else:
-            pipe.send(stub.read(memory.pointer + offset, data))
-
-
-class Client:
-    """That process."""
-
-    def __init__(self):
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, there = spawn.Pipe()
-        self._process = spawn.Process(target=client, args=(str(gpu_stub.library()), there))
-        self._process.start()
-        self.handle = self._pipe.recv()
-
-    def write(self, offset, data):
-        self._pipe.send((offset, data))
-        self._pipe.recv()
-
-    def read(self, offset, size):
-        self._pipe.send((offset, size))
-        return self._pipe.recv()
-
-    def close(self):
-        self._pipe.send(None)
-        self._process.join()
 
 
 @pytest.fixture(scope="module")
 def other():
-    other = Client()
+    other = RegionOwner()
     yield other
     other.close()
 
@@ -87,12 +45,6 @@ async def engine(tmp_path, stub, native_counters):
     await engine.close()
     gc.collect()
     assert not [line for line in stub.report() if "imported" in line]
-
-
-def placed(tensor, region, size, offset=0):
-    tensor.parameters["shared_memory_region"].string_param = region
-    tensor.parameters["shared_memory_byte_size"].int64_param = size
-    tensor.parameters["shared_memory_offset"].int64_param = offset
 
 
 async def test_input_and_output_in_regions(engine, other):
@@ -118,17 +70,6 @@ async def test_output_too_small(engine, other):
     answer = await infer(engine, message)
     assert answer.status == Status.INTERNAL
     assert "should be at least 512 bytes to hold the results" in answer.text
-
-
-async def test_device_that_does_not_copy(engine, other, stub):
-    engine.shared_memory.register_cuda(None, "r", other.handle, 0, SIZE)
-    message = request(x=array(1, 4))
-    del message.raw_input_contents[:]
-    placed(message.inputs[0], "r", 32)
-    stub.fail("cuMemcpyDtoHAsync_v2", 1)
-    answer = await infer(engine, message)
-    assert (answer.status, "does not copy it" in answer.text) == (Status.INTERNAL, True)
-    assert (await infer(engine, message)).status == Status.OK
 
 
 async def test_status_and_unregister(engine, other):

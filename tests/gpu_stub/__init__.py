@@ -23,6 +23,7 @@ SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 BUILT = Path(__file__).resolve().parents[2] / "build" / "gpu_stub"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-shared")
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+IGNORED = -1  # see cuda_stub.h
 PATIENCE = 60.0  # seconds that a test waits for what has to happen
 
 
@@ -79,6 +80,10 @@ class Stub:
     def fail(self, function: str, code: int, after: int = 0) -> None:
         """One call of a function returns `code`: the next, or the one `after` so many."""
         self.lib.stub_fail(function.encode(), after, code)
+
+    def ignore(self, function: str, after: int = 0) -> None:
+        """One call of a function does nothing, as if it had been forgotten: what the stub finds then is the test."""
+        self.fail(function, IGNORED, after)
 
     @contextlib.contextmanager
     def broken(self, code: int, device: int = 0) -> Iterator[None]:

@@ -37,6 +37,7 @@ typedef unsigned long long CUdeviceptr;
 typedef struct { char reserved[64]; } CUipcMemHandle;
 
 enum {
+    IGNORED = -1,  /* a fault: the call does nothing and says OK, as if its caller had forgotten it */
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
@@ -177,7 +178,7 @@ void graph_unreference(Graph *graph);
     if (result == OK)
 #define LEAVE \
     pthread_mutex_unlock(&guard); \
-    return result
+    return result == IGNORED ? OK : result
 #define SIMPLE(check, action) \
     pthread_mutex_lock(&guard); \
     CUresult result = enter(__func__); \
