@@ -14,8 +14,8 @@ from tests.conformance.client import SERVICE, floats, request
 
 SERVED = {
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
-    "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "SystemSharedMemoryStatus", "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus",
+    "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus",
     "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister", "LogSettings",
 }  # fmt: skip
 

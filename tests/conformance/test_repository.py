@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 
 import grpc
 import numpy as np
@@ -258,8 +259,6 @@ def wait_until(found):
     for _ in range(300):
         if found():
             return
-        import time
-
         time.sleep(0.1)
     raise AssertionError("it did not happen")
 
@@ -268,15 +267,17 @@ def test_a_polled_repository(tmp_path):
     """What is put into the repository is served, what changes is served anew, what is taken out is not."""
     write(tmp_path, "first")
     options = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with doors.running_server("native", tmp_path, *options) as process:
-        with triton.InferenceServerClient(process.address) as client:
-            assert refused(client.load_model, "first")[0] == "UNAVAILABLE"
-            write(tmp_path, "times", model_py=MODEL.format(factor=2))
-            wait_until(lambda: index(client).get("times", ("",) * 3)[1] == "READY")
-            assert infer(client, "times") == (2 * ARRAY).tolist()
-            (tmp_path / "times" / "1" / "model.py").write_text(MODEL.format(factor=40))
-            wait_until(lambda: infer(client, "times") == (40 * ARRAY).tolist())
-            shutil.rmtree(tmp_path / "times")
-            wait_until(lambda: "times" not in index(client))
-            assert refused(infer, client, "times")[1] == "Request for unknown model: 'times' is not found"
-            assert infer(client, "first") == ARRAY.tolist()
+    with (
+        doors.running_server("native", tmp_path, *options) as process,
+        triton.InferenceServerClient(process.address) as client,
+    ):
+        assert refused(client.load_model, "first")[0] == "UNAVAILABLE"
+        write(tmp_path, "times", model_py=MODEL.format(factor=2))
+        wait_until(lambda: index(client).get("times", ("",) * 3)[1] == "READY")
+        assert infer(client, "times") == (2 * ARRAY).tolist()
+        (tmp_path / "times" / "1" / "model.py").write_text(MODEL.format(factor=40))
+        wait_until(lambda: infer(client, "times") == (40 * ARRAY).tolist())
+        shutil.rmtree(tmp_path / "times")
+        wait_until(lambda: "times" not in index(client))
+        assert refused(infer, client, "times")[1] == "Request for unknown model: 'times' is not found"
+        assert infer(client, "first") == ARRAY.tolist()
