@@ -21,6 +21,7 @@ from _native.arena cimport arena_take
 from _native.atomic cimport load32
 from _native.bridge cimport Errand, Inlet, bridge_abandon, bridge_attach, bridge_detach, bridge_post
 from _native.clock cimport now_ns
+from _native.lane cimport Lane
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.request cimport (
     STATUS_CANCELLED,
@@ -365,12 +366,20 @@ cdef void deliver(void *sink, Response *response, int status, const char *detail
     cdef bint final = response == NULL or response.final
     if final:
         call.request = NULL
-    if status != STATUS_OK:
-        answer_error(call, status, details, final)
-    else:
+    if status == STATUS_OK:
         answer(call, response, final)
+    elif status == STATUS_UNIMPLEMENTED and response != NULL and asks_for_too_few(response.request):
+        answer_error(call, status, details, FINAL | DECOUPLED)
+    else:
+        answer_error(call, status, details, FINAL if final else 0)
     if final and call.first_held == NULL:
         remove(call)
+
+
+cdef inline bint asks_for_too_few(const Request *request) noexcept nogil:
+    # one response, of a model that gives any number: see submit_message
+    cdef const Lane *lane = <const Lane *>request.lane
+    return request.single and lane != NULL and lane.signature.decoupled and not lane.signature.single_answers
 
 
 cdef uint32_t code_of_status(int status) noexcept nogil:
@@ -387,7 +396,7 @@ cdef uint32_t code_of_status(int status) noexcept nogil:
     return CODE_INTERNAL
 
 
-cdef void answer_error(BlsCall *call, int status, const char *details, bint final) noexcept nogil:
+cdef void answer_error(BlsCall *call, int status, const char *details, uint32_t flags) noexcept nogil:
     cdef Head head
     cdef size_t size = min(strlen(details), <size_t>LONGEST_TEXT)
     cdef Block *record = block_take(max(<size_t>1, size))
@@ -396,7 +405,7 @@ cdef void answer_error(BlsCall *call, int status, const char *details, bint fina
         return
     memcpy(record.data, details, size)
     memset(&head, 0, sizeof(Head))
-    head.flags = FAILED | (FINAL if final else 0)
+    head.flags = <uint8_t>(FAILED | flags)
     head.code = <uint16_t>code_of_status(status)
     head.size = <uint32_t>size
     pass_on(call, &head, record, NULL)
@@ -405,7 +414,7 @@ cdef void answer_error(BlsCall *call, int status, const char *details, bint fina
 cdef void end_with_error(BlsCall *call, int status, const char *details) noexcept nogil:
     call.credit = 1
     drop_held(call)
-    answer_error(call, status, details, True)
+    answer_error(call, status, details, FINAL)
     remove(call)
 
 
@@ -438,7 +447,8 @@ cdef void answer(BlsCall *call, const Response *response, bint final) noexcept n
         record = block_take(size)
     if record == NULL or size >> 32:
         block_give(record)
-        answer_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", final)
+        answer_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB",
+                     FINAL if final else 0)
         return
     answer_write_to(response, record.data)
     head.size = <uint32_t>size

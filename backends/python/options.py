@@ -91,6 +91,9 @@ def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions
         raise parameters.error(ENVIRONMENT, f"expected nothing: {MODE} {IN_PROCESS} is the server's own interpreter")
     if options.in_process and parameters.text(MODEL_TIMEOUT) and options.execution_timeout:
         raise parameters.error(MODEL_TIMEOUT, f"expected nothing: with {MODE} {IN_PROCESS} nothing can end a thread")
+    if options.in_process and options.execution_timeout:
+        log.info("model '%s': %s does not hold for it: with %s %s nothing can end a thread", spec.name,
+                 EXECUTION_TIMEOUT, MODE, IN_PROCESS)  # fmt: skip
     return options
 
 

@@ -27,14 +27,12 @@ LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
 
 
-NOT_BY_UNARY_CALLS = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-"""What the server says to all that expect one response of a decoupled model."""
 USE_DECOUPLED = (
     "Model {0} - Error when running inference: Model {0} is using the decoupled. The current BLS request call doesn't "
     "support models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
     "'async_exec' calls for decoupled models.'"
 )
-"""What Triton says to models that do."""
+"""What Triton says to models that expect one response of a decoupled model."""
 
 
 class Answer(Waiter):
@@ -252,7 +250,7 @@ class Connection(Channel):
     def _response_of(self, packet: Packet, model: str) -> InferenceResponse:
         if packet.flags & p.FAILED:
             text = self._record(packet).decode("utf-8", "replace")
-            if text.startswith(NOT_BY_UNARY_CALLS):
+            if packet.flags & p.DECOUPLED:
                 text = USE_DECOUPLED.format(model)
             return InferenceResponse(error=TritonError(text, ERROR_CODES[packet.code]))
         if packet.flags & p.EMPTY:

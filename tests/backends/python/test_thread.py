@@ -91,3 +91,11 @@ async def test_what_does_not_go_with_it_is_refused(tmp_path, key, value, text):
     add(tmp_path, "m", config=config + f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
     async with serving(tmp_path, problems=1) as engine:
         assert text in str(engine.index())
+
+
+async def test_the_time_limit_of_all_models_does_not_hold_for_it_and_the_log_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "inferd.python")
+    add(tmp_path, "m", config=IN_PROCESS)
+    async with serving(tmp_path, {"execution-timeout-seconds": "3"}):
+        pass
+    assert "model 'm': execution-timeout-seconds does not hold for it" in caplog.text
