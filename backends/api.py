@@ -296,6 +296,27 @@ class Signature:
     max_batch_size: int = 0  # rows that the model can take; 0 where the file sets no limit
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """A model that is to be built for a GPU of this machine, and how: see `inferd build-engine`."""
+
+    model: Path
+    profiles: tuple[str, ...] = ()  # of shapes that vary; see backends.tensorrt.profiles
+    max_batch_size: int = 0  # in place of profiles, where nothing but the batch varies
+    precisions: tuple[str, ...] = ()  # that kernels may have beside the model's own: "fp16", ...
+    strongly_typed: bool = False  # every tensor has the type that the model gives it
+    version_compatible: bool = False  # later versions run it, too
+    lean_runtime: bool = True  # a version-compatible one brings the runtime that they need
+    hardware_compatible: bool = False  # GPUs of later generations run it, too
+    weight_streaming: bool = False
+    optimization_level: int | None = None
+    workspace: int = 0  # bytes of the device for one kernel, at most; 0: all
+    device: int = 0
+    compute_capability: str = ""  # of another GPU than this machine's
+    runtime: str = ""  # which of the frameworks that build; empty: the usual one
+    cache: Path | None = None  # where what was built is kept; None: the usual folder
+
+
 class Services(Protocol):
     """What the server does for models that ask it, from any thread."""
 
@@ -353,6 +374,17 @@ class Backend(abc.ABC):
             BackendError: the model refuses its configuration.
         """
         return None
+
+    def build(self, spec: EngineSpec, tell: Callable[[str, int], object]) -> Path:  # noqa: ARG002 (for who builds)
+        """Build a model for a GPU, or find it built; the file. Blocks, maybe for minutes.
+
+        Args:
+            tell: told what is being done and how much of it is done, in percent; on any thread.
+
+        Raises:
+            BackendError: this backend builds nothing, or it cannot be built.
+        """
+        raise BackendError(f"backend '{self.name}' builds no models")
 
     @abc.abstractmethod
     def load(self, source: ModelSource) -> Model:

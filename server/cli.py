@@ -8,6 +8,8 @@ options that mean nothing here are accepted or refused as `server.foreign` says.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -149,6 +151,98 @@ def check(
         print(f"{name}: ok" if problem is None else problem)
         failures += problem is not None
     return 1 if failures else 0
+
+
+@app.command(name="build-engine")
+def build_engine(
+    model: Annotated[Path, Parameter(help="An ONNX file.")],
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    profile: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    max_batch_size: int = 0,
+    precision: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    strongly_typed: bool = False,
+    version_compatible: bool = False,
+    exclude_lean_runtime: bool = False,
+    hardware_compatible: bool = False,
+    weight_streaming: bool = False,
+    optimization_level: int | None = None,
+    workspace_byte_size: int = 0,
+    gpu: int = 0,
+    compute_capability: str = "",
+    runtime: str = "auto",
+    cache: Path | None = None,
+    cuda_driver: str = "",
+) -> int:
+    """Build a plan of TensorRT from an ONNX model, for the GPU of this machine.
+
+    What was built before comes from the cache, and what was measured for it is used again.
+
+    Args:
+        output: Where the plan goes; model.plan beside the model, unless said otherwise.
+        profile: "INPUT=LEAST,BEST,GREATEST ..." for each input whose shape varies, such as "x=1x16,8x16,64x16 s=1,2,8";
+            once for each optimisation profile. Of a shape tensor the values.
+        max_batch_size: In place of a profile, where nothing but the first dimension varies.
+        precision: fp16, bf16, fp8 or int8: kernels may have it, too. TensorRT 11 takes precisions from the model.
+        strongly_typed: Every tensor keeps the type that the model gives it.
+        version_compatible: Later versions of TensorRT run it, too.
+        exclude_lean_runtime: A version-compatible plan does not bring the runtime for it: tensorrt_lean runs it.
+        hardware_compatible: GPUs from Ampere on run it, too, some slower than a plan of their own.
+        weight_streaming: Weights need not all be on the device.
+        optimization_level: 0, the quickest to build, to 5.
+        workspace_byte_size: Memory of the device for one kernel, at most.
+        gpu: The number of the GPU.
+        compute_capability: With tensorrt_rtx, of the GPU that the plan is for, such as 8.6: none is needed then.
+        runtime: tensorrt or tensorrt_rtx; auto takes what is installed.
+        cache: Folder of what was built; ~/.cache/inferd/tensorrt unless said otherwise.
+        cuda_driver: The driver's library, where it is not libcuda.so.1.
+    """
+    import shutil
+
+    from backends.api import BackendError, EngineSpec
+    from backends.loader import BackendLoader
+    from server.engine.gpu import GpuPolicy, Gpus
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _ = Gpus(GpuPolicy(library=cuda_driver) if cuda_driver else None).count  # the driver is asked before TensorRT is
+    spec = EngineSpec(
+        model=model,
+        profiles=profile,
+        max_batch_size=max_batch_size,
+        precisions=precision,
+        strongly_typed=strongly_typed,
+        version_compatible=version_compatible,
+        lean_runtime=not exclude_lean_runtime,
+        hardware_compatible=hardware_compatible,
+        weight_streaming=weight_streaming,
+        optimization_level=optimization_level,
+        workspace=workspace_byte_size,
+        device=gpu,
+        compute_capability=compute_capability,
+        runtime=runtime,
+        cache=cache,
+    )
+    try:
+        built = BackendLoader().backend("tensorrt").build(spec, _show_progress)
+        target = output or model.with_name("model.plan")
+        copy = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(built, copy)
+        copy.replace(target)  # nobody sees a part of it
+    except (BackendError, OSError) as error:
+        print(f"inferd: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("inferd: cancelled", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show_progress(what: str, percent: int) -> None:
+    """One line that changes on a terminal, a line for each step elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r{percent:3} % {what:60.60}", end="\n" if percent == 100 else "", file=sys.stderr, flush=True)
+    else:
+        print(f"{percent:3} % {what}", file=sys.stderr, flush=True)
 
 
 def _problems(repository: Sequence[Path], options: Options, loader: Any) -> Iterator[tuple[str, str | None]]:

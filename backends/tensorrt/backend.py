@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,25 +13,31 @@ from _native.cuda.device import Device
 from backends.api import (
     Backend,
     BackendError,
+    EngineSpec,
     GpuInstance,
     InstanceSpec,
     Model,
     ModelSource,
-    ModelSpec,
     Signature,
 )
-from backends.parameters import Parameters
+from backends.tensorrt.build import build_plan
 from backends.tensorrt.check import check
 from backends.tensorrt.instance import TensorRTInstance
-from backends.tensorrt.library import Library, open_library
-from backends.tensorrt.options import Budget, Options, read_options
+from backends.tensorrt.library import AUTO, Library, open_library
+from backends.tensorrt.options import RUNTIME, Budget, Options, plugins_of, read_options
 from backends.tensorrt.plan import Plan, gpu_for_plans, read_plan
+from backends.tensorrt.progress import Tell
 
 log = logging.getLogger("inferd.tensorrt")
 
+ONNX = ".onnx"
+"""Of a model file that a plan is built from."""
+TOLD_PERCENT = 10
+"""Of a build between two lines of the log."""
+
 
 class TensorRTBackend(Backend):
-    """Serves `model.plan`, which TensorRT or `inferd build-engine` has built."""
+    """Serves `model.plan`, built by TensorRT or `inferd build-engine`, or an ONNX model for which it builds one."""
 
     name = "tensorrt"
     model_filename = "model.plan"
@@ -42,11 +49,10 @@ class TensorRTBackend(Backend):
 
     def inspect(self, source: ModelSource) -> Signature:
         """Names, datatypes, shapes and the largest batch, as the plan tells them on the model's first GPU."""
-        options = self._options(source.spec)
+        options = read_options(source.spec, self.config)
         gpus = [instance.device for instance in source.spec.instances if instance.kind == "GPU"]
         profiles = {index for instance in source.spec.instances for index in instance.profiles}
-        reader = PlanReader(source, options, self._library(options))
-        plan = reader.read(gpus[0] if gpus else 0)
+        plan = PlanReader(source, options, self._library(options.runtime)).read(gpus[0] if gpus else 0)
         wrong = sorted(index for index in profiles if index >= len(plan.profiles))
         if wrong:
             raise BackendError(
@@ -64,27 +70,27 @@ class TensorRTBackend(Backend):
                     f"instance '{instance.name}' of model '{spec.name}' is of KIND_{instance.kind}; plans of TensorRT "
                     "run on GPUs"
                 )
-        options = self._options(spec)
-        model = TensorRTModel(source, options, self._library(options))
+        options = read_options(spec, self.config)
+        model = TensorRTModel(source, options, self._library(options.runtime))
         check(spec, model.plan(spec.instances[0].device))
         return model
 
-    def _options(self, spec: ModelSpec) -> Options:
-        return read_options(
-            Parameters(spec.parameters, f"model '{spec.name}'"), Parameters(self.config, f"backend '{self.name}'")
-        )
+    def build(self, spec: EngineSpec, tell: Tell) -> Path:
+        """A plan for an ONNX model; see `backends.tensorrt.build`."""
+        runtime = spec.runtime or self.config.get(RUNTIME, AUTO)
+        return build_plan(self._library(runtime, builds=True), spec, tell)
 
-    def _library(self, options: Options) -> Library:
-        library = open_library(options.runtime)
+    def _library(self, runtime: str, *, builds: bool = False) -> Library:
+        library = open_library(runtime, builds=builds)
         with self._lock:
             if library.name not in self._plugins:
-                library.load_plugins(options.plugins)
+                library.load_plugins(plugins_of(self.config))
                 self._plugins.add(library.name)
         return library
 
 
 class PlanReader:
-    """Reads the plan of a version for one GPU or another."""
+    """Reads the plan of a version for one GPU or another; of an ONNX model, it builds one before."""
 
     def __init__(self, source: ModelSource, options: Options, library: Library) -> None:
         self.source = source
@@ -109,6 +115,9 @@ class PlanReader:
             path = self.source.path / spec.model_filenames[capability]
         if not path.is_file():
             raise BackendError(f"unable to find '{path}' for model '{spec.name}'")
+        if path.suffix == ONNX:
+            asked = replace(self.options.build, model=path, device=gpu.ordinal)
+            return build_plan(self.library, asked, tell_log(spec.name))
         return path
 
 
@@ -170,3 +179,16 @@ def _bytes_of(budget: Budget, plan: Plan, size: int) -> int:
     if budget.is_automatic:
         return int(plan.engine.get_weight_streaming_automatic_budget())
     return size * budget.amount // 100 if budget.is_share else min(budget.amount, size)
+
+
+def tell_log(model: str) -> Tell:
+    """Has the log say how far the build of a model's plan has come."""
+    last = -TOLD_PERCENT
+
+    def tell(what: str, percent: int) -> None:
+        nonlocal last
+        if percent >= last + TOLD_PERCENT:
+            last = percent
+            log.info("model %s: its plan is built, %d %%: %s", model, percent, what)
+
+    return tell

@@ -34,6 +34,9 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 The first name is re-exported by a package without code, which not every installation has.
 """
 
+LEAN = "tensorrt_lean"
+"""Runs plans, and builds none."""
+
 LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.DEBUG}
 
 
@@ -116,18 +119,21 @@ _imported: dict[str, Library] = {}
 _lock = threading.Lock()
 
 
-def open_library(wanted: str) -> Library:
+def open_library(wanted: str, *, builds: bool = False) -> Library:
     """Import a TensorRT, once.
 
     Args:
         wanted: one of MODULES, or AUTO for the first of them that is installed.
+        builds: AUTO is the first that builds plans.
 
     Raises:
         BackendError: there is none, or it does not import; the text says how to get one.
     """
     if wanted not in (AUTO, *MODULES):
         raise BackendError(f"there is no runtime '{wanted}' of TensorRT: expected {AUTO}, {', '.join(MODULES)}")
-    names = [name for name in MODULES if is_installed(name)] if wanted == AUTO else [wanted]
+    names = [wanted]
+    if wanted == AUTO:
+        names = [name for name in MODULES if is_installed(name) and not (builds and name == LEAN)]
     if not names or not is_installed(names[0]):
         package = "tensorrt" if wanted == AUTO else wanted
         extra = package.replace("_", "-")

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from backends.api import EngineSpec, ModelSpec
 from backends.parameters import Parameters
 from backends.tensorrt.library import AUTO
 
 RUNTIME = "runtime"
 STRATEGY = "execution_context_allocation_strategy"
 BUDGET = "weight_streaming_budget"
-KNOWN = frozenset({RUNTIME, STRATEGY, BUDGET})
+PROFILES = "build.profiles"
+PRECISIONS = "build.precisions"
+STRONGLY_TYPED = "build.strongly_typed"
+LEVEL = "build.optimization_level"
+WORKSPACE = "build.workspace_bytes"
+KNOWN = frozenset({RUNTIME, STRATEGY, BUDGET, PROFILES, PRECISIONS, STRONGLY_TYPED, LEVEL, WORKSPACE})
 
 PLUGINS = "plugins"
 HOST_CODE = "version-compatible"
+CACHE = "engine-cache"
 
 STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 AMOUNT = re.compile(r"(\d+)(%?)")
@@ -33,29 +42,47 @@ class Budget:
 class Options:
     """What a model's parameters ask for."""
 
-    runtime: str  # of MODULES, or AUTO
+    runtime: str  # of library.MODULES, or AUTO
     host_code: bool
-    plugins: tuple[str, ...]
+    build: EngineSpec  # of a model that is ONNX and no plan yet; its file and device are not said
     strategy: str = STRATEGIES[0]
     budget: Budget | None = None
 
 
-def read_options(model: Parameters, backend: Parameters) -> Options:
+def read_options(spec: ModelSpec, config: Mapping[str, str]) -> Options:
     """Of a model's parameters and those of `--backend-config tensorrt,...`.
 
     Raises:
         BackendError: a value is not what its key takes.
     """
+    model = Parameters(spec.parameters, f"model '{spec.name}'")
+    backend = Parameters(config, "backend 'tensorrt'")
     model.warn_unknown(KNOWN)
     strategy = model.text(STRATEGY, STRATEGIES[0])
     if strategy not in STRATEGIES:
         raise model.error(STRATEGY, f"expected {' or '.join(STRATEGIES)}")
+    budget = _budget(model)
     return Options(
         runtime=model.text(RUNTIME) or backend.text(RUNTIME) or AUTO,
         host_code=backend.flag(HOST_CODE, False),
-        plugins=tuple(file for file in backend.text(PLUGINS).split(";") if file),
+        build=_build(spec, model, backend, weight_streaming=budget is not None),
         strategy=strategy,
-        budget=_budget(model),
+        budget=budget,
+    )
+
+
+def _build(spec: ModelSpec, model: Parameters, backend: Parameters, *, weight_streaming: bool) -> EngineSpec:
+    cache = backend.text(CACHE)
+    return EngineSpec(
+        model=Path(),
+        profiles=tuple(text.strip() for text in model.text(PROFILES).split(";") if text.strip()),
+        max_batch_size=spec.max_batch_size,
+        precisions=tuple(text.strip() for text in model.text(PRECISIONS).split(",") if text.strip()),
+        strongly_typed=model.flag(STRONGLY_TYPED, False),
+        weight_streaming=weight_streaming,
+        optimization_level=model.integer(LEVEL),
+        workspace=model.integer(WORKSPACE, 0) or 0,
+        cache=Path(cache) if cache else None,
     )
 
 
@@ -67,3 +94,8 @@ def _budget(model: Parameters) -> Budget | None:
     if found is None or (found[2] and int(found[1]) > 100):
         raise model.error(BUDGET, "expected bytes, a share such as 50%, or auto")
     return Budget(int(found[1]), is_share=bool(found[2]))
+
+
+def plugins_of(config: Mapping[str, str]) -> tuple[str, ...]:
+    """The libraries of plugins that `--backend-config tensorrt,plugins=` names."""
+    return tuple(file for file in config.get(PLUGINS, "").split(";") if file)

@@ -154,8 +154,8 @@ def read_plan(library: Library, path: Path, gpu: Device, what: str, *, host_code
                 raise BackendError(f"{what}: '{path}' is empty") from None
             with data:
                 engine = runtime.deserialize_cuda_engine(data)
-                if engine is None and not complaints:
-                    complaints.extend(_invalidity(runtime, data))
+                if engine is None:
+                    complaints[:0] = _invalidity(library.module, runtime, data)
     if engine is None:
         raise BackendError(_unreadable(library, path, gpu, what, reason(complaints, "it gives no reason")))
     tensors = tuple(_tensors(library, engine, what))
@@ -164,11 +164,12 @@ def read_plan(library: Library, path: Path, gpu: Device, what: str, *, host_code
     return Plan(engine, runtime, tensors, profiles)
 
 
-def _invalidity(runtime: Any, data: mmap.mmap) -> Iterator[str]:
+def _invalidity(module: Any, runtime: Any, data: mmap.mmap) -> Iterator[str]:
     """What TensorRT-RTX says of a plan that it does not read; the others say it in their log."""
     if hasattr(runtime, "get_engine_validity"):
-        validity, diagnostics = runtime.get_engine_validity(data)
-        yield f"the engine is {validity.name}, diagnostics {diagnostics}"
+        _, diagnostics = runtime.get_engine_validity(data)
+        members = module.EngineInvalidityDiagnostics.__members__.items()
+        yield ", ".join(name for name, flag in members if diagnostics & int(flag)) or "the engine is not valid"
 
 
 def _unreadable(library: Library, path: Path, gpu: Device, what: str, why: str) -> str:

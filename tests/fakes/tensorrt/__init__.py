@@ -23,7 +23,28 @@ import numpy as np
 from _native.cuda import driver
 from _native.cuda.device import device
 from tests import gpu_stub
+from tests.fakes.tensorrt.building import (
+    Builder,
+    BuilderFlag,
+    HardwareCompatibilityLevel,
+    IProgressMonitor,
+    MemoryPoolType,
+    NetworkDefinitionCreationFlag,
+    OnnxParser,
+)
 from tests.fakes.tensorrt.programs import PROGRAMS
+
+__all__ = [
+    "Builder",
+    "BuilderFlag",
+    "HardwareCompatibilityLevel",
+    "IProgressMonitor",
+    "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
+    "OnnxParser",
+    "plan",
+    "tensor",
+]
 
 __version__ = "10.16.1.11"
 

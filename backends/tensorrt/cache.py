@@ -1,0 +1,84 @@
+"""What builds leave for the next: plans, and the timings that they chose kernels by."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from _native.cuda.device import Device
+from backends.api import EngineSpec
+from backends.tensorrt.library import Library
+
+CHUNK = 1 << 20
+
+
+def usual_folder() -> Path:
+    """Where plans are kept when nobody says where."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "inferd" / "tensorrt"
+
+
+class PlanCache:
+    """A folder of its user's own: who can write there can run code in the server.
+
+    Plans are never removed: the folder may be deleted at any time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def only(self, key: str) -> Iterator[Path]:
+        """The file of a plan, which nobody else makes meanwhile."""
+        with (self.folder / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.folder / f"{key}.plan"
+
+    def timings(self, library: Library, gpu: str) -> Path:
+        """The file of timings that were measured by this TensorRT on such a GPU."""
+        return self.folder / f"timings-{library.name}-{library.version}-{re.sub(r'[^A-Za-z0-9]+', '_', gpu)}"
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that nobody ever sees a part of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def gpu_of(spec: EngineSpec, gpu: Device | None) -> str:
+    """What the plan is for, in words: kernels are chosen by measuring them on this GPU."""
+    if gpu is None:
+        return f"compute capability {spec.compute_capability}"
+    return f"{gpu.name} {'.'.join(map(str, gpu.compute_capability))}"
+
+
+def key_of(spec: EngineSpec, library: Library, gpu: str) -> str:
+    """Equal for builds that come to the same.
+
+    Weights may lie in files beside the model: those count by name, size and time of change.
+    """
+    digest = hashlib.sha256()
+    asked = dataclasses.replace(spec, model=Path(), cache=None, device=0, runtime="")  # said by gpu and library
+    digest.update(f"{library} {gpu} {asked}\n".encode())
+    with spec.model.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    for beside in sorted(spec.model.parent.iterdir()):
+        if beside.is_file() and beside.suffix not in (".onnx", ".plan", ".pbtxt"):
+            found = beside.stat()
+            digest.update(f"\n{beside.name} {found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()[:32]
