@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from backends.tensorrt import library
+from tests.backends.tensorrt.models import expand, linear
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = os.environ.get("INFERD_TENSORRT_PYTHON", sys.executable)
@@ -128,21 +128,8 @@ print(json.dumps({"version": open_library("tensorrt_rtx").version, **found}))
 
 @pytest.fixture
 def model(tmp_path):
-    """y = max(0, x w), for batches of any size, as ONNX."""
-    onnx = pytest.importorskip("onnx")
-    from onnx import TensorProto, helper, numpy_helper
-
-    weights = numpy_helper.from_array(np.ones((16, 8), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])],
-        "m",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-        [weights],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    return path
+    linear(tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
 
 
 def built(model, profiles=(), capability="8.6"):
@@ -159,6 +146,15 @@ def test_tensorrt_rtx_builds_without_a_gpu(model):
     assert found["told"][-1] == 100
     assert built(model)["told"] == []  # from the cache
     assert built(model, ["x=1x16,2x16,4x16", "x=1x16,8x16,64x16"])["size"] > 1000
+
+
+def test_tensorrt_rtx_takes_values_of_shape_tensors(tmp_path):
+    expand(tmp_path / "expand.onnx")
+    assert built(tmp_path / "expand.onnx", ["x=1x1,4x1,8x1 s=1x1,4x4,8x16"])["size"] > 1000
+    assert (
+        "a profile must have the inputs that vary, x, s; it has x"
+        in built(tmp_path / "expand.onnx", ["x=1x1,4x1,8x1"])["error"]
+    )
 
 
 def test_tensorrt_rtx_says_what_is_wrong(model):
