@@ -8,6 +8,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
+from _native.atomic cimport fetch_add64
 from _native.cuda.batch cimport GpuBatch, batch_on_device
 from _native.cuda.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
 from _native.cuda.device cimport Graph
@@ -15,6 +16,7 @@ from _native.cuda.driver cimport cuda
 from _native.cuda.transfer cimport Transfer
 from _native.datatype cimport datatype_size
 from _native.lane cimport LaneHandle
+from _native.memory cimport Lent
 from _native.signature cimport TensorSignature
 
 
@@ -35,7 +37,9 @@ cdef inline uint32_t model_rank(const TensorSignature *tensor) noexcept nogil:
 
 
 cdef inline const int64_t *model_dims(const TensorSignature *tensor) noexcept nogil:
-    return &tensor.model_dims[0] if tensor.reshaped else &tensor.dims[0]
+    if tensor.reshaped:
+        return tensor.model_dims
+    return tensor.dims
 
 
 @cython.no_gc
@@ -140,6 +144,7 @@ cdef class Graphs:
             instance.submit(batch)
             self.transfer.compute.synchronize()
             clear_outputs(set)
+            holds.clear()  # what the first run wrote to
             self.transfer.compute.begin_capture()
             try:
                 instance.submit(batch)
@@ -149,6 +154,9 @@ cdef class Graphs:
             batch.set = NULL
         captured.blocks = [*holds]
         holds.clear()
+        for block in captured.blocks:
+            if isinstance(block, Lent):
+                fetch_add64(&self.transfer.held, <int64_t>(<Lent>block).block.size)
         captured.outputs = outputs_of(set)
         return captured
 

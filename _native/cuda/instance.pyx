@@ -18,7 +18,7 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport load32, load64, store32
 from _native.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
 from _native.bridge cimport BridgeHandle
 from _native.clock cimport now_ns
@@ -80,6 +80,11 @@ cdef class GpuLoop:
         self.transfer = Transfer(pinned, pool, instance.stream, spec.pinned_inputs, spec.pinned_outputs)
         self.pipeline = Pipeline(lane, pool, spec.busy_wait, claim is not None)
         self.graphs = Graphs(lane, self.transfer, self.pipeline)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the device that it keeps: buffers for inputs, and for the outputs of graphs."""
+        return load64(&self.transfer.held)
 
     # -- the thread that submits --------------------------------------------------------------------------------------
 

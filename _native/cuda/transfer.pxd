@@ -1,6 +1,6 @@
 # The way of a batch's tensors to the device and back.
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.cuda.bufferset cimport BufferSet, Output
 from _native.cuda.device cimport Device, Stream
@@ -25,6 +25,7 @@ cdef class Transfer:
     cdef Stream copy_out
     cdef bint pinned_in
     cdef bint pinned_out
+    cdef int64_t held        # atomic: bytes of the device that the sets keep for inputs, and graphs for outputs
     cdef Mutex guard
     cdef int32_t lost        # atomic: the device failed for good, and every further batch does
     cdef char *lost_details

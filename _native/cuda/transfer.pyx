@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport fetch_add64, load32, store32
 from _native.batch cimport batch_fail
 from _native.clock cimport now_ns
 from _native.cuda.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, padded_size
@@ -93,9 +93,12 @@ cdef class Transfer:
             return True
         while wanted < set.uploaded_size:
             wanted *= 2
+        if set.device_in != NULL:
+            fetch_add64(&self.held, -<int64_t>set.device_in.size)
         block_give(set.device_in)
         set.device_in = self.pool.take_or_allocate(wanted, self.copy_in.stream)
         if set.device_in != NULL:
+            fetch_add64(&self.held, <int64_t>set.device_in.size)
             return True
         # no memory, or a device that gives nothing any more
         state = cuda.event_query(set.uploaded)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from _native.bridge import BridgeHandle
 from _native.infer import InferService, Ticket
+from _native.memory import host
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
@@ -114,6 +115,10 @@ class Engine:
         self._started = True
         self._models.announce("", None, self.ready)
         return [str(failure) for _, failure in sorted(failures.items())]
+
+    def memory_usage(self) -> dict[str, dict[str, int]]:
+        """The memory for tensors, as `Memory.usage` says: "host", and of GPUs in use "gpu 0" and "page-locked 0"."""
+        return {"host": host().usage(), **self.gpus.usage()}
 
     async def close(self) -> None:
         """Unload everything. Requests that are queued are executed first; the loop must still run."""

@@ -68,6 +68,14 @@ class Instances:
         """Those that are made, passive ones included."""
         return [seat.instance for seat in self._seats if seat.instance is not None]
 
+    def device_memory(self) -> dict[int, int]:
+        """Bytes that they keep for tensors, by GPU."""
+        held: dict[int, int] = {}
+        for seat in self._seats:
+            if isinstance(seat.loop, GpuLoop):
+                held[seat.spec.device] = held.get(seat.spec.device, 0) + seat.loop.held
+        return held
+
     def start(self, specs: Sequence[InstanceSpec]) -> None:
         """Make further instances, all at a time, and have them take batches.
 

@@ -175,6 +175,10 @@ class LoadedVersion:
             _set(batch.compute_input, compute_input)
             _set(batch.compute_infer, compute_infer)
             _set(batch.compute_output, compute_output)
+        for device, size in sorted(self._instances.device_memory().items()):
+            out.memory_usage.add(type="GPU", id=device, byte_size=size)
+        if self._model is not None and self._model.arena is not None:
+            out.memory_usage.add(type="CPU", id=0, byte_size=self._model.arena.used)
         return out
 
 

@@ -313,8 +313,24 @@ async def test_stream_priority_and_busy_waiting(tmp_path):
 async def test_usage_of_the_pools_can_be_read(tmp_path):
     async with serving(tmp_path) as engine:
         await infer(engine, request(x=array(2, 5)))
-        usage = engine.gpus.usage()
+        usage = engine.memory_usage()
+        assert usage.pop("host").keys() == usage["gpu 0"].keys()
         assert set(usage) == {"gpu 0", "page-locked 0"}
         assert usage["gpu 0"]["limit"] == 64 * MIB
         assert usage["page-locked 0"]["limit"] == 256 * MIB
         assert all(pool["peak"] > 0 for pool in usage.values())
+
+
+async def test_statistics_tell_what_a_model_keeps_on_its_device(tmp_path):
+    """Buffers for inputs grow with what comes; graphs keep their outputs."""
+    async with serving(tmp_path) as engine:
+        await infer(engine, request(x=array(2, 5)))
+        [before] = engine.model("m").statistics().memory_usage
+        await infer(engine, request(x=array(8, 1000)))
+        [after] = engine.model("m").statistics().memory_usage
+        assert (before.type, before.id) == ("GPU", 0)
+        assert before.byte_size > 0
+        assert after.byte_size >= 65536
+    async with serving(tmp_path / "graphs", STATIC + "optimization { cuda { graphs: true } }") as engine:
+        [kept] = engine.model("m").statistics().memory_usage
+        assert kept.byte_size >= 3 * 3 * 256
