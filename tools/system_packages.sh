@@ -43,10 +43,13 @@ if ((${#missing[@]})) && [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; the
         echo "apt-get failed" >&2
     look
 fi
-# Tests of the response cache in Redis start servers of their own; without one they are skipped.
-if ! command -v redis-server >/dev/null && [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server ||
-        echo "there is no redis-server: the tests that need one will be skipped" >&2
+# Tests of the response cache start Redis servers of their own; without one they are skipped. Where systemd runs, the
+# package would also start a server for everyone, which nobody asked for.
+if ! command -v redis-server >/dev/null && [[ $EUID -eq 0 && ! -d /run/systemd/system ]] &&
+    command -v apt-get >/dev/null; then
+    { DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server ||
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server; }
+    } >/dev/null 2>&1 || echo "there is no redis-server: the tests that need one will be skipped" >&2
 fi
 for package in "${!missing[@]}"; do
     echo "inferd: ${missing[$package]}" >&2
