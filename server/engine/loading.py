@@ -202,7 +202,7 @@ class Loading:
     """The load of candidates that belong together or were asked for at once.
 
     Candidates that ensembles tie together are a part. Everything of a part is made first, then takes its place at
-    once: no request sees a new step through an old ensemble.
+    once: no new request meets a new step through an old ensemble. One that is between two steps does.
     """
 
     def __init__(

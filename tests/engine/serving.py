@@ -19,6 +19,7 @@ import numpy as np
 from _native.batch import Batch
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
+from server.caching import CacheConfig
 from server.engine.config import Options
 from server.engine.control import ModelControl
 from server.engine.engine import Engine
@@ -129,6 +130,7 @@ async def serving(
     *,
     placement: Placement | None = None,
     control: ModelControl | None = None,
+    cache: CacheConfig = None,
     **configs: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
@@ -137,7 +139,7 @@ async def serving(
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options(), placement=placement, control=control)
+    engine = Engine([root], Loader(models), Options(), placement=placement, control=control, cache=cache)
     try:
         problems = await engine.start()
         assert not problems, problems

@@ -1,0 +1,592 @@
+"""Loading, reloading and unloading under requests: nothing accepted is lost, nothing else is disturbed."""
+
+import asyncio
+import gc
+import itertools
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from _native.memory import live_counters
+from backends.api import BackendError
+from server.engine.control import ALL, ControlMode, ModelControl
+from server.errors import Internal, InvalidArgument, Status, Unavailable
+from tests.engine import serving as puppets
+from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+
+pytestmark = pytest.mark.usefixtures("native_counters")
+
+EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
+NOTHING = ModelControl(ControlMode.EXPLICIT)
+OK = Status.OK
+
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling {
+  step { model_name: "a" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "t" } }
+  step { model_name: "b" model_version: -1 input_map { key: "x" value: "t" } output_map { key: "y" value: "y" } }
+}
+"""
+
+
+def plus(number):
+    def execute(batch):
+        batch.set_output("y", batch.input("x").numpy() + number)
+
+    return execute
+
+
+def change(root, name="m", version="1"):
+    """Something of this version is another than it was."""
+    file = root / name / version / "weights"
+    file.write_text(f"{file.read_text() if file.exists() else ''}x")
+
+
+def states(engine):
+    return {(entry.name, entry.version): (entry.state, entry.reason) for entry in engine.index()}
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+
+
+# -- one model --
+
+
+async def test_a_model_comes_and_goes(tmp_path):
+    async with serving(tmp_path, control=NOTHING) as engine:
+        assert engine.ready
+        assert states(engine) == {}
+        [entry] = await engine.repository_index()
+        assert (entry.name, entry.version, entry.state, entry.reason) == ("m", "", "", "")
+        assert (await infer(engine, request(x=row(1)))).status == Status.NOT_FOUND
+        told = []
+        engine.subscribe(lambda name, version, ready: told.append((name, version, ready)))
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).array().tolist() == [[1]]
+        await engine.unload("m")
+        answer = await infer(engine, request(x=row(1)))
+        assert (answer.status, answer.text) == (
+            Status.NOT_FOUND,
+            "Request for unknown model: 'm' has no available versions",
+        )
+        await until(lambda: states(engine) == {("m", "1"): ("UNAVAILABLE", "unloaded")})
+        assert engine.ready
+        assert told == [("m", 1, True), ("m", 1, False)]
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(2)))).array().tolist() == [[2]]
+
+
+async def test_what_was_made_is_closed_and_its_memory_is_back(tmp_path):
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        await infer(engine, request(x=row(1)))
+        await engine.unload("m")
+        await until(lambda: states(engine) == {("m", "1"): ("UNAVAILABLE", "unloaded")})
+        assert engine._loader.puppets.closed == ["m_0_0", "m"]
+        gc.collect()
+        assert not any(live_counters().values())
+
+
+async def test_an_unload_does_not_wait_for_the_requests_that_it_finishes(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate, control=EXPLICIT) as engine:
+        pending = [Pending(engine, request(x=row(n))) for n in range(20)]
+        await gate.entered()
+        await engine.unload("m")
+        assert states(engine) == {("m", "1"): ("UNLOADING", "")}
+        await engine.unload("m")
+        gate.go(100)
+        assert [(await each.answer()).array().item() for each in pending] == list(range(20))
+
+
+async def test_a_model_can_be_loaded_while_it_is_still_unloading(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate, control=EXPLICIT) as engine:
+        pending = Pending(engine, request(x=row(1)))
+        await gate.entered()
+        await engine.unload("m")
+        engine._loader.puppets.models = {"m": plus(5)}
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).array().item() == 6
+        gate.go()
+        assert (await pending.answer()).array().item() == 1
+        assert states(engine) == {("m", "1"): ("READY", "")}
+
+
+async def test_a_reload_happens_behind_those_who_are_served(tmp_path, monkeypatch):
+    """The old version serves until the new one is there, finishes what it has, and is closed then."""
+    making, go = threading.Event(), threading.Event()
+    made = puppets.PuppetModel.create_instance
+    gate = Gate()
+
+    def create_instance(self, spec):
+        if engine_started:
+            making.set()
+            assert go.wait(30)
+        return made(self, spec)
+
+    engine_started = []
+    monkeypatch.setattr(puppets.PuppetModel, "create_instance", create_instance)
+    async with serving(tmp_path, gate, control=EXPLICIT) as engine:
+        engine_started.append(True)
+        old = engine.model("m")
+        change(tmp_path)
+        reload = asyncio.create_task(engine.load("m"))
+        assert await asyncio.to_thread(making.wait, 30)
+        pending = Pending(engine, request(x=row(1)))
+        await gate.entered()
+        assert states(engine) == {("m", "1"): ("READY", "")}
+        assert not reload.done()
+        go.set()
+        await reload
+        assert engine.model("m") is not old
+        assert engine._loader.puppets.closed == []  # the old one has a request
+        gate.go(2)
+        assert (await pending.answer()).status == OK
+        assert (await infer(engine, request(x=row(2)))).status == OK
+        await until(lambda: engine._loader.puppets.closed == ["m_0_0", "m"])
+
+
+async def test_what_has_not_changed_is_not_loaded_anew(tmp_path):
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    all_ = CONFIG + "version_policy { all { } }"
+    async with serving(tmp_path, control=EXPLICIT, m=all_) as engine:
+        first, second = engine.versions("m")
+        await engine.load("m")
+        assert engine.versions("m") == (first, second)
+        change(tmp_path, version="2")
+        await engine.load("m")
+        assert engine.versions("m")[0] is first
+        assert engine.versions("m")[1] is not second
+        (tmp_path / "m" / "3").mkdir()
+        await engine.load("m")
+        assert [version.version for version in engine.versions("m")] == [1, 2, 3]
+        assert engine.versions("m")[0] is first
+        (tmp_path / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { specific { versions: [ 1 ] } }")
+        await engine.load("m")
+        assert engine.versions("m") == (first,)
+        assert "versions: 1" in str(engine.model("m").config)
+        assert (await infer(engine, request(x=row(1)))).status == OK
+
+
+async def test_the_number_of_instances_changes_without_a_reload(tmp_path):
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        loaded = engine.model("m")
+        for count in (3, 1):
+            (tmp_path / "m" / "config.pbtxt").write_text(CONFIG.replace("count: 1", f"count: {count}"))
+            await engine.load("m")
+            assert engine.model("m") is loaded
+            assert len(loaded.spec.instances) == loaded.config.instance_group[0].count == count
+            answers = await infer_all(engine, *(request(x=row(n)) for n in range(10)))
+            assert {answer.status for answer in answers} == {OK}
+        await until(lambda: engine._loader.puppets.closed.count("m_0_1") == 1)
+
+
+async def test_a_model_that_takes_instances_from_itself(tmp_path):
+    """A model may ask for a load that ends the instance which waits for it."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    asked = []
+
+    def reload(batch):
+        asked.append(asyncio.run_coroutine_threadsafe(engine.load("m", asked_by="m"), loop).result(30))
+        echo(batch)
+
+    async with serving(tmp_path, reload, control=EXPLICIT, m=CONFIG.replace("count: 1", "count: 2")) as engine:
+        loop = asyncio.get_running_loop()
+        (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+        assert {answer.status for answer in await infer_all(engine, *(request(x=row(n)) for n in range(4)))} == {OK}
+        assert len(engine.model("m").spec.instances) == 1
+        change(tmp_path)
+        assert (await infer(engine, request(x=row(1)))).status == OK
+        assert asked
+
+
+async def test_a_sequence_model_is_loaded_anew_for_another_number_of_instances(tmp_path):
+    config = CONFIG.replace("dynamic_batching { }", "sequence_batching { }")
+    async with serving(tmp_path, control=EXPLICIT, m=config) as engine:
+        loaded = engine.model("m")
+        (tmp_path / "m" / "config.pbtxt").write_text(config.replace("count: 1", "count: 2"))
+        await engine.load("m")
+        assert engine.model("m") is not loaded
+        assert len(engine.model("m").spec.instances) == 2
+
+
+# -- what fails --
+
+
+async def test_a_failed_reload_keeps_what_was(tmp_path, monkeypatch):
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    async with serving(tmp_path, control=EXPLICIT, m=CONFIG + "version_policy { all { } }") as engine:
+        before = engine.versions("m")
+        made = puppets.PuppetBackend.load
+
+        def load(self, source):
+            if source.version == 2:
+                raise BackendError("no room")
+            return made(self, source)
+
+        monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+        change(tmp_path, version="1")
+        change(tmp_path, version="2")
+        with pytest.raises(InvalidArgument) as caught:
+            await engine.load("m")
+        assert str(caught.value) == "load failed for model 'm': version 2 is at UNAVAILABLE state: no room;"
+        assert engine.versions("m") == before
+        assert states(engine) == {("m", "1"): ("READY", ""), ("m", "2"): ("READY", "")}
+        assert engine.ready
+        (tmp_path / "m" / "config.pbtxt").write_text("nonsense")
+        with pytest.raises(InvalidArgument, match=r"load failed for model 'm': .*nonsense"):
+            await engine.load("m")
+        assert engine.versions("m") == before
+        monkeypatch.undo()
+        (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+        await engine.load("m")
+        assert [version.version for version in engine.versions("m")] == [2]
+
+
+async def test_a_model_that_never_loaded(tmp_path):
+    (tmp_path / "wrong" / "1").mkdir(parents=True)
+    (tmp_path / "wrong" / "config.pbtxt").write_text('backend: "nowhere"')
+    async with serving(tmp_path, control=ModelControl(ControlMode.EXPLICIT, ("m",))) as engine:
+        with pytest.raises(InvalidArgument, match=r"load failed for model 'wrong': .*nowhere"):
+            await engine.load("wrong")
+        assert not engine.ready  # somebody wanted it
+        assert states(engine)["wrong", ""][0] == "UNAVAILABLE"
+        await engine.unload("wrong")
+        assert engine.ready
+        with pytest.raises(Internal, match=r"^failed to load 'nothing', failed to poll from model repository$"):
+            await engine.load("nothing")
+        assert engine.ready
+        assert (await infer(engine, request(x=row(1)))).status == OK
+
+
+async def test_a_start_names_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(AssertionError, match="failed to load 'nothing', failed to poll from model repository"):
+        async with serving(tmp_path, control=ModelControl(ControlMode.EXPLICIT, ("m", "nothing"))):
+            pass
+
+
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
+async def test_only_explicit_control_is_taken(tmp_path, mode):
+    text = "explicit model load / unload is not allowed if polling is enabled"
+    async with serving(tmp_path, control=ModelControl(mode)) as engine:
+        for ask in (engine.load, engine.unload):
+            with pytest.raises(Unavailable, match=f"^{text}$"):
+                await ask("m")
+
+
+# -- overrides --
+
+
+def config_json(**changes):
+    config = {
+        "backend": "puppet",
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_INT64", "dims": [-1]}],
+        "output": [{"name": "y", "data_type": "TYPE_INT64", "dims": [-1]}],
+    }
+    return json.dumps({**config, **changes})
+
+
+async def test_an_override_is_undone_by_a_load_without(tmp_path):
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        await engine.load("m", config_json(max_batch_size=3))
+        assert engine.model("m").config.max_batch_size == 3
+        await engine.load("m")
+        assert engine.model("m").config.max_batch_size == 8
+
+
+async def test_files_of_an_override_live_as_long_as_what_was_loaded_from_them(tmp_path, monkeypatch):
+    holders = tmp_path / "holders"
+    holders.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(holders))
+    async with serving(tmp_path / "models", control=EXPLICIT) as engine:
+        await engine.load("m", config_json(), {"file:7/weights": b"w", "file:7/sub/more": b"more"})
+        assert engine.model("m").version == 7
+        [file] = holders.rglob("weights")
+        assert file.read_bytes() == b"w"
+        with pytest.raises(InvalidArgument):
+            await engine.load("m", config_json(name="other"), {"file:7/weights": b"w"})
+        assert list(holders.rglob("weights")) == [file]
+        await engine.load("m")
+        await until(lambda: not list(holders.iterdir()))
+        assert engine.model("m").version == 1
+        await engine.load("m", config_json(), {"file:7/weights": b"w"})
+    assert not list(holders.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "text"),
+    [
+        ("{", {}, "Invalid config override: "),
+        ("", {"file:1/x": b""}, "Load parameter 'config' must be specified for model file override"),
+        ("{}", {"file:../x": b""}, "must stay within model directory"),
+        ("{}", {"file:/x": b""}, "must stay within model directory"),
+        ("{}", {"file:": b""}, "must stay within model directory"),
+        ("{}", {"1/x": b""}, "unrecognized load parameter '1/x'"),
+        ("{}", {"file:1/x": b"", "file:1/x/y": b""}, "directory has been created as a file"),
+    ],
+)
+async def test_overrides_that_are_none(tmp_path, config, files, text):
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        before = engine.versions("m")
+        with pytest.raises(InvalidArgument) as caught:
+            await engine.load("m", config, files)
+        assert text in str(caught.value)
+        assert engine.versions("m") == before
+
+
+# -- ensembles --
+
+
+async def test_an_ensemble_comes_with_its_steps_and_goes_with_them(tmp_path):
+    models = {"a": plus(1), "b": plus(10)}
+    async with serving(tmp_path, models, control=NOTHING, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
+        await engine.load("e")
+        assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+        await engine.load("b")
+        await engine.unload("e", dependents=True)
+        await until(lambda: states(engine)["a", "1"] == ("UNAVAILABLE", "unloaded"))
+        assert states(engine)["b", "1"] == ("READY", "")  # somebody has asked for it by its name
+
+
+async def test_steps_stay_until_the_last_request_of_their_ensemble_is_over(tmp_path):
+    gate = Gate(plus(1))
+    async with serving(tmp_path, {"a": gate, "b": plus(10)}, control=NOTHING, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
+        await engine.load("e")
+        pending = Pending(engine, request("e", x=row(1)))
+        await gate.entered()
+        unload = asyncio.create_task(engine.unload("e", dependents=True))
+        await until(lambda: states(engine)["e", "1"][0] == "UNLOADING")
+        assert states(engine)["b", "1"] == ("READY", "")
+        gate.go()
+        assert (await pending.answer()).array().item() == 12
+        await unload
+        await until(lambda: states(engine)["b", "1"] == ("UNAVAILABLE", "unloaded"))
+
+
+async def test_a_step_and_its_ensemble_change_at_once(tmp_path, monkeypatch):
+    """No new request meets a new step through the old ensemble, whose tensors it does not have."""
+    making, go = threading.Event(), threading.Event()
+    made = puppets.PuppetBackend.load
+    models = {"a": plus(1), "b": plus_ten_to_either}
+    async with serving(tmp_path, models, control=EXPLICIT, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
+
+        def load(self, source):
+            making.set()
+            assert go.wait(30)
+            return made(self, source)
+
+        monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+        (tmp_path / "b" / "config.pbtxt").write_text(CONFIG.replace('"x"', '"z"'))
+        (tmp_path / "e" / "config.pbtxt").write_text(CHAIN.replace('key: "x" value: "t"', 'key: "z" value: "t"'))
+        reload = asyncio.create_task(engine.load("e"))
+        assert await asyncio.to_thread(making.wait, 30)
+        assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+        assert [tensor.name for tensor in engine.model("b").spec.inputs] == ["x"]
+        go.set()
+        await reload
+        assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+        assert [tensor.name for tensor in engine.model("b").spec.inputs] == ["z"]
+
+
+def plus_ten_to_either(batch):
+    """Adds to whichever input the model has."""
+    try:
+        x = batch.input("z")
+    except ValueError:
+        x = batch.input("x")
+    batch.set_output("y", x.numpy() + 10)
+
+
+async def test_an_ensemble_that_does_not_fit_a_new_step_is_not_served(tmp_path):
+    models = {"a": plus(1), "b": plus(10)}
+    async with serving(tmp_path, models, control=EXPLICIT, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
+        text = (tmp_path / "b" / "config.pbtxt").read_text()
+        (tmp_path / "b" / "config.pbtxt").write_text(CONFIG.replace('"x"', '"z"'))
+        await engine.load("b")
+        assert (await infer(engine, request("e", x=row(1)))).status == Status.NOT_FOUND
+        assert states(engine)["e", ""][0] == "UNAVAILABLE"
+        assert "non-existing input x in model b" in states(engine)["e", ""][1]
+        (tmp_path / "b" / "config.pbtxt").write_text(text)
+        await engine.load("e")
+        assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+
+
+async def test_kept_answers_are_of_what_is_served(tmp_path):
+    """After a reload nobody gets what the old version, or an ensemble by an old step, has answered."""
+    from server.caching import LocalCache
+
+    cached = CONFIG + "response_cache { enable: true }"
+    models = {"a": plus(1), "b": plus(10)}
+    cache = LocalCache(size=1 << 20)
+    chain = CHAIN + "response_cache { enable: true }"
+    async with serving(tmp_path, models, control=EXPLICIT, cache=cache, a=cached, b=CONFIG, e=chain) as engine:
+        for _ in range(2):
+            assert (await infer(engine, request("a", x=row(1)))).array().item() == 2
+            assert (await infer(engine, request("e", x=row(1)))).array().item() == 12
+        gate = Gate(plus(100))
+        engine._loader.puppets.models = {"a": plus(2), "b": gate}
+        change(tmp_path, "b")
+        late = Pending(engine, request("e", x=row(5)))  # its step is the old one, its answer comes later
+        await gate.entered()
+        await engine.load("b")
+        engine._loader.puppets.models = {"a": plus(2), "b": plus(20)}
+        change(tmp_path, "a")
+        await engine.load("a")
+        gate.go()
+        await late.answer()
+        assert (await infer(engine, request("a", x=row(1)))).array().item() == 3
+        assert (await infer(engine, request("e", x=row(1)))).array().item() == 23
+        assert (await infer(engine, request("e", x=row(5)))).array().item() == 27
+
+
+# -- order --
+
+
+async def test_loads_and_unloads_of_a_model_happen_in_order(tmp_path):
+    async with serving(tmp_path, control=EXPLICIT) as engine:
+        for last, expected in (("load", OK), ("unload", Status.NOT_FOUND)):
+            names = ["unload", "load", "unload", "load", last]
+            await asyncio.gather(*(getattr(engine, name)("m") for name in names))
+            assert (await infer(engine, request(x=row(1)))).status == expected
+
+
+async def test_models_load_beside_each_other(tmp_path, monkeypatch):
+    meeting = threading.Barrier(2)
+    made = puppets.PuppetBackend.load
+
+    def load(self, source):
+        meeting.wait(30)
+        return made(self, source)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+    async with serving(tmp_path, control=NOTHING, a=CONFIG, b=CONFIG) as engine:
+        await asyncio.gather(engine.load("a"), engine.load("b"))
+
+
+@pytest.mark.parametrize("asked", ["itself", "its ensemble", "one that asks for it"])
+async def test_models_that_would_wait_for_each_other_are_refused(tmp_path, monkeypatch, asked):
+    """A model that is loaded asks for a load that cannot be before its own."""
+    made = puppets.PuppetBackend.load
+    wanted = {"itself": {"a": "a"}, "its ensemble": {"a": "e"}, "one that asks for it": {"a": "b", "b": "a"}}[asked]
+    refused = []
+    both = threading.Barrier(2) if len(wanted) == 2 else None
+
+    def load(self, source):
+        name = source.spec.name
+        if name in wanted:
+            if both:
+                both.wait(30)
+            try:
+                asyncio.run_coroutine_threadsafe(engine.load(wanted[name], asked_by=name), loop).result(30)
+            except Unavailable as error:
+                refused.append(str(error))
+        return made(self, source)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+    models = {"a": plus(1), "b": plus(10)}
+    async with serving(tmp_path, models, control=NOTHING, a=CONFIG, b=CONFIG, e=CHAIN) as engine:
+        loop = asyncio.get_running_loop()
+        names = ["e"] if asked == "its ensemble" else sorted(wanted)
+        await asyncio.gather(*map(engine.load, names))
+        assert len(refused) == 1
+        assert "while it is loaded itself" in refused[0]
+        assert {engine.model(name).ready for name in names} == {True}
+
+
+async def test_a_model_loads_another_one_while_it_is_loaded(tmp_path, monkeypatch):
+    """However many do it at a time: what they ask for is not held up by them."""
+    made = puppets.PuppetBackend.load
+    names = [f"m{i}" for i in range(6)]
+
+    def load(self, source):
+        if source.spec.name != "other":
+            asyncio.run_coroutine_threadsafe(engine.load("other", asked_by=source.spec.name), loop).result(30)
+        return made(self, source)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+    configs = dict.fromkeys([*names, "other"], CONFIG)
+    async with serving(tmp_path, control=NOTHING, **configs) as engine:
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*map(engine.load, names))
+        assert engine.model("other").ready
+
+
+# -- polling --
+
+
+async def test_what_a_poll_finds(tmp_path):
+    async with serving(tmp_path, control=ModelControl(ControlMode.POLL, poll_seconds=3600)) as engine:
+        look = engine._poller.look
+        first = engine.model("m")
+        await look()
+        assert engine.model("m") is first
+        change(tmp_path)
+        await look()
+        assert engine.model("m") is not first
+        (tmp_path / "n" / "1").mkdir(parents=True)
+        (tmp_path / "n" / "config.pbtxt").write_text(CONFIG)
+        engine._loader.puppets.models = {"m": echo, "n": plus(1)}
+        await look()
+        assert (await infer(engine, request("n", x=row(1)))).array().item() == 2
+        (tmp_path / "n" / "config.pbtxt").write_text("nonsense")
+        await look()
+        assert (await infer(engine, request("n", x=row(1)))).array().item() == 2
+        (tmp_path / "n").rename(tmp_path.parent / f"{tmp_path.name}-n")
+        await look()
+        assert (await infer(engine, request("n", x=row(1)))).text.startswith("Request for unknown model: 'n'")
+        await until(lambda: ("n", "1") not in states(engine))
+        assert engine.ready
+
+
+# -- all at once --
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_requests_while_everything_comes_and_goes(tmp_path, seed):
+    """Each request is answered once; those for models that are only reloaded succeed, by some version of them."""
+    rng = random.Random(seed)
+    generation = itertools.count()
+    models = {"a": plus(1), "b": plus(10), "loose": echo}
+    configs = {"a": CONFIG.replace("count: 1", "count: 2"), "b": CONFIG, "e": CHAIN, "loose": CONFIG}
+    async with serving(tmp_path, models, control=EXPLICIT, **configs) as engine:
+        pending: dict[str, list[Pending]] = {"a": [], "b": [], "e": [], "loose": []}
+        stop = False
+
+        async def ask(name):
+            while not stop:
+                pending[name].append(Pending(engine, request(name, x=np.array([[rng.randrange(1000)]]))))
+                if len(pending[name]) % 20 == 0:
+                    await pending[name][-1].answer()
+                await asyncio.sleep(0)
+
+        async def turn_over(names):
+            for _ in range(12):
+                name = rng.choice(names)
+                match rng.randrange(4):
+                    case 0 if name != "e":
+                        text = configs[name].replace("count: 1", f"count: {rng.randrange(1, 4)}")
+                        (tmp_path / name / "config.pbtxt").write_text(text)
+                    case 1 if name != "e":
+                        (tmp_path / name / "1" / "weights").write_text(str(next(generation)))
+                    case 2 if name == "loose":
+                        await engine.unload(name)
+                await engine.load(name)
+
+        asking = [asyncio.create_task(ask(name)) for name in pending]
+        await asyncio.gather(*(turn_over(["a", "b", "e"]) for _ in range(3)), turn_over(["loose"]))
+        stop = True
+        await asyncio.gather(*asking)
+        answers = {name: [await each.answer() for each in found] for name, found in pending.items()}
+        for name in ("a", "b", "e"):
+            assert {(answer.status, answer.text) for answer in answers[name]} == {(OK, "")}
+        assert {answer.status for answer in answers["loose"]} <= {OK, Status.NOT_FOUND, Status.UNAVAILABLE}
+        assert sum(map(len, answers.values())) > 100
