@@ -209,6 +209,14 @@ class GpuSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceleratorSpec:
+    """A library that the framework of a model is to hand parts of it to: `optimization.execution_accelerators`."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     """One step of an ensemble: a model, and which tensors of the ensemble its tensors are."""
 
@@ -257,6 +265,8 @@ class ModelSpec:
     decoupled: bool = False  # a request may have any number of responses
     single_answers: bool = False  # of a decoupled model: ModelInfer may ask it, and gets its only response
     gpu: GpuSpec = GpuSpec()
+    gpu_accelerators: tuple[AcceleratorSpec, ...] = ()  # for instances on GPUs, the one that is asked first in front
+    cpu_accelerators: tuple[AcceleratorSpec, ...] = ()
     model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The model's file for GPUs of a compute capability, such as "9.0", where it is another."""
     ensemble: EnsembleSpec | None = None  # for an ensemble, which has no backend and no instances
@@ -342,6 +352,8 @@ class Backend(abc.ABC):
     name: ClassVar[str]
     completes: ClassVar[bool] = False  # models may complete their configurations themselves
     model_filename: ClassVar[str] = ""  # the file or folder looked for in a version directory
+    gpu_accelerators: ClassVar[frozenset[str]] = frozenset()  # names of execution accelerators that it knows
+    cpu_accelerators: ClassVar[frozenset[str]] = frozenset()
 
     services: Services | None = None  # set before the first model is loaded; None: there is no server around it
 

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: sessions on the CPU, one a model version, shared by its instances.
+"""The ONNX Runtime backend: on the CPU one session a model version, shared by its instances; on a GPU one each.
 
 A session may run in several threads at once, so instances of a version share its weights, its arena and its threads:
 four instances need no more memory than one, and their operators do not fight over the CPUs.
@@ -14,12 +14,15 @@ where the client wants them, in its shared memory.
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.api import Backend, BackendError, Instance, InstanceSpec, Model, ModelSource, Signature, TensorSpec
 from backends.onnxruntime import options
+from backends.onnxruntime.gpu import OnnxGpuInstance
+from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
+from backends.onnxruntime.session import MODEL_FILE, fixed_outputs, open_session
 from backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
 from backends.parameters import Parameters
 
@@ -34,7 +37,9 @@ class OnnxRuntimeBackend(Backend):
     """Serves `model.onnx`, a file or a folder that holds a file of that name and its external data."""
 
     name = "onnxruntime"
-    model_filename = "model.onnx"
+    model_filename = MODEL_FILE
+    gpu_accelerators = GPU_ACCELERATORS
+    cpu_accelerators = CPU_ACCELERATORS
 
     def inspect(self, source: ModelSource) -> Signature:
         """Names, datatypes and shapes, as far as the model file fixes them.
@@ -56,43 +61,17 @@ class OnnxRuntimeBackend(Backend):
         spec = source.spec
         parameters = Parameters(spec.parameters, f"model '{spec.name}'")
         parameters.warn_unknown(options.KNOWN | {key for key in spec.parameters if key.startswith("session.")})
-        settings = options.for_model(spec, parameters, self._config_parameters())
-        session = open_session(source, settings)
+        config = self._config_parameters()
+        session = open_session(source, options.for_inspection(config))
         check(spec, session)
-        return OnnxModel(source, session, options.run_config(parameters))
+        model = OnnxModel(source, session, config)
+        del session
+        if any(instance.kind != "GPU" for instance in spec.instances):
+            assert model.session is not None  # what is wrong with it is told before there are instances
+        return model
 
     def _config_parameters(self) -> Parameters:
         return Parameters(self.config, f"backend '{self.name}'")
-
-
-def open_session(source: ModelSource, settings: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    """Open the model file.
-
-    Raises:
-        BackendError: there is none, it is not an ONNX model, or external data lies outside of its folder.
-    """
-    import onnxruntime
-
-    path = find_model_file(source)
-    try:
-        # Without the fallback, which would print the error and try the same once more.
-        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except Exception as error:  # the runtime's errors share no base class of their own
-        raise BackendError(f"failed to load '{source.spec.name}' from '{path}': {error}") from error
-
-
-def find_model_file(source: ModelSource) -> Path:
-    """The ONNX file; where the model is a folder, the `model.onnx` in it.
-
-    Raises:
-        BackendError: it does not exist.
-    """
-    path = source.model_file(OnnxRuntimeBackend.model_filename)
-    if path.is_dir():
-        path = path / OnnxRuntimeBackend.model_filename
-    if not path.is_file():
-        raise BackendError(f"unable to find '{path}' for model '{source.spec.name}'")
-    return path
 
 
 def _spec(node: onnxruntime.NodeArg, batches: bool, source: ModelSource) -> TensorSpec:
@@ -105,39 +84,62 @@ def _spec(node: onnxruntime.NodeArg, batches: bool, source: ModelSource) -> Tens
 
 
 class OnnxModel(Model):
-    """One loaded version: a session and how to run it."""
+    """One loaded version: the session of its instances on the CPU, and how to run it.
 
-    def __init__(
-        self, source: ModelSource, session: onnxruntime.InferenceSession, run_config: Mapping[str, str]
-    ) -> None:
+    Args:
+        source: the model.
+        session: any session of it, to look into.
+        config: of the backend.
+    """
+
+    def __init__(self, source: ModelSource, session: onnxruntime.InferenceSession, config: Parameters) -> None:
+        self.source = source
         self.spec = source.spec
-        self.session = session
-        self.run_config = run_config
-        scalar = {node.name for node in [*session.get_inputs(), *session.get_outputs()] if not node.shape}
+        self.config = config
+        self.parameters = Parameters(self.spec.parameters, f"model '{self.spec.name}'")
+        self.run_config = options.run_config(self.parameters)
+        nodes = [*session.get_inputs(), *session.get_outputs()]
+        scalar = {node.name for node in nodes if not node.shape}
         # Configured as [1] because a configuration cannot say "no dimensions".
         self.scalars = frozenset(
             tensor.name
             for tensor in (*self.spec.model_inputs, *self.spec.model_outputs)
             if tensor.name in scalar and tensor.dims == (1,) and not self.spec.max_batch_size
         )
+        self.placeable = self._placeable(session)
+        self._session: onnxruntime.InferenceSession | None = None
+        self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
-        self.placeable = self._placeable()
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The session that all instances on the CPU run; opened when it is first asked for.
 
-    def _placeable(self) -> frozenset[str]:
+        Raises:
+            BackendError: it cannot be opened, or not with the accelerators that are configured.
+        """
+        with self._lock:
+            if self._session is None:
+                providers = cpu_providers(self.spec)
+                settings = options.for_model(self.spec, self.parameters, self.config)
+                self._session = open_session(self.source, settings, providers)
+                check_active(self._session, providers, f"model '{self.spec.name}'")
+            return self._session
+
+    def _placeable(self, session: onnxruntime.InferenceSession) -> frozenset[str]:
         """Outputs that can be written to memory of the server's choice: the model itself fixes their shapes."""
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype in ("BYTES", "BF16") for tensor in tensors):
             return frozenset()
-        first = 1 if self.spec.max_batch_size else 0
-        nodes = {node.name: node.shape[first:] for node in self.session.get_outputs() if node.shape}
-        return frozenset(
-            tensor.name for tensor in self.spec.model_outputs if nodes.get(tensor.name) == list(tensor.dims)
-        )
+        return fixed_outputs(session, self.spec)
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
-        """An instance that runs the shared session."""
+        """An instance that runs the shared session; on a GPU, one with a session of its own."""
+        if spec.kind == "GPU":
+            return OnnxGpuInstance(self.source, self.scalars, self.parameters, self.config, spec)
         if spec.kind not in ("CPU", "AUTO"):
-            raise BackendError(f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU")
+            raise BackendError(
+                f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU and KIND_GPU"
+            )
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype == "BF16" for tensor in tensors):
             return BoundInstance(self)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from backends.api import BackendError, ModelSpec
+from backends.onnxruntime.providers import CUDA_PARAMETERS
 from backends.parameters import Parameters, default_intra_op_threads
 
 if TYPE_CHECKING:
@@ -19,16 +20,17 @@ EXECUTION_MODE = "execution_mode"
 MEM_ARENA = "enable_mem_arena"
 MEM_PATTERN = "enable_mem_pattern"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+SHARE_SESSION = "share_session_between_instances"
 GLOBAL_THREADS = "enable-global-threadpool"
 
-CUDA_ONLY = frozenset({"cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"})
-KNOWN = CUDA_ONLY | {
+KNOWN = CUDA_PARAMETERS | {
     INTRA_OP_THREADS,
     INTER_OP_THREADS,
     EXECUTION_MODE,
     MEM_ARENA,
     MEM_PATTERN,
     ARENA_SHRINKAGE,
+    SHARE_SESSION,
 }
 
 # The severity of the runtime's own log. Its errors come as exceptions too, so it need not print them as well.

@@ -219,8 +219,8 @@ def test_batching_needs_a_variable_first_dimension(backend, tmp_path):
 
 def test_a_device_that_is_not_served_is_refused(backend, add):
     model = backend.load(source(add, [X, Y], [Z], max_batch_size=8))
-    with pytest.raises(BackendError, match="KIND_GPU"):
-        model.create_instance(InstanceSpec("m_0", kind="GPU"))
+    with pytest.raises(BackendError, match="KIND_MODEL; this backend serves KIND_CPU and KIND_GPU"):
+        model.create_instance(InstanceSpec("m_0", kind="MODEL"))
 
 
 # -- running

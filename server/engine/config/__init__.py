@@ -16,6 +16,7 @@ from pathlib import Path
 
 from backends.api import Backend, BackendError, ModelSource
 from backends.loader import BackendLoader
+from server.engine.config.accelerators import broken_accelerator_rules
 from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, needs_signature
 from server.engine.config.composition import compose, models_of
@@ -81,6 +82,7 @@ def prepare(
     versions = select_versions(config, folder)
     if is_ensemble(config):
         validate(config, source, gpus=options.gpus)
+        raise_any(broken_accelerator_rules(config, None), config.name, source)
         warn_carried(config, source)
         warn_parameters(config, source)
         return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
@@ -89,13 +91,15 @@ def prepare(
         _complete_by_model(config, source, folder, versions, loader)
     if options.auto_complete and needs_signature(config, source):
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
+        backend = _backend(config, source, loader)
+        raise_any(broken_accelerator_rules(config, backend), config.name, source)
         partial = ModelSource(to_spec(config, folder.path, source), versions[-1], folder.version_path(versions[-1]))
-        signature = _backend(config, source, loader).inspect(partial)
+        signature = backend.inspect(partial)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
     validate(config, source, scalars, options.gpus)
     warn_carried(config, source)
-    _backend(config, source, loader)  # there is one
+    raise_any(broken_accelerator_rules(config, _backend(config, source, loader)), config.name, source)
     return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
 
 

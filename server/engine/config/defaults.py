@@ -100,9 +100,10 @@ def _normalise_instances(config: pb.ModelConfig, gpus: int) -> None:
 
 
 def _best_kind(config: pb.ModelConfig, group: pb.ModelInstanceGroup, gpus: int) -> pb.ModelInstanceGroup.Kind:
-    """What KIND_AUTO means: a GPU if those that the group lists are there and the backend is quicker on one."""
+    """What KIND_AUTO means: a GPU if those that the group lists are there and the model is quicker on one."""
     quicker = config.backend in BUILTIN and BUILTIN[config.backend].on_gpu
-    if (quicker or group.gpus) and gpus and all(0 <= gpu < gpus for gpu in group.gpus):
+    accelerated = bool(config.optimization.execution_accelerators.gpu_execution_accelerator)
+    if (quicker or accelerated or group.gpus) and gpus and all(0 <= gpu < gpus for gpu in group.gpus):
         return pb.ModelInstanceGroup.KIND_GPU
     return pb.ModelInstanceGroup.KIND_CPU
 

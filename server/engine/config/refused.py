@@ -30,7 +30,6 @@ class Field:
 
 _LINEAR = "tensors are row-major"
 _LINEAR_INSTEAD = "build the plan with linear formats of its inputs and outputs"
-_NO_ACCELERATOR = "execution accelerators are not served yet"
 
 REFUSED = (
     # schedulers
@@ -41,8 +40,6 @@ REFUSED = (
     # instances
     Field("instance_group.secondary_devices", "secondary devices are not served"),
     # optimization
-    Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_ACCELERATOR),
-    Field("optimization.execution_accelerators.cpu_execution_accelerator", _NO_ACCELERATOR),
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),

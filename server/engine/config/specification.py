@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.api import BatchingSpec, GpuSpec, GraphSpec, InstanceSpec, ModelSpec, ResourceSpec, TensorSpec
+from backends.api import (
+    AcceleratorSpec,
+    BatchingSpec,
+    GpuSpec,
+    GraphSpec,
+    InstanceSpec,
+    ModelSpec,
+    ResourceSpec,
+    TensorSpec,
+)
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
 from server.engine.config.files import inside, read_text
@@ -59,6 +68,8 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         decoupled=config.model_transaction_policy.decoupled,
         single_answers=own["decoupled_model_infer"],
         gpu=_gpu(config),
+        gpu_accelerators=_accelerators(config.optimization.execution_accelerators.gpu_execution_accelerator),
+        cpu_accelerators=_accelerators(config.optimization.execution_accelerators.cpu_execution_accelerator),
         model_filenames=_filenames(config, model_dir, source),
         ensemble=ensemble_spec(config),
     )
@@ -139,6 +150,12 @@ def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:
         for group in config.instance_group
         for i, device in enumerate(device for _ in range(group.count) for device in group.gpus or (0,))
     ]
+
+
+def _accelerators(
+    given: Iterable[pb.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator],
+) -> tuple[AcceleratorSpec, ...]:
+    return tuple(AcceleratorSpec(each.name, MappingProxyType(dict(each.parameters))) for each in given)
 
 
 def _gpu(config: pb.ModelConfig) -> GpuSpec:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.api import BackendError
 from backends.loader import BackendLoader
 from server.engine.config import Options, prepare
 from server.engine.repository import ModelFolder
@@ -15,12 +16,13 @@ SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds" / "configs"
 REASONS = {
     "chat_bls_python": [],  # served
     "chat_torchscript": ["has kind KIND_GPU but no GPUs are available"],
-    "densenet_onnx_tensorrt": ["optimization.execution_accelerators.gpu_execution_accelerator is not supported"],
-    "onnx_openvino": ["optimization.execution_accelerators.cpu_execution_accelerator is not supported"],
+    "densenet_onnx_tensorrt": ["a gpu_execution_accelerator is for instances of KIND_GPU, and the model has none"],
     "rank_savedmodel_amp": ["platform 'tensorflow_savedmodel' is not served"],
-    "sentence_onnx_tensorrt": ["optimization.execution_accelerators.gpu_execution_accelerator is not supported"],
+    "sentence_onnx_tensorrt": ["a gpu_execution_accelerator is for instances of KIND_GPU, and the model has none"],
     "sentiment_warmup_python": ["there is no file"],  # its data are not among the seeds
 }
+WITHOUT_MODELS = {"densenet_onnx_tensorrt": 1, "onnx_openvino": 0}
+"""Those that leave tensors to the model's file, which is not there, and how many GPUs they want."""
 
 
 def seed(name: str) -> str:
@@ -30,13 +32,13 @@ def seed(name: str) -> str:
     return path.read_text()
 
 
-def prepare_text(tmp_path: Path, text: str):
+def prepare_text(tmp_path: Path, text: str, gpus: int = 0):
     found = re.search(r'^name: "([^"]+)"', text, re.MULTILINE)
     assert found is not None
     path = tmp_path / found[1]
     (path / "1").mkdir(parents=True)
     (path / "config.pbtxt").write_text(text)
-    return prepare(ModelFolder(path.name, path, tmp_path, (1,)), Options(), BackendLoader())
+    return prepare(ModelFolder(path.name, path, tmp_path, (1,)), Options(gpus=gpus), BackendLoader())
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -53,10 +55,22 @@ def test_a_seed_is_refused_only_for_what_is_not_served(tmp_path: Path, name: str
         assert reason in line
 
 
+@pytest.mark.parametrize("name", WITHOUT_MODELS)
+def test_nothing_but_the_file_of_a_seed_is_missing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BackendError, match=r"unable to find .*onnx"):
+        prepare_text(tmp_path, seed(name), WITHOUT_MODELS[name])
+
+
+def test_an_accelerator_for_gpus_brings_instances_there(tmp_path: Path) -> None:
+    found = prepare_text(tmp_path, seed("sentence_onnx_tensorrt"), gpus=2)
+    assert [(each.kind, each.device) for each in found.spec.instances] == [("GPU", 0), ("GPU", 1)]
+    assert [each.name for each in found.spec.gpu_accelerators] == ["tensorrt"]
+
+
 def test_all_seeds_are_known() -> None:
     if not SEEDS.exists():
         pytest.skip(f"the seeds are not here: {SEEDS}")
-    assert {path.stem for path in SEEDS.glob("*.pbtxt")} == set(REASONS)
+    assert {path.stem for path in SEEDS.glob("*.pbtxt")} == {*REASONS, *WITHOUT_MODELS}
 
 
 def test_the_torchscript_seed_loads_on_the_cpu(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Execution providers: the parts of ONNX Runtime that run a model on a GPU, or better on a CPU, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from backends.api import AcceleratorSpec, BackendError, InstanceSpec, ModelSpec
+from backends.parameters import Parameters
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+
+GPU_ACCELERATORS = frozenset({"cuda", "tensorrt"})
+CPU_ACCELERATORS = frozenset({"openvino"})
+
+BUILDS: Mapping[str, str] = MappingProxyType(
+    {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu", OPENVINO: "onnxruntime-openvino"}
+)
+"""The package that has a provider, in place of `onnxruntime`."""
+
+Provider: TypeAlias = tuple[str, dict[str, str]]
+"""The name of a provider and its options, as InferenceSession takes them."""
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    }
+)
+"""Model parameters that Triton takes as a number for CUDA's provider, and what each number means."""
+CUDA_PARAMETERS = frozenset({*CHOICES, "gpu_mem_limit", "do_copy_in_default_stream"})
+
+OF_THE_SERVER = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
+"""Options that say where an instance works, which its group does."""
+GRAPHS = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
+"""Options for graphs, which need inputs that never move; those of a batch lie in one of several sets of buffers."""
+
+PRECISIONS: Mapping[str, str] = MappingProxyType(
+    {"FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
+)
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "max_workspace_size_bytes": "trt_max_workspace_size",
+        "int8_calibration_table_name": "trt_int8_calibration_table_name",
+        "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+    }
+)
+"""Triton's names of some options of TensorRT's provider; the others have the provider's own."""
+TENSORRT_OPTIONS = frozenset(
+    {
+        "trt_auxiliary_streams",
+        "trt_build_heuristics_enable",
+        "trt_builder_optimization_level",
+        "trt_context_memory_sharing_enable",
+        "trt_cuda_graph_enable",
+        "trt_detailed_build_log",
+        "trt_dla_core",
+        "trt_dla_enable",
+        "trt_dump_ep_context_model",
+        "trt_dump_subgraphs",
+        "trt_engine_cache_enable",
+        "trt_engine_cache_path",
+        "trt_engine_cache_prefix",
+        "trt_ep_context_embed_mode",
+        "trt_ep_context_file_path",
+        "trt_extra_plugin_lib_paths",
+        "trt_force_sequential_engine_build",
+        "trt_force_timing_cache",
+        "trt_layer_norm_fp32_fallback",
+        "trt_max_partition_iterations",
+        "trt_min_subgraph_size",
+        "trt_profile_max_shapes",
+        "trt_profile_min_shapes",
+        "trt_profile_opt_shapes",
+        "trt_sparsity_enable",
+        "trt_tactic_sources",
+        "trt_timing_cache_enable",
+        "trt_timing_cache_path",
+    }
+)
+
+
+def cpu_providers(spec: ModelSpec) -> list[Provider]:
+    """For instances on the CPU, the one that is asked first in front.
+
+    Raises:
+        BackendError: the installed runtime lacks one.
+    """
+    found = [(OPENVINO, {"device_type": "CPU", **each.parameters}) for each in spec.cpu_accelerators]
+    _require(f"model '{spec.name}'", (name for name, _ in found))
+    return [*found, (CPU, {})]
+
+
+def gpu_providers(spec: ModelSpec, parameters: Parameters, instance: InstanceSpec, stream: int) -> list[Provider]:
+    """For an instance on a GPU whose work goes to this stream.
+
+    Raises:
+        BackendError: the installed runtime lacks one, or an option is wrong.
+    """
+    place = {"device_id": str(instance.device), "user_compute_stream": str(stream)}
+    cuda = _cuda_parameters(parameters)
+    found: list[Provider] = []
+    for each in spec.gpu_accelerators:
+        _check_options(spec, each)
+        if each.name == "cuda":
+            cuda.update(each.parameters)
+        else:
+            found.append((TENSORRT, {**_tensorrt_options(spec, each), **place}))
+    found.append((CUDA, {**cuda, **place}))
+    _require(f"instance '{instance.name}'", (name for name, _ in found))
+    return [*found, (CPU, {})]
+
+
+def _require(who: str, names: Iterable[str]) -> None:
+    import onnxruntime
+
+    present = onnxruntime.get_available_providers()
+    for name in names:
+        if name not in present:
+            raise BackendError(
+                f"{who} needs {name}, which the installed ONNX Runtime {onnxruntime.__version__} is built without (it "
+                f"has {', '.join(present)}): install {BUILDS[name]} in place of onnxruntime"
+            )
+
+
+def check_active(session: onnxruntime.InferenceSession, wanted: Iterable[Provider], who: str) -> None:
+    """Whether a session has all that it was asked to have: the runtime goes on without a provider that does not load.
+
+    Raises:
+        BackendError: it lacks one.
+    """
+    active = session.get_providers()
+    missing = [name for name, _ in wanted if name not in active]
+    if missing:
+        raise BackendError(
+            f"{who}: {', '.join(missing)} of ONNX Runtime could not be loaded, most often because a library that "
+            "it was built for (CUDA, cuDNN, TensorRT, OpenVINO) is not there: the standard error output names it"
+        )
+
+
+def _check_options(spec: ModelSpec, accelerator: AcceleratorSpec) -> None:
+    where = f"model '{spec.name}': execution accelerator '{accelerator.name}'"
+    for key, value in accelerator.parameters.items():
+        if key in OF_THE_SERVER:
+            raise BackendError(f"{where}: '{key}' follows from the instance group: remove it")
+        if key in GRAPHS and value.strip().lower() not in ("0", "false"):
+            raise BackendError(
+                f"{where}: '{key}' is not served, because the inputs of batches do not stay in one place"
+            )
+
+
+def _cuda_parameters(parameters: Parameters) -> dict[str, str]:
+    """What the model's parameters say about CUDA's provider, where Triton had it before accelerators."""
+    found = {key: text for key in sorted(CUDA_PARAMETERS - CHOICES.keys()) if (text := parameters.text(key))}
+    for key, choices in CHOICES.items():
+        number = parameters.integer(key)
+        if number is not None and number >= len(choices):
+            raise parameters.error(key, f"unsupported {key} value, expected a number up to {len(choices) - 1}")
+        if number is not None:
+            found[key] = choices[number]
+    return found
+
+
+def _tensorrt_options(spec: ModelSpec, accelerator: AcceleratorSpec) -> dict[str, str]:
+    found = {}
+    for key, value in accelerator.parameters.items():
+        if key == "precision_mode":
+            if value not in PRECISIONS:
+                raise BackendError(
+                    f"model '{spec.name}': unsupported precision mode '{value}' is requested, expected one of "
+                    f"{', '.join(PRECISIONS)}"
+                )
+            if PRECISIONS[value]:
+                found[PRECISIONS[value]] = "1"
+        elif key in RENAMED or key in TENSORRT_OPTIONS:
+            found[RENAMED.get(key, key)] = value
+        else:
+            raise BackendError(
+                f"model '{spec.name}': unknown parameter '{key}' is provided for TensorRT Execution Accelerator"
+            )
+    return found

@@ -1,0 +1,31 @@
+"""The rules for `optimization.execution_accelerators`: what a backend knows, on instances that can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backends.api import Backend
+from server.engine.config.findings import Finding
+from server.pb import model_config_pb2 as pb
+
+KIND = pb.ModelInstanceGroup.Kind
+
+
+def broken_accelerator_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
+    """What is wrong with the accelerators of a complete configuration; `backend` is None for an ensemble."""
+    accelerators = config.optimization.execution_accelerators
+    for name, entries, known, kind in (
+        ("gpu_execution_accelerator", accelerators.gpu_execution_accelerator, "gpu_accelerators", KIND.KIND_GPU),
+        ("cpu_execution_accelerator", accelerators.cpu_execution_accelerator, "cpu_accelerators", KIND.KIND_CPU),
+    ):
+        names: frozenset[str] = getattr(backend, known, frozenset())
+        used = any(group.kind == kind for group in config.instance_group)
+        for index, entry in enumerate(entries):
+            path = ("optimization", "execution_accelerators", name, index)
+            if entry.name not in names:
+                text = f"unknown Execution Accelerator '{entry.name}' is requested"
+                served = f"those of backend '{config.backend}' are {', '.join(sorted(names))}" if names else "remove it"
+                yield Finding((*path, "name"), text, served)
+            elif not used:
+                text = f"a {name} is for instances of {KIND.Name(kind)}, and the model has none"
+                yield Finding(path, text, f"write instance_group {{ kind: {KIND.Name(kind)} }}, or remove it")
