@@ -73,7 +73,7 @@ $(BUILT): $(INSTALLED) setup.py $(CYTHON)
 	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
 	touch $@
 
-$(DEMO): setup $(wildcard examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py)
+$(DEMO): setup $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py)
 	$(PY) examples/digits/make_repository.py demo/models
 	$(PY) examples/ensembles/make_repository.py demo/models
 	touch $@

@@ -20,6 +20,7 @@ from _native.accounting cimport account_failed, failure_of
 from _native.atomic cimport fetch_add32
 from _native.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
 from _native.clock cimport now_ns
+from _native.lane cimport lane_discard
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.question cimport QUESTION_PARAMETERS, Digest, question_digest, question_same
 from _native.request cimport (
@@ -140,13 +141,6 @@ cdef void memo_free(Memo *memo) noexcept nogil:
     free(memo)
 
 
-cdef void work_free(Memo *memo) noexcept nogil:
-    # that was never pushed
-    cdef Lane *lane = <Lane *>memo.work.lane
-    request_free(memo.work)
-    fetch_add32(&lane.in_flight, -1)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Those who wait
 
@@ -186,7 +180,7 @@ cdef void leave(Request *request) noexcept nogil:
     detach(memo, request)
     if memo.first == NULL and not memo.delivering:
         if memo.asking:
-            work_free(memo)
+            lane_discard(memo.work)
             memo_free(memo)
         else:
             memo_free(memo)
@@ -456,7 +450,7 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
         request = memo.first
         detach(memo, request)
         return_hit(memo, request, memo.asked_ns)
-    work_free(memo)
+    lane_discard(memo.work)
     memo_free(memo)
 
 

@@ -18,8 +18,8 @@ from _native.lane cimport (
     Pushed,
     Scheduler,
     Seat,
-    lane_clear,
-    lane_init,
+    lane_free,
+    lane_new,
     stricter,
 )
 from _native.plan cimport plan_build, plan_clear
@@ -113,31 +113,25 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     cdef Ensemble *ensemble = <Ensemble *>lane
     plan_clear(&ensemble.plan)
     free(ensemble.turns)
-    lane_clear(lane)
-    free(ensemble)
+    lane_free(lane)
 
 
 cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
-    cdef Ensemble *ensemble = <Ensemble *>calloc(1, sizeof(Ensemble))
-    if ensemble == NULL:
-        raise MemoryError
+    cdef Ensemble *ensemble = <Ensemble *>lane_new(sizeof(Ensemble), &ENSEMBLE, spec, version)
+    policy = spec.queue.levels[0]
+    ensemble.max_inflight = spec.ensemble.max_inflight
+    ensemble.timeout_ns = min(policy.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    ensemble.overridable = policy.overridable
     try:
         plan_build(&ensemble.plan, spec)
         ensemble.turns = <Turn *>calloc(max(1, ensemble.plan.step_count), sizeof(Turn))
         if ensemble.turns == NULL:
             raise MemoryError
-        ensemble.max_inflight = spec.ensemble.max_inflight
-        policy = spec.queue.levels[0]
-        ensemble.timeout_ns = min(policy.timeout_us, LONGEST_TIMEOUT_US) * 1000
-        ensemble.overridable = policy.overridable
-        lane_init(&ensemble.lane, &ENSEMBLE, spec, version)
     except BaseException:
-        plan_clear(&ensemble.plan)
-        free(ensemble.turns)
-        free(ensemble)
+        ensemble_free(&ensemble.lane)
         raise
     return ensemble
 

@@ -1,5 +1,6 @@
 # Lanes: the entrance of a model version. What happens behind it is the scheduler's affair.
 
+from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.limiter cimport Claim
@@ -73,10 +74,13 @@ cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
     # of two limits, where 0 is none
     return min(a, b) if a and b else a + b
 
-# Prepare the head from a backends.api.ModelSpec (read by attribute); raises ValueError or MemoryError.
-cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1
-# The opposite, for the scheduler's `free` and for a scheduler that could not be made.
-cdef void lane_clear(Lane *lane) noexcept nogil
+# A structure of this size that begins with a Lane: its head is made from a backends.api.ModelSpec (read by attribute),
+# the rest is zero. Raises ValueError or MemoryError.
+cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL
+# The opposite, at the end of the scheduler's `free`.
+cdef void lane_free(Lane *lane) noexcept nogil
+# Free a request that was made for the lane, which counts it, and that was never pushed.
+cdef void lane_discard(Request *request) noexcept nogil
 
 
 cdef class LaneHandle:

@@ -5,39 +5,52 @@ All have the same head, through which requests come in and instances take batche
 """
 
 from libc.stdint cimport int64_t
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free
 
 from _native.arena cimport ArenaHandle, arena_give, arena_share
-from _native.atomic cimport load32
+from _native.atomic cimport fetch_add32, load32
 from _native.memory cimport LIVE_LANES, live_add
 from _native.order cimport order_free, order_new
+from _native.request cimport Request, request_free
 from _native.signature cimport signature_build, signature_clear
 from _native.statistics cimport statistics_clear, statistics_dict, statistics_init
 
 
-cdef int lane_init(Lane *lane, const Scheduler *scheduler, object spec, int64_t version) except -1:
-    memset(lane, 0, sizeof(Lane))
-    signature_build(&lane.signature, spec, version)
+cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL:
+    cdef Lane *lane = <Lane *>calloc(1, size)
+    if lane == NULL:
+        raise MemoryError
+    try:
+        signature_build(&lane.signature, spec, version)
+    except BaseException:
+        free(lane)
+        raise
     statistics_init(&lane.statistics)
+    live_add(LIVE_LANES, 1)
     lane.scheduler = scheduler
+    lane.coalesces = spec.coalesces
+    lane.caches = spec.caches
     if spec.queue.preserve_ordering:
         lane.order = order_new(lane)
         if lane.order == NULL:
-            signature_clear(&lane.signature)
-            statistics_clear(&lane.statistics)
+            lane_free(lane)
             raise MemoryError
-    lane.coalesces = spec.coalesces
-    lane.caches = spec.caches
-    live_add(LIVE_LANES, 1)
-    return 0
+    return lane
 
 
-cdef void lane_clear(Lane *lane) noexcept nogil:
+cdef void lane_free(Lane *lane) noexcept nogil:
     arena_give(lane.arena)
     order_free(lane.order)
     signature_clear(&lane.signature)
     statistics_clear(&lane.statistics)
     live_add(LIVE_LANES, -1)
+    free(lane)
+
+
+cdef void lane_discard(Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    request_free(request)
+    fetch_add32(&lane.in_flight, -1)
 
 
 cdef class LaneHandle:

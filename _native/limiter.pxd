@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.chain cimport Chain
 from _native.threads cimport Condition, Mutex
 
 cdef struct Pool:
@@ -15,6 +16,7 @@ cdef struct Need:
 
 cdef struct Claim:
     # of one instance to all that it needs at once
+    Claim *next              # among those that wait, the oldest first
     Limiter *limiter
     Need *needs
     uint32_t need_count
@@ -23,12 +25,10 @@ cdef struct Claim:
     bint held
     bint waiting
     Condition granted
-    Claim *next              # among those that wait, the oldest first
 
 cdef struct Limiter:
     Mutex guard              # guards all, and the claims
-    Claim *first
-    Claim *last
+    Chain waiting            # claims
 
 # Wait until the instance may execute, if it does not hold its resources already. On its thread.
 cdef void claim_acquire(Claim *claim) noexcept nogil

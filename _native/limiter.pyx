@@ -12,6 +12,7 @@ can therefore wait long while others share it; its priority does not change that
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from _native.chain cimport chain_push, chain_remove
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -49,25 +50,14 @@ cdef inline uint64_t weight(const Claim *claim) noexcept nogil:
 
 cdef Claim *take_best(Limiter *limiter) noexcept nogil:
     # the claim that is to be granted next, out of those that wait; NULL when none can be
-    cdef Claim *claim = limiter.first
-    cdef Claim *previous = NULL
+    cdef Claim *claim = <Claim *>limiter.waiting.first
     cdef Claim *best = NULL
-    cdef Claim *before_best = NULL
     while claim != NULL:
         if is_free(claim) and (best == NULL or weight(claim) < weight(best)):
             best = claim
-            before_best = previous
-        previous = claim
         claim = claim.next
-    if best == NULL:
-        return NULL
-    if before_best == NULL:
-        limiter.first = best.next
-    else:
-        before_best.next = best.next
-    if limiter.last == best:
-        limiter.last = before_best
-    best.next = NULL
+    if best != NULL:
+        chain_remove(&limiter.waiting, best)
     return best
 
 
@@ -86,12 +76,7 @@ cdef void claim_acquire(Claim *claim) noexcept nogil:
     lock(&limiter.guard)
     if not claim.held:
         claim.waiting = True
-        claim.next = NULL
-        if limiter.last == NULL:
-            limiter.first = claim
-        else:
-            limiter.last.next = claim
-        limiter.last = claim
+        chain_push(&limiter.waiting, claim)
         grant(limiter)
         while not claim.held:
             wait(&claim.granted, &limiter.guard)
@@ -154,7 +139,7 @@ cdef class RateLimiter:
         cdef Claim *claim
         count = 0
         lock(&self.limiter.guard)
-        claim = self.limiter.first
+        claim = <Claim *>self.limiter.waiting.first
         while claim != NULL:
             count += 1
             claim = claim.next

@@ -29,9 +29,12 @@ cdef enum:
     INFLATE_HERE = 16 << 10          # the same for received messages
     INFLATED_HERE = 64 << 10         # and for what becomes of them
 
-cdef struct Inflation:
+cdef struct Task:
     Job job
     Stream *stream           # NULL: it is gone
+
+cdef struct Inflation:
+    Task task
     Incoming *message
     inflated_fn then
     Encoding encoding
@@ -40,8 +43,7 @@ cdef struct Inflation:
     Inflated out
 
 cdef struct Deflation:
-    Job job
-    Stream *stream           # NULL: it is gone
+    Task task
     Outgoing *plain
     Outgoing *packed         # NULL: the plain one is sent
     deflated_fn then
@@ -49,6 +51,26 @@ cdef struct Deflation:
     int level
 
 cdef int32_t NEVER = 0       # for what is done at once
+
+ctypedef void (*job_fn)(Job *job) noexcept nogil
+
+
+cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexcept nogil:
+    # a structure that begins with a Task, zero but for it; NULL: no memory
+    cdef Task *task = <Task *>calloc(1, size)
+    if task != NULL:
+        task.job.run = run
+        task.job.done = done
+        task.stream = stream
+    return task
+
+
+cdef void task_forget(Job **job) noexcept nogil:
+    # its stream goes
+    if job[0] != NULL:
+        (<Task *>job[0]).stream = NULL
+        store32(&job[0].cancelled, 1)
+        job[0] = NULL
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,19 +100,16 @@ cdef void exchange(Incoming *message, const Inflated *out) noexcept nogil:
 
 
 cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) noexcept nogil:
-    cdef Inflation *inflation = <Inflation *>calloc(1, sizeof(Inflation))
+    cdef Inflation *inflation = <Inflation *>task_new(stream, sizeof(Inflation), run_inflation, inflation_done)
     if inflation == NULL:
         return False
-    inflation.job.run = run_inflation
-    inflation.job.done = inflation_done
-    inflation.stream = stream
     inflation.message = message
     inflation.then = then
     inflation.encoding = stream.encoding
     inflation.limit = stream.conn.host.max_inflated
     inflation.result = RESULT_CANCELLED
-    stream.inflating = &inflation.job
-    crew_submit(stream.conn.host.crew, &inflation.job)
+    stream.inflating = &inflation.task.job
+    crew_submit(stream.conn.host.crew, &inflation.task.job)
     return True
 
 
@@ -104,11 +123,11 @@ cdef void inflation_done(Job *job) noexcept nogil:
     cdef Inflation *inflation = <Inflation *>job
     if inflation.result == RESULT_OK:
         exchange(inflation.message, &inflation.out)
-    if inflation.stream == NULL:
+    if inflation.task.stream == NULL:
         incoming_free(inflation.message)
     else:
-        inflation.stream.inflating = NULL
-        inflation.then(inflation.stream, inflation.message, inflation.result)
+        inflation.task.stream.inflating = NULL
+        inflation.then(inflation.task.stream, inflation.message, inflation.result)
     free(inflation)
 
 
@@ -123,18 +142,15 @@ cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, defla
 
 
 cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noexcept nogil:
-    cdef Deflation *deflation = <Deflation *>calloc(1, sizeof(Deflation))
+    cdef Deflation *deflation = <Deflation *>task_new(stream, sizeof(Deflation), run_deflation, deflation_done)
     if deflation == NULL:
         return False
-    deflation.job.run = run_deflation
-    deflation.job.done = deflation_done
-    deflation.stream = stream
     deflation.plain = plain
     deflation.then = then
     deflation.encoding = stream.answer_encoding
     deflation.level = stream.level
-    stream.deflating = &deflation.job
-    crew_submit(stream.conn.host.crew, &deflation.job)
+    stream.deflating = &deflation.task.job
+    crew_submit(stream.conn.host.crew, &deflation.task.job)
     return True
 
 
@@ -145,25 +161,20 @@ cdef void run_deflation(Job *job) noexcept nogil:
 
 cdef void deflation_done(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
-    if deflation.stream == NULL:
+    if deflation.task.stream == NULL:
         outgoing_free(deflation.plain)
         if deflation.packed != NULL:
             outgoing_free(deflation.packed)
     else:
-        deflation.stream.deflating = NULL
-        deflation.then(deflation.stream, deflation.plain, deflation.packed)
+        deflation.task.stream.deflating = NULL
+        deflation.then(deflation.task.stream, deflation.plain, deflation.packed)
     free(deflation)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef void pack_abandon(Stream *stream) noexcept nogil:
-    if stream.inflating != NULL:
-        (<Inflation *>stream.inflating).stream = NULL
-        store32(&stream.inflating.cancelled, 1)
-        stream.inflating = NULL
     if stream.deflating != NULL:
         stream.conn.host.unsent -= (<Deflation *>stream.deflating).plain.size
-        (<Deflation *>stream.deflating).stream = NULL
-        store32(&stream.deflating.cancelled, 1)
-        stream.deflating = NULL
+    task_forget(&stream.inflating)
+    task_forget(&stream.deflating)

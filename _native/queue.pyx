@@ -9,7 +9,6 @@ loop's timers, so they are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
 
 from _native.adaptive cimport (
     Outlook,
@@ -32,8 +31,8 @@ from _native.lane cimport (
     Pushed,
     Scheduler,
     Seat,
-    lane_clear,
-    lane_init,
+    lane_free,
+    lane_new,
 )
 from _native.levels cimport (
     level_is_full,
@@ -270,34 +269,29 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
 
 cdef void queue_free(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    lane_clear(lane)
     levels_clear(&queue.levels)
     condition_destroy(&queue.work)
     mutex_destroy(&queue.guard)
-    free(queue)
+    lane_free(lane)
 
 
 cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, expire)
 
 
 cdef Queue *queue_new(object spec, int64_t version) except NULL:
-    cdef Queue *queue = <Queue *>calloc(1, sizeof(Queue))
-    if queue == NULL:
-        raise MemoryError
+    cdef Queue *queue = <Queue *>lane_new(sizeof(Queue), &QUEUE, spec, version)
+    mutex_init(&queue.guard, NULL)
+    condition_init(&queue.work)
     try:
         policy_set(&queue.policy, spec)
         levels_init(&queue.levels, spec.queue)
-        lane_init(&queue.lane, &QUEUE, spec, version)
-        if queue.policy.adaptive:
-            queue.lane.learn = learn
     except BaseException:
-        levels_clear(&queue.levels)
-        free(queue)
+        queue_free(&queue.lane)
         raise
+    if queue.policy.adaptive:
+        queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform
     queue.wake_rows = ANY_ROWS
-    mutex_init(&queue.guard, NULL)
-    condition_init(&queue.work)
     return queue
 
 

@@ -13,7 +13,7 @@ from _native.accounting cimport account_failed
 from _native.atomic cimport fetch_add32, load32
 from _native.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
 from _native.clock cimport now_ns
-from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_clear, lane_init, stricter
+from _native.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_free, lane_new, stricter
 from _native.memory cimport block_take
 from _native.preferred cimport preferred_set
 from _native.request cimport (
@@ -291,9 +291,8 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
         free(self.waiters[i])
     free(self.waiters)
     slots_clear(&self.slots)
-    lane_clear(lane)
     mutex_destroy(&self.guard)
-    free(self)
+    lane_free(lane)
 
 
 cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, sequencer_free, expire)
@@ -355,14 +354,7 @@ cdef int plan_states(Slots *slots, object spec) except -1:
 
 
 cdef Sequencer *sequencer_new(object spec, int64_t version) except NULL:
-    cdef Sequencer *self = <Sequencer *>calloc(1, sizeof(Sequencer))
-    if self == NULL:
-        raise MemoryError
-    try:
-        lane_init(&self.lane, &SEQUENCER, spec, version)
-    except BaseException:
-        free(self)
-        raise
+    cdef Sequencer *self = <Sequencer *>lane_new(sizeof(Sequencer), &SEQUENCER, spec, version)
     mutex_init(&self.guard, NULL)
     self.lane.settle = settle
     if spec.sequence.iterative:

@@ -26,6 +26,7 @@ from libc.string cimport memset
 
 from _native.atomic cimport fetch_add32
 from _native.datatype cimport DT_BYTES, datatype_size
+from _native.lane cimport lane_discard
 from _native.memory cimport block_give, block_take
 from _native.request cimport (
     REQUEST_QUEUED,
@@ -35,7 +36,6 @@ from _native.request cimport (
     InputData,
     Request,
     request_fail,
-    request_free,
     request_new,
     request_reserve,
 )
@@ -249,7 +249,7 @@ cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int s
     while request != NULL:
         following = request.next
         if request.unasked:
-            free_unasked(slots, request)
+            lane_discard(request)
         else:
             let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), reason)
         request = following
@@ -261,11 +261,6 @@ cdef uint32_t chain_length(const Request *request) noexcept nogil:
         count += 1
         request = request.next
     return count
-
-
-cdef void free_unasked(Slots *slots, Request *request) noexcept nogil:
-    fetch_add32(&slots.lane.in_flight, -1)
-    request_free(request)
 
 
 cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
@@ -329,7 +324,7 @@ cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int
             fill_zero(&signature.inputs[i], signature.max_batch_size > 0, request.rows, &request.inputs[i])
             good = good and request.inputs[i].present
     if not good:
-        free_unasked(slots, request)
+        lane_discard(request)
         return NULL
     return request
 

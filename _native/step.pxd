@@ -11,8 +11,6 @@ cdef bint step_judge(Call *call, int *status, char **details) noexcept nogil
 # The request to the step's model, checked, without sink; its lane counts it as in flight. NULL: `status` and `details`
 # (from malloc) say why.
 cdef Request *step_request(Table *table, Call *call, int *status, char **details) noexcept nogil
-# Give back a request that was not submitted.
-cdef void step_discard(Request *request) noexcept nogil
 # Have the values of `frame` refer to the outputs of a response; what it lacks is missing. They carry `sequence`.
 cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Sequence *sequence) noexcept nogil
 # Read what the response says of the sequence to the steps behind it. False: `details` (from malloc) says what is wrong.

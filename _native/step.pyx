@@ -22,7 +22,7 @@ from _native.frame cimport (
     frame_value,
     value_shape,
 )
-from _native.lane cimport Lane
+from _native.lane cimport Lane, lane_discard
 from _native.memory cimport Block, block_give, block_share, block_wrap
 from _native.plan cimport PlanEdge, PlanStep
 from _native.request cimport (
@@ -34,7 +34,6 @@ from _native.request cimport (
     OutputData,
     Request,
     Response,
-    request_free,
     request_new,
     request_reserve,
 )
@@ -198,21 +197,15 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
     request.lane = lane
     if not (request_reserve(request, &lane.signature)
             and carry_over(request, call.frame.run.request, &call.sequence)):
-        step_discard(request)
+        lane_discard(request)
         status[0] = STATUS_RESOURCE_EXHAUSTED
         return NULL
     request.is_step = True
     request.rehearsed = call.frame.run.request.rehearsed
     if not fill(request, call, step, status, details):
-        step_discard(request)
+        lane_discard(request)
         return NULL
     return request
-
-
-cdef void step_discard(Request *request) noexcept nogil:
-    cdef Lane *lane = <Lane *>request.lane
-    request_free(request)
-    fetch_add32(&lane.in_flight, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -228,6 +221,15 @@ cdef void take_value(Value *value, const OutputData *output, const Sequence *seq
     value.sequence = sequence
 
 
+cdef Value *awaited(Frame *frame, const PlanEdge *edge) noexcept nogil:
+    # the tensor of an output that is needed and not yet known; NULL: it is not
+    cdef Value *value
+    if not frame.run.needs.tensors[edge.tensor]:
+        return NULL
+    value = frame_value(frame, edge.tensor)
+    return value if value.state == VALUE_OPEN else NULL
+
+
 cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Sequence *sequence) noexcept nogil:
     cdef Request *request = response.request
     cdef OutputData *output
@@ -235,10 +237,8 @@ cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Se
     cdef uint32_t i
     cdef int place
     for i in range(step.output_count):
-        if not frame.run.needs.tensors[step.outputs[i].tensor]:
-            continue
-        value = frame_value(frame, step.outputs[i].tensor)
-        if value.state != VALUE_OPEN:
+        value = awaited(frame, &step.outputs[i])
+        if value == NULL:
             continue
         place = find(&step.outputs[i], request.signature.outputs, request.signature.output_count)
         output = &response.outputs[place] if place >= 0 else NULL
@@ -253,10 +253,8 @@ cdef void step_leave(Frame *frame, const PlanStep *step, bint skipped) noexcept 
     cdef Value *value
     cdef uint32_t i
     for i in range(step.output_count):
-        if not frame.run.needs.tensors[step.outputs[i].tensor]:
-            continue
-        value = frame_value(frame, step.outputs[i].tensor)
-        if value.state != VALUE_OPEN:
+        value = awaited(frame, &step.outputs[i])
+        if value == NULL:
             continue
         value.writers -= 1
         if value.writers == 0:

@@ -9,15 +9,17 @@ the same weights. What is there already and newer than this script is kept.
 from __future__ import annotations
 
 import argparse
-import warnings
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import torch
-from digits_data import LABELS, SEED, Digits, load
+from digits_data import LABELS, SEED, load
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1]))
+from making import accuracy, is_current, onnx_model, torchscript, train, write
 
 EPOCHS = 30
 BATCH = 64
@@ -70,37 +72,7 @@ class DigitNet(nn.Module):
         return torch.softmax(self.scores(image), 1)
 
 
-def train(digits: Digits) -> DigitNet:
-    """Train a network; the same one each time on the same machine."""
-    torch.manual_seed(SEED)
-    torch.set_num_threads(1)  # the network is small: more threads wait for each other, for minutes on a busy machine
-    net = DigitNet()
-    images, labels = torch.from_numpy(digits.images), torch.from_numpy(digits.labels)
-    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
-    for _ in range(EPOCHS):
-        for chosen in torch.randperm(len(images)).split(BATCH):
-            loss = nn.functional.cross_entropy(net.scores(images[chosen]), labels[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return net.eval()
-
-
-def accuracy(net: DigitNet, digits: Digits) -> float:
-    """The share of images that are recognised."""
-    with torch.no_grad():
-        found = net(torch.from_numpy(digits.images)).argmax(1).numpy()
-    return float((found == digits.labels).mean())
-
-
-def torchscript(net: DigitNet) -> bytes:
-    """The network as a TorchScript archive."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated upstream, and what is served all over the world
-        return torch.jit.script(net).save_to_buffer()
-
-
-def onnx_model(net: DigitNet) -> bytes:
+def onnx_digits(net: DigitNet) -> bytes:
     """The network as an ONNX model, node by node: it is small, and the exporter would need two packages more."""
     nodes = [
         helper.make_node("Conv", ["image", "conv1.weight", "conv1.bias"], ["c1"], pads=[1, 1, 1, 1]),
@@ -117,42 +89,27 @@ def onnx_model(net: DigitNet) -> bytes:
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, 8, 8])
     answer = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(LABELS)])
     weights = [numpy_helper.from_array(value.numpy(), name) for name, value in net.state_dict().items()]
-    graph = helper.make_graph(nodes, "digits", [image], [answer], initializer=weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
+    return onnx_model(helper.make_graph(nodes, "digits", [image], [answer], initializer=weights))
 
 
 EXPORTS: dict[str, tuple[str, str, Callable[[DigitNet], bytes]]] = {
     "digits_torchscript": ("pytorch", "model.pt", torchscript),
-    "digits_onnx": ("onnxruntime", "model.onnx", onnx_model),
+    "digits_onnx": ("onnxruntime", "model.onnx", onnx_digits),
 }
-
-
-def is_current(files: Iterable[Path]) -> bool:
-    """Whether all files are there and newer than what they are made from."""
-    newest = max(source.stat().st_mtime for source in SOURCES)
-    return all(file.exists() and file.stat().st_mtime >= newest for file in files)
-
-
-def write(file: Path, content: bytes | str) -> None:
-    """Write a file so that a server that looks meanwhile sees the old one or the new one, whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
-    partial.replace(file)
 
 
 def make_digits(repository: Path) -> None:
     """Train, unless both exports are current, and write them."""
     files = {name: (f"1/{file}", "config.pbtxt", "labels.txt") for name, (_, file, _) in EXPORTS.items()}
-    if is_current(repository / name / file for name, made in files.items() for file in made):
+    if is_current((repository / name / file for name, made in files.items() for file in made), SOURCES):
         print("digits: up to date")
         return
-    training, held_out = load()
-    net = train(training)
-    print(f"digits: trained on {len(training.labels)} images, ", end="")
-    print(f"{accuracy(net, held_out):.1%} of {len(held_out.labels)} held-out images recognised")
+    (images, labels), (held_out, truth) = (map(torch.from_numpy, digits) for digits in load())
+    torch.manual_seed(SEED)
+    net = DigitNet()
+    train(net, images, labels, epochs=EPOCHS, batch=BATCH, rate=2e-3)
+    print(f"digits: trained on {len(labels)} images, ", end="")
+    print(f"{accuracy(net, held_out, truth):.1%} of {len(truth)} held-out images recognised")
     for name, (backend, file, export) in EXPORTS.items():
         write(repository / name / "labels.txt", "".join(f"{label}\n" for label in LABELS))
         write(repository / name / "config.pbtxt", DIGITS_CONFIG.format(name=name, backend=backend))
@@ -163,7 +120,7 @@ def make_digits(repository: Path) -> None:
 def make_identity(repository: Path) -> None:
     """The identity model has a configuration and an empty version."""
     config = repository / "identity_fp32" / "config.pbtxt"
-    if is_current([config]):
+    if is_current([config], SOURCES):
         print("identity_fp32: up to date")
         return
     (config.parent / "1").mkdir(parents=True, exist_ok=True)

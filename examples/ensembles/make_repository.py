@@ -13,16 +13,17 @@ import argparse
 import importlib.util
 import json
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-import onnx
 import torch
 from onnx import TensorProto, helper
 from topics_data import LABELS, load
 from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1]))
+from making import accuracy, is_current, onnx_model, torchscript, train, write
 
 HERE = Path(__file__).parent
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -131,25 +132,16 @@ def reader() -> ModuleType:
     return module
 
 
-def train(numbers: dict[str, int], program: ModuleType) -> tuple[TopicNet, float]:
+def trained(numbers: dict[str, int], program: ModuleType) -> tuple[TopicNet, float]:
     """A network, and the share of held-out sentences that it tells right; the same each time on the same machine."""
-    torch.manual_seed(SEED)
-    torch.set_num_threads(1)
     (words, topics), (held_out, truth) = (
         (torch.tensor([program.encode(text, numbers) for text, _ in pairs]), torch.tensor([t for _, t in pairs]))
         for pairs in load()
     )
+    torch.manual_seed(SEED)
     net = TopicNet(len(numbers) + 2)
-    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
-    for _ in range(EPOCHS):
-        for chosen in torch.randperm(len(topics)).split(BATCH):
-            loss = nn.functional.cross_entropy(net.scores(words[chosen]), topics[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    with torch.no_grad():
-        right = (net.eval()(held_out).argmax(1) == truth).float().mean()
-    return net, float(right)
+    train(net, words, topics, epochs=EPOCHS, batch=BATCH, rate=5e-3)
+    return net, accuracy(net, held_out, truth)
 
 
 def naming(labels: tuple[str, ...]) -> bytes:
@@ -166,24 +158,7 @@ def naming(labels: tuple[str, ...]) -> bytes:
         helper.make_tensor_value_info("name", TensorProto.STRING, ["N", 1]),
         helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["N", 1]),
     ]
-    graph = helper.make_graph(nodes, "naming", [given], gives)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
-
-
-def is_current(files: list[Path]) -> bool:
-    """Whether all files are there and newer than what they are made from."""
-    newest = max(source.stat().st_mtime for source in HERE.rglob("*.py"))
-    return all(file.exists() and file.stat().st_mtime >= newest for file in files)
-
-
-def write(file: Path, content: bytes | str) -> None:
-    """Write a file so that a server that looks meanwhile sees the old one or the new one, whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
-    partial.replace(file)
+    return onnx_model(helper.make_graph(nodes, "naming", [given], gives))
 
 
 def make_reader(repository: Path, name: str, given: str, gives: str) -> None:
@@ -229,14 +204,12 @@ def make_topics(repository: Path) -> None:
     counts = Counter(word for text, _ in load()[0] for word in program.split(text))
     words = [word for word, count in counts.most_common() if count > 1]
     numbers = {word: number for number, word in enumerate(words, program.UNKNOWN + 1)}
-    net, right = train(numbers, program)
+    net, right = trained(numbers, program)
     print(f"topics_network: trained, {right:.1%} of held-out sentences told right")
     make_reader(repository, "topics_read", "text", 'name: "words" data_type: TYPE_INT64 dims: [ 40 ]')
     write(repository / "topics_read" / "1" / "words.json", json.dumps(numbers))
     write(repository / "topics_network" / "config.pbtxt", NETWORK_CONFIG)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated upstream, and what is served all over the world
-        write(repository / "topics_network" / "1" / "model.pt", torch.jit.script(net).save_to_buffer())
+    write(repository / "topics_network" / "1" / "model.pt", torchscript(net))
     make_naming(repository, "topics_name", LABELS)
     make_ensemble(
         repository,
@@ -258,7 +231,7 @@ def main() -> None:
     repository = parser.parse_args().directory
     if not (repository / "digits_onnx" / "config.pbtxt").exists():
         parser.error(f"{repository} has no digits_onnx: run examples/digits/make_repository.py first")
-    if is_current([repository / name / "config.pbtxt" for name in ("digits_picture", "topics")]):
+    if is_current((repository / name / "config.pbtxt" for name in ("digits_picture", "topics")), HERE.rglob("*.py")):
         print("ensembles: up to date")
         return
     make_pictures(repository)

@@ -48,7 +48,7 @@ class SharedMemoryRegistration:
     async def system_unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        await _aside(self._memory.unregister, user_of(call), SYSTEM, request.name)
+        await self._unregister(call, SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(
@@ -77,8 +77,11 @@ class SharedMemoryRegistration:
     async def cuda_unregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        await _aside(self._memory.unregister, user_of(call), CUDA, request.name)
+        await self._unregister(call, CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def _unregister(self, call: Call, kind: int, name: str) -> None:
+        await _aside(self._memory.unregister, user_of(call), kind, name)
 
     def owner(self, call: Call) -> int:
         """Who a region that `call` registers goes with: its connection, if the client asks for that; 0 for nobody."""

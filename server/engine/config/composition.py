@@ -184,28 +184,28 @@ class _Edges:
                 yield Finding(step_path(index), text, f"model {node.model} has it as TYPE_{node.tensor.datatype}")
 
     def _inputs(self, index: int, step: StepSpec, model: ModelSpec) -> Iterator[Finding]:
-        known = {tensor.name: tensor for tensor in model.inputs}
-        for name, tensor in step.inputs.items():
-            path = step_path(index, "input_map", name)
-            if name in known:
-                yield from self._agree(path, tensor, _Node(model.name, known[name], model.max_batch_size > 0))
-            else:
-                text = f"ensemble tensor {tensor} is mapping to non-existing input {name} in model {model.name}"
-                yield self._finding(path, text, f"its inputs: {', '.join(known)}")
-        for name, input_ in known.items():
-            if name not in step.inputs and not input_.optional:
-                text = f"input {name} in model {model.name} is not mapped to any ensemble tensors"
-                yield self._finding(step_path(index, "input_map"), text)
+        path = step_path(index, "input_map")
+        yield from self._edges(path, step.inputs, model, model.inputs, "mapping to non-existing input")
+        for tensor in model.inputs:
+            if tensor.name not in step.inputs and not tensor.optional:
+                text = f"input {tensor.name} in model {model.name} is not mapped to any ensemble tensors"
+                yield self._finding(path, text)
 
     def _outputs(self, index: int, step: StepSpec, model: ModelSpec) -> Iterator[Finding]:
-        known = {tensor.name: tensor for tensor in model.outputs}
-        for name, tensor in step.outputs.items():
-            path = step_path(index, "output_map", name)
+        path = step_path(index, "output_map")
+        yield from self._edges(path, step.outputs, model, model.outputs, "mapped from non-existing output")
+
+    def _edges(
+        self, path: FieldPath, edges: Mapping[str, str], model: ModelSpec, tensors: Iterable[TensorSpec], unknown: str
+    ) -> Iterator[Finding]:
+        """Each entry of a map names one of the model's tensors and agrees with it."""
+        known = {tensor.name: tensor for tensor in tensors}
+        for name, tensor in edges.items():
             if name in known:
-                yield from self._agree(path, tensor, _Node(model.name, known[name], model.max_batch_size > 0))
+                yield from self._agree((*path, name), tensor, _Node(model.name, known[name], model.max_batch_size > 0))
             else:
-                text = f"ensemble tensor {tensor} is mapped from non-existing output {name} in model {model.name}"
-                yield self._finding(path, text, f"its outputs: {', '.join(known)}")
+                text = f"ensemble tensor {tensor} is {unknown} {name} in model {model.name}"
+                yield self._finding((*path, name), text, f"its {unknown.split()[-1]}s: {', '.join(known)}")
 
     def _agree(self, path: FieldPath, name: str, node: _Node) -> Iterator[Finding]:
         """Datatype and shape at this end of the edge are those of the tensor."""
