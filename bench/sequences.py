@@ -42,12 +42,12 @@ def requests(count: int, *, start: bool) -> list[bytes]:
     return encoded
 
 
-def measure(server: ServerProcess, workload: Fixed, load: tuple[int, int], seconds: float) -> str:
-    """Every answer is compared."""
+def measure(server: ServerProcess, workload: Fixed, load: tuple[int, int], **until: float) -> str:
+    """Every answer is compared. `until`: the number of `requests`, or `seconds`."""
     connections, in_flight = load
     with Driver(server.address, connections=connections) as driver:
         cpu = server.cpu_seconds()
-        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
+        report = driver.run(workload, in_flight=in_flight, **until)
         cpu = server.cpu_seconds() - cpu
     if report.correct != report.requests:
         raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.samples}")
@@ -60,18 +60,19 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
     arguments = parser.parse_args()
+    count = arguments.sequences
     plain = messages.identity(PAYLOAD, "plain")
     answer = messages.identity(PAYLOAD, "sequences").response
     with tempfile.TemporaryDirectory(prefix="inferd-sequences-") as name:
-        server = inferd.start(repository(Path(name), arguments.sequences), Path(name) / "log")
+        server = inferd.start(repository(Path(name), count), Path(name) / "log")
         try:
-            begin = Fixed(requests(arguments.sequences, start=True), [answer] * arguments.sequences)
-            measure(server, begin, LOADS[0], arguments.seconds)  # all of them, if it is quick enough for one each
-            go_on = Fixed(requests(arguments.sequences, start=False), [answer] * arguments.sequences)
-            print(f"| load | stateless: CPU · rate · p50 | {arguments.sequences} sequences |\n|---|---|---|")
+            begin = Fixed(requests(count, start=True), [answer] * count)
+            print(f"{count} sequences begin: {measure(server, begin, LOADS[0], requests=count)}")
+            go_on = Fixed(requests(count, start=False), [answer] * count)
+            print(f"\n| load | stateless: CPU · rate · p50 | {count} sequences |\n|---|---|---|", flush=True)
             for load in LOADS:
-                one = measure(server, Fixed([plain.request], [plain.response]), load, arguments.seconds)
-                many = measure(server, go_on, load, arguments.seconds)
+                one = measure(server, Fixed([plain.request], [plain.response]), load, seconds=arguments.seconds)
+                many = measure(server, go_on, load, seconds=arguments.seconds)
                 print(f"| {load[0]} x {load[1]} | {one} | {many} |", flush=True)
         finally:
             server.stop()
