@@ -338,9 +338,18 @@ class Services(Protocol):
         """Have something done that is no inference.
 
         "is_model_ready" (name, version), "load_model" (name, config, files: contents in base64 by "file:" and path),
-        "unload_model" (name, unload_dependents); "asked_by" is the model that asks. The future's exception is a
-        `BackendError`, or one with a `status`.
+        "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that asks.
+        The future's exception is a `BackendError`, or one with a `status`.
         """
+
+    def measure(self, user: object, change: Mapping[str, object]) -> None:
+        """Change a metric of a model's own, as METRIC in worker/protocol.py of the Python backend describes it.
+
+        `user` stands for whoever has made the metric, which goes with `forget_measures`.
+        """
+
+    def forget_measures(self, user: object) -> None:
+        """This user is gone, and with it the metrics that nobody else has made."""
 
 
 class Backend(abc.ABC):

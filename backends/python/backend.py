@@ -166,9 +166,16 @@ class PythonInstance(NativeInstance):
         self._attendant = Attendant(post, self._on_packet, self._on_change)
         if services is not None:
             self._attendant.link.allow_calls(services.entrance)
-        self._attendant.start()
+        try:
+            self._attendant.start()
+        except BackendError:
+            self._forget_measures()
+            raise
         self.executor = self._attendant.link.executor
         self.gate = self._attendant.link.gate
+
+    def __str__(self) -> str:
+        return self._name
 
     @property
     def ready(self) -> bool:
@@ -210,6 +217,7 @@ class PythonInstance(NativeInstance):
     def _on_change(self) -> None:
         if not self._attendant.up:
             self._answered(self._questions, False)
+            self._forget_measures()
         for changed in self._changed:
             changed()
 
@@ -226,8 +234,14 @@ class PythonInstance(NativeInstance):
             self._answered(number, bool(flags & protocol.TRUE))
         elif kind == protocol.CALL:
             self._serve_call(number, json.loads(record))
+        elif kind == protocol.METRIC and self._services is not None:
+            self._services.measure(self, json.loads(record))
         elif kind == protocol.LOG:
             log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
+
+    def _forget_measures(self) -> None:
+        if self._services is not None:
+            self._services.forget_measures(self)
 
     def _serve_call(self, number: int, call: dict[str, Any]) -> None:
         """What the model asks of the server that is no inference; see CALL in worker/protocol.py."""

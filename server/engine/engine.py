@@ -21,6 +21,7 @@ from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.instances import Placement
 from server.engine.lifecycle import Lifecycle
 from server.engine.loading import Maker
+from server.engine.measures import Measures
 from server.engine.models import IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override
 from server.engine.redis_store import RedisStore
@@ -83,6 +84,7 @@ class Engine:
         self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
         self._started = False
         self._closing = False
+        self.measures = Measures()  # of models' own
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
         self.infer = InferService(self._models.table, self._bridge, max_inflight=max_inflight)
         if isinstance(cache, LocalCache):

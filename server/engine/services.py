@@ -31,7 +31,17 @@ class EngineServices:
         """See Services."""
         return asyncio.run_coroutine_threadsafe(self._answer(what, arguments), self._loop)
 
+    def measure(self, user: object, change: Mapping[str, object]) -> None:
+        """See Services."""
+        self._engine.measures.change(user, change)
+
+    def forget_measures(self, user: object) -> None:
+        """See Services."""
+        self._engine.measures.release(user)
+
     async def _answer(self, what: str, arguments: Mapping[str, object]) -> object:
+        if what == "metric_value":
+            return self._metric_value(str(arguments["family"]), _texts(arguments["labels"]))
         name = str(arguments["name"])
         asked_by = str(arguments.get("asked_by", ""))
         match what:
@@ -46,6 +56,12 @@ class EngineServices:
             case _:
                 raise BackendError(f"{what} is not served")
         return None
+
+    def _metric_value(self, family: str, labels: Mapping[str, str]) -> float:
+        try:
+            return self._engine.measures.value(family, labels)
+        except KeyError:
+            raise BackendError(f"metric {dict(labels)} of family '{family}' is not counted; the log says why") from None
 
     async def _is_model_ready(self, name: str, version: str) -> object:
         try:

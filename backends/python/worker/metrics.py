@@ -96,7 +96,6 @@ class Metric:
             raise TypeError("a Metric comes from MetricFamily.Metric()")
         self._family = family  # kept: a family goes with its last metric
         self._labels = labels
-        self._value = 0.0
         change: dict[str, Any] = {"op": "metric", "family": family._name, "labels": labels}
         family._channel.metric({**change, "buckets": buckets or []})
 
@@ -110,7 +109,7 @@ class Metric:
             raise self._refusal("increment", "does not support Increment")
         if self._family._kind == MetricKind.COUNTER and value < 0:
             raise self._refusal("increment", "can only be incremented monotonically by non-negative values.")
-        self._value += self._change("increment", value)
+        self._change("increment", value)
 
     def set(self, value: float) -> None:
         """Set a gauge.
@@ -120,7 +119,7 @@ class Metric:
         """
         if self._family._kind != MetricKind.GAUGE:
             raise self._refusal("set", "does not support Set")
-        self._value = self._change("set", value)
+        self._change("set", value)
 
     def observe(self, value: float) -> None:
         """Count a value into a histogram.
@@ -133,23 +132,23 @@ class Metric:
         self._change("observe", value)
 
     def value(self) -> float:
-        """What this instance of the model has counted, or set last.
+        """What all instances have counted under these labels, or what one of them has set last: asks the server.
 
         Raises:
-            TritonModelException: it is a histogram.
+            TritonModelException: it is a histogram, or the server does not keep it.
         """
         if self._family._kind == MetricKind.HISTOGRAM:
             raise self._refusal("get", "does not support Value")
-        return self._value
+        arguments = {"family": self._family._name, "labels": self._labels}
+        return float(self._family._channel.ask("metric_value", arguments))
 
-    def _change(self, operation: str, value: float) -> float:
+    def _change(self, operation: str, value: float) -> None:
         number = float(value)
         if not math.isfinite(number):
             raise TritonModelException(f"Failed to {operation} metric value: {number} is no finite number")
         self._family._channel.metric(
             {"op": operation, "family": self._family._name, "labels": self._labels, "value": number}
         )
-        return number
 
     def _refusal(self, operation: str, why: str) -> TritonModelException:
         kind = self._family._kind.name

@@ -95,7 +95,7 @@ READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": th
 "complete": "config": the object that the model returned.
 
 CALL: "load_model" (name, config, files: {path: base64}), "unload_model" (name, unload_dependents), "is_model_ready"
-(name, version) → bool. METRIC: {"op": "family", "name", "description",
+(name, version) → bool, "metric_value" (family, labels) → number. METRIC: {"op": "family", "name", "description",
 "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" | "observe", "family", "labels",
 "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
 

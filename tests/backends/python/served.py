@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backends.loader import BackendLoader
 from server.engine.config import Options
+from server.engine.control import ModelControl
 from server.engine.engine import Engine
 from tests.engine.serving import Answer, infer, request, row
 
@@ -94,17 +95,22 @@ class Readiness:
 
 @asynccontextmanager
 async def serving(
-    root: Path, options: Mapping[str, str] | None = None, problems: int = 0, **models: str
+    root: Path,
+    options: Mapping[str, str] | None = None,
+    problems: int = 0,
+    control: ModelControl | None = None,
+    **models: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=code of model.py, with `CONFIG`. Models that are in `root` are served, too.
 
     Args:
         options: of the backend.
         problems: models that do not load.
+        control: when models are loaded.
     """
     for name, code in models.items():
         add_model(root, name, code)
-    engine = Engine([root], BackendLoader({"python": dict(options or {})}), Options())
+    engine = Engine([root], BackendLoader({"python": dict(options or {})}), Options(), control=control)
     try:
         assert len(await engine.start()) == problems
         yield engine

@@ -65,7 +65,6 @@ def test_metrics(tmp_path: Path) -> None:
                 family = pb_utils.MetricFamily("requests", "how many", pb_utils.MetricFamily.COUNTER)
                 self.counter = family.Metric(labels={"model": "m", "version": 1})
                 self.counter.increment(2)
-                assert self.counter.value() == 2
                 refused(self.counter.increment, -1)
                 refused(self.counter.set, 1)
                 refused(self.counter.observe, 1)
@@ -75,7 +74,6 @@ def test_metrics(tmp_path: Path) -> None:
                 gauge = pb_utils.MetricFamily("level", "how high", pb_utils.MetricFamily.GAUGE).Metric()
                 gauge.set(1.5)
                 gauge.increment(-1)
-                assert gauge.value() == 0.5
                 histogram = pb_utils.MetricFamily("size", "how long", pb_utils.MetricFamily.HISTOGRAM)
                 refused(histogram.Metric)
                 refused(histogram.Metric, None, [2, 1])

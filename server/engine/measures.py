@@ -1,0 +1,206 @@
+"""Metrics of models' own (`pb_utils.MetricFamily`): the values, kept in the server for whoever shows them.
+
+A family is one for the server, whichever models and instances name it, and a metric is one in its family for its
+labels: as in Triton, instances count together. A metric lives while somebody who has made it does: it goes with the
+last worker, a family with its last metric and user.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger("inferd.engine")
+
+KINDS = ("counter", "gauge", "histogram")
+
+MOST = 10_000
+"""Metrics of all models together; further ones are not kept."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One metric at one moment.
+
+    Attributes:
+        labels: by name.
+        value: of a counter or gauge; the sum of what a histogram has seen.
+        buckets: of a histogram: upper bounds, the last one infinite, and how many values were at or below each.
+    """
+
+    labels: Mapping[str, str]
+    value: float
+    buckets: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySnapshot:
+    """One family at one moment."""
+
+    name: str
+    description: str
+    kind: str
+    samples: tuple[Sample, ...]
+
+
+@dataclass(slots=True)
+class _Metric:
+    bounds: tuple[float, ...] = ()
+    value: float = 0.0
+    counts: list[int] = field(default_factory=list)  # between the bounds
+    users: Counter[object] = field(default_factory=Counter)
+
+    def sample(self, labels: Labels) -> Sample:
+        total, buckets = 0, []
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=False):
+            total += count
+            buckets.append((bound, total))
+        return Sample(dict(labels), self.value, tuple(buckets))
+
+
+@dataclass(slots=True)
+class _Family:
+    description: str
+    kind: str
+    metrics: dict[Labels, _Metric] = field(default_factory=dict)
+    users: Counter[object] = field(default_factory=Counter)
+
+
+class Measures:
+    """All of them. May be used from any thread.
+
+    A user is whatever makes metrics and lives as long as they should: a worker's instance.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+        self._guard = threading.Lock()
+
+    def change(self, user: object, change: Mapping[str, Any]) -> None:
+        """Take a change in; one that cannot be is logged.
+
+        Args:
+            user: who has made it.
+            change: as `backends/python/worker/protocol.py` describes METRIC.
+        """
+        with self._guard:
+            try:
+                problem = self._change(user, change)
+            except (KeyError, TypeError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        if problem:
+            log.warning("a metric of %s: %s", user, problem)
+
+    def value(self, family: str, labels: Mapping[str, str]) -> float:
+        """Of a counter or gauge, over all who count there.
+
+        Raises:
+            KeyError: there is none.
+        """
+        with self._guard:
+            return self._families[family].metrics[_key(labels)].value
+
+    def release(self, user: object) -> None:
+        """This user is gone."""
+        with self._guard:
+            for name, family in tuple(self._families.items()):
+                family.users.pop(user, None)
+                for labels, metric in tuple(family.metrics.items()):
+                    metric.users.pop(user, None)
+                    if not metric.users:
+                        del family.metrics[labels]
+                self._tidy(name, family)
+
+    def snapshot(self) -> list[FamilySnapshot]:
+        """All families as they are now, by name."""
+        with self._guard:
+            return [
+                FamilySnapshot(
+                    name,
+                    family.description,
+                    family.kind,
+                    tuple(metric.sample(labels) for labels, metric in sorted(family.metrics.items())),
+                )
+                for name, family in sorted(self._families.items())
+            ]
+
+    # -- with the lock --
+
+    def _change(self, user: object, change: Mapping[str, Any]) -> str:
+        """What is wrong with it, if anything."""
+        operation = change["op"]
+        if operation == "family":
+            return self._add_family(user, change["name"], change["description"], change["kind"])
+        name = change["family"]
+        family = self._families.get(name)
+        if family is None or not family.users[user]:
+            return ""  # it was refused
+        if operation == "delete_family":
+            family.users[user] -= 1
+            family.users += Counter()  # drops those with none left
+            self._tidy(name, family)
+            return ""
+        labels = _key(change["labels"])
+        if operation == "metric":
+            return self._add_metric(user, name, family, labels, change["buckets"])
+        metric = family.metrics.get(labels)
+        if metric is None:
+            return ""
+        if operation == "delete_metric":
+            metric.users[user] -= 1
+            metric.users += Counter()
+            if not metric.users:
+                del family.metrics[labels]
+            return ""
+        return _apply(metric, operation, float(change["value"]))
+
+    def _add_family(self, user: object, name: str, description: str, kind: str) -> str:
+        if kind not in KINDS:
+            return f"family '{name}' is of no kind: '{kind}'"
+        family = self._families.setdefault(name, _Family(description, kind))
+        if family.kind != kind:
+            return f"family '{name}' is a {family.kind} already and cannot be a {kind}, too: it is not counted"
+        family.users[user] += 1
+        return ""
+
+    def _add_metric(self, user: object, name: str, family: _Family, labels: Labels, bounds: Sequence[float]) -> str:
+        metric = family.metrics.get(labels)
+        if metric is None:
+            if sum(len(each.metrics) for each in self._families.values()) >= MOST:
+                return f"metric {dict(labels)} of family '{name}' is one more than {MOST}: it is not counted"
+            metric = _Metric(tuple(map(float, bounds)))
+            if family.kind == "histogram":
+                metric.counts = [0] * (len(metric.bounds) + 1)
+            family.metrics[labels] = metric
+        metric.users[user] += 1
+        return ""
+
+    def _tidy(self, name: str, family: _Family) -> None:
+        if not family.users and not family.metrics:
+            del self._families[name]
+
+
+def _apply(metric: _Metric, operation: str, number: float) -> str:
+    match operation:
+        case "increment":
+            metric.value += number
+        case "set":
+            metric.value = number
+        case "observe" if metric.counts:
+            metric.value += number
+            metric.counts[bisect.bisect_left(metric.bounds, number)] += 1
+        case _:
+            return f"it cannot {operation}"
+    return ""
+
+
+def _key(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((str(name), str(value)) for name, value in labels.items()))

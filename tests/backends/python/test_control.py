@@ -1,0 +1,215 @@
+"""Models that load and unload others, and measure: `pb_utils` against a real engine, in processes and in the server."""
+
+import asyncio
+import os
+
+import pytest
+
+from server.engine.control import ControlMode, ModelControl
+from server.errors import Status
+from tests.backends.python.served import CONFIG, add_model, ask, serving
+from tests.engine.serving import infer, request, row
+
+pytestmark = pytest.mark.usefixtures("native_counters")
+
+IN_PROCESS = 'parameters { key: "EXECUTION_MODE" value { string_value: "in-process" } }'
+
+# Executes the code that its first input stands for, and answers with a number or an error.
+CONTROLLER = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+CONFIG = json.dumps({{
+    "backend": "python", "max_batch_size": 8,
+    "input": [{{"name": "x", "data_type": "TYPE_INT64", "dims": [-1]}}],
+    "output": [{{"name": "y", "data_type": "TYPE_INT64", "dims": [-1]}}],
+}})
+TIMES = '''
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy() * 7)]) for r in requests]
+'''
+
+def what(case):
+    match case:
+        case 0: return int(pb_utils.is_model_ready("other"))
+        case 1: return pb_utils.load_model(model_name="other") or 1
+        case 2: return pb_utils.unload_model("other") or 1
+        case 3: return pb_utils.load_model("other", config=CONFIG, files={{"file:1/model.py": TIMES.encode()}}) or 1
+        case 4: return pb_utils.load_model("nothing")
+        case 5: return pb_utils.load_model("m") or 1
+        case 6: return int(pb_utils.is_model_ready("other", "1")) + 10 * int(pb_utils.is_model_ready("other", "2"))
+        case 7: return pb_utils.unload_model("m", unload_dependents=True) or 1
+
+class TritonPythonModel:
+    {how} execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        value = what(int(request.inputs()[0].as_numpy().flat[0]))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[value]], np.int64))])
+"""
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+@pytest.fixture(params=["def", "async def", "in-process"])
+def root(request, tmp_path):
+    """A repository with a controller "m" and the model "other" that it controls."""
+    in_process = request.param == "in-process"
+    code = CONTROLLER.format(how="def" if in_process else request.param)
+    add_model(tmp_path, "m", code, CONFIG + (IN_PROCESS if in_process else ""))
+    add_model(tmp_path, "other", ECHO)
+    return tmp_path
+
+
+def explicit(*names):
+    return ModelControl(ControlMode.EXPLICIT, names)
+
+
+async def said(engine, case):
+    answer = await ask(engine, case)
+    assert (answer.status, answer.text) == (Status.OK, "")
+    return answer.array().item()
+
+
+async def test_a_model_controls_another_one(root):
+    async with serving(root, control=explicit("m")) as engine:
+        assert await said(engine, 0) == 0
+        assert await said(engine, 1) == 1
+        assert await said(engine, 0) == 1
+        assert await said(engine, 6) == 1
+        assert (await ask(engine, 3, model="other")).array().item() == 3
+        assert await said(engine, 3) == 1
+        assert (await ask(engine, 3, model="other")).array().item() == 21
+        assert await said(engine, 2) == 1
+        assert await said(engine, 0) == 0
+        answer = await ask(engine, 4)
+        assert "Failed to load model: failed to load 'nothing', failed to poll from model repository" in answer.text
+
+
+async def test_a_model_has_itself_reloaded_and_unloaded_from_inside_of_execute(root):
+    async with serving(root, control=explicit("m")) as engine:
+        version = engine.model("m")
+        file = root / "m" / "1" / "model.py"
+        file.write_text(file.read_text() + "# changed\n")
+        assert await asyncio.wait_for(said(engine, 5), 60) == 1
+        assert engine.model("m") is not version
+        assert await asyncio.wait_for(said(engine, 7), 60) == 1
+        assert (await ask(engine, 0)).status == Status.NOT_FOUND
+
+
+async def test_control_is_refused_where_it_is_off(root):
+    async with serving(root) as engine:
+        answer = await ask(engine, 1)
+        assert "explicit model load / unload is not allowed if polling is enabled" in answer.text
+        assert await said(engine, 0) == 1
+
+
+async def test_a_model_loads_another_one_in_initialize(tmp_path):
+    add_model(tmp_path, "other", ECHO)
+    initialize = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        if not pb_utils.is_model_ready("other"):
+            pb_utils.load_model("other")
+        try:
+            pb_utils.load_model("m")
+        except pb_utils.TritonModelException as error:
+            self.refused = str(error)
+    def execute(self, requests):
+        assert "while it is loaded itself" in self.refused, self.refused
+        ready = pb_utils.InferenceRequest(
+            model_name="other", inputs=[requests[0].inputs()[0]], requested_output_names=["y"]).exec()
+        return [pb_utils.InferenceResponse(ready.output_tensors())]
+"""
+    async with serving(tmp_path, control=explicit("m"), m=initialize) as engine:
+        assert (await ask(engine, 5)).array().item() == 5
+
+
+async def test_the_processes_of_a_model_are_gone_when_it_is_unloaded(tmp_path):
+    pid = ECHO.replace("r.inputs()[0].as_numpy()", "np.array([[os.getpid()]])").replace(
+        "import triton", "import os\nimport numpy as np\nimport triton", 1
+    )
+    async with serving(tmp_path, control=explicit("m"), m=pid) as engine:
+        worker = (await ask(engine, 1)).array().item()
+        os.kill(worker, 0)
+        await engine.unload("m")
+        while engine.index()[0].state != "UNAVAILABLE":  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+# -- metrics --
+
+MEASURING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("answers", "how many", pb_utils.MetricFamily.COUNTER)
+        self.answers = family.Metric(labels={"model": args["model_name"]})
+        sizes = pb_utils.MetricFamily(name="sizes", description="how big", kind=pb_utils.MetricFamily.HISTOGRAM)
+        self.sizes = sizes.Metric(labels={}, buckets=[1.0, 2.5])
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            if x.flat[0] < 0:
+                self.sizes = None
+                import os, signal
+                if x.flat[0] < -1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                self.answers.increment(1)
+                self.sizes.observe(float(x.flat[0]))
+            value = int(self.answers.value())
+            out.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[value]], np.int64))]))
+        return out
+"""
+
+
+def measured(engine):
+    """What is kept: name to (kind, [(labels, value, buckets)])."""
+    return {
+        family.name: (family.kind, [(dict(each.labels), each.value, each.buckets) for each in family.samples])
+        for family in engine.measures.snapshot()
+    }
+
+
+async def test_instances_count_together(tmp_path):
+    add_model(tmp_path, "m", MEASURING, CONFIG.replace("count: 1", "count: 2"))
+    async with serving(tmp_path, control=explicit("m"), n=MEASURING) as engine:
+        for n, seen in enumerate((1, 2, 3), 1):
+            assert (await ask(engine, seen)).array().item() == n
+        found = measured(engine)
+        assert found["answers"] == ("counter", [({"model": "m"}, 3.0, ())])
+        assert found["sizes"] == ("histogram", [({}, 6.0, ((1.0, 1), (2.5, 2), (float("inf"), 3)))])
+        await engine.load("n")
+        assert (await infer(engine, request("n", x=row(1)))).array().item() == 1
+        assert [labels for labels, _, _ in measured(engine)["answers"][1]] == [{"model": "m"}, {"model": "n"}]
+        await engine.unload("m")
+        await engine.unload("n")
+        while measured(engine):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+async def test_metrics_go_with_what_made_them(tmp_path):
+    async with serving(tmp_path, m=MEASURING) as engine:
+        await ask(engine, 1)
+        assert (await ask(engine, -1)).array().item() == 1
+        assert set(measured(engine)) == {"answers"}
+        answer = await ask(engine, -2)  # the worker dies, and another one begins from nothing
+        assert answer.status != Status.OK
+        while (await ask(engine, 1)).status != Status.OK:  # noqa: ASYNC110 - a worker that is down is said to be
+            await asyncio.sleep(0.01)
+        assert measured(engine)["answers"][1][0][1] == 1.0
