@@ -3,8 +3,6 @@ from typing import Any
 
 from backends.pytorch.wrapper import ExpectedInput
 
-class AotiError(RuntimeError): ...
-
 class Executor:
     @property
     def capsule(self) -> object: ...

@@ -23,6 +23,7 @@ from backends.api import (
     ModelSource,
     ModelSpec,
     NativeInstance,
+    RequestError,
     Signature,
     TensorSpec,
 )
@@ -145,12 +146,12 @@ class CallOrder:
         """Whether the model can take inputs of these shapes, in its order.
 
         Raises:
-            BackendError: it cannot.
+            RequestError: it cannot.
         """
         wrong = mismatch(self.package.inputs, shapes) if self.package.inputs is not None else ""
         if wrong:
             inputs = ", ".join(f"{index} is '{name}'" for index, name in enumerate(names))
-            raise BackendError(f"unexpected shape for model '{self.model}': {wrong} ({inputs})")
+            raise RequestError(f"unexpected shape for model '{self.model}': {wrong} ({inputs})")
 
 
 def _check_served(spec: ModelSpec, kind: str, tensor: TensorSpec) -> None:
@@ -226,7 +227,7 @@ class InductorModel(Model):
 
     def _library(self, device: str) -> Library | None:
         """None when only PyTorch's loader will do, which is said once for each instance."""
-        from backends.pytorch._aoti import AotiError
+        from backends.pytorch._shim import AotiError
 
         obstacle = self.package.obstacle
         if not obstacle:
@@ -403,7 +404,7 @@ def inspect_package(package: Package) -> Signature | None:
 
     None for one that does not describe its inputs, or cannot be run by itself here.
     """
-    from backends.pytorch._aoti import AotiError
+    from backends.pytorch._shim import AotiError
 
     if package.inputs is None or package.obstacle or package.device != "cpu":
         return None

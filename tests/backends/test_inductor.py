@@ -16,10 +16,11 @@ from backends.api import BackendError, InstanceSpec, TensorSpec
 from backends.loader import BackendLoader
 from backends.parameters import Parameters
 from backends.pytorch import PyTorchBackend
-from backends.pytorch._aoti import AotiError
+from backends.pytorch._shim import AotiError
 from backends.pytorch.inductor import InductorModel, load_library
 from backends.pytorch.options import read_options
 from backends.pytorch.package import read_package
+from backends.pytorch.wrapper import mismatch
 from server.engine import config as configuration
 from server.engine.engine import Engine
 from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
@@ -41,7 +42,7 @@ output [
   { name: "same" data_type: TYPE_FP32 dims: [ -1, 4 ] }
 ]
 instance_group { kind: KIND_CPU count: 1 }
-dynamic_batching { max_queue_delay_microseconds: 20000 }
+dynamic_batching { max_queue_delay_microseconds: 5000 }
 """
 IMAGE, IDS = TensorSpec("INPUT__0", "FP32", (-1, 4)), TensorSpec("INPUT__1", "INT64", (-1,))
 SCORES = TensorSpec("OUTPUT__0", "FP32", (3,))
@@ -270,6 +271,19 @@ async def test_a_wrong_shape_is_refused_by_name_and_harms_nobody(model, image_wi
 
 
 @pytest.mark.usefixtures("native_counters")
+async def test_the_native_check_agrees_with_its_model(model, compiled):
+    """Which widths of both inputs go together, against `wrapper.mismatch`."""
+    expected = read_package(compiled[0]).inputs
+    async with Serving(model, CONFIG) as engine:
+        for width in range(1, MAX_WIDTH + 3):
+            for ids_width in range(1, MAX_WIDTH + 3):
+                image, ids = sample(1, width)[0], sample(1, ids_width)[1]
+                answer = await infer(engine, message(image=image, ids=ids))
+                wrong = mismatch(expected, (image.shape, ids.shape))
+                assert answer.status == (3 if wrong else 0), (width, ids_width, wrong, answer.text)
+
+
+@pytest.mark.usefixtures("native_counters")
 async def test_an_output_of_another_type_fails_the_batch(model):
     config = CONFIG.replace('name: "scores" data_type: TYPE_FP32', 'name: "scores" data_type: TYPE_FP64')
     async with Serving(model, config) as engine:
@@ -328,6 +342,7 @@ async def test_what_the_library_alone_cannot_do_the_loader_does(model, compiled,
     np.testing.assert_allclose(answer.array("scores"), scores(compiled[1], image, ids), rtol=1e-5)
     np.testing.assert_array_equal(answer.array("turned"), image.transpose(0, 2, 1))
     np.testing.assert_array_equal(answer.array("same"), image)
+    assert refused.status == 3
     assert "dimension 1 of input 1 is 4, the compiled model takes 5 there" in refused.text
     assert any("goes through PyTorch's loader" in each.message and text in each.message for each in caplog.records)
 
