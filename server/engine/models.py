@@ -213,7 +213,7 @@ class Models:
 
     def identity(self, name: str, version: int) -> bytes | None:
         """What a version's answers depend on: its fingerprint, and those of the models of its steps."""
-        entry = self._states[name].versions.get(version)
+        entry = self._states.get(name, ModelState()).versions.get(version)
         if entry is None or entry.loaded is None or not entry.loaded.fingerprint:
             return None
         ensemble = entry.loaded.spec.ensemble

@@ -69,7 +69,7 @@ class RedisStore(AnswerStore):
             self._probe,
             log,
         )
-        self._lookups: set[Lookup] = set()
+        self._lookups: dict[Lookup, bytes] = {}  # with the identity of what is to answer
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # bytes
         self._wrong = 0  # values and answers of Redis
@@ -99,18 +99,20 @@ class RedisStore(AnswerStore):
         identity = self._identity(lookup.model, lookup.version)
         if identity is None:
             return False
-        self._lookups.add(lookup)
+        self._lookups[lookup] = identity
         self._begin(self._search(lookup, identity))
         return True
 
     def keep(self, lookup: Lookup, answer: bytes) -> None:
         if lookup.key is None or self._circuit.open or self._writing + len(answer) > MOST_WRITING:
             return
+        if self._identity(lookup.model, lookup.version) != self._lookups[lookup]:
+            return  # it was loaded anew, or a model of its steps was: who has answered is not known
         self._writing += len(answer)
         self._begin(self._write(lookup.key, answer))
 
     def forget(self, lookup: Lookup) -> None:
-        self._lookups.discard(lookup)  # what it still waits for is bounded
+        del self._lookups[lookup]  # what it still waits for is bounded
 
     # --
 

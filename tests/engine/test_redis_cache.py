@@ -293,6 +293,23 @@ async def test_what_is_being_looked_up_is_executed_when_the_server_ends(tmp_path
         assert (await pending.answer()).array().tolist() == [[2]]
 
 
+async def test_an_answer_is_not_kept_when_the_model_has_changed_meanwhile(tmp_path):
+    gate = Gate(lambda batch: batch.set_output("y", batch.input("x").numpy() * 2))
+    async with (
+        Puppet(MISSING).serving(tmp_path / "s") as puppet,
+        Server(tmp_path / "a", cache_at(tmp_path / "s"), gate) as server,
+    ):
+        for changes in (False, True):
+            pending = Pending(server.engine, request(x=row(changes)))
+            await gate.entered()
+            if changes:
+                server.engine._store._identity = lambda name, version: b"another"
+            gate.go()
+            assert (await pending.answer()).status == 0
+            await server.written()
+        assert [command[0] for command in puppet.commands].count(b"SET") == 1
+
+
 async def test_a_slow_redis_is_waited_for_no_longer_than_the_timeout_and_then_not_at_all(tmp_path, caplog):
     async with (
         Puppet().serving(tmp_path / "s") as puppet,
