@@ -102,6 +102,10 @@ class ServerProcess:
                 total += process.memory_info().rss
         return total
 
+    def workers_memory(self) -> list[int]:
+        """Bytes that each child has for itself alone."""
+        return [process.memory_full_info().uss for process in self.processes()[1:]]
+
     def stop(self, patience: float = 20.0) -> int:
         """SIGTERM, then SIGKILL for whoever stays; returns the server's exit status."""
         children = self.processes()[1:]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 IDENTITY = """import triton_python_backend_utils as pb_utils
 
@@ -63,3 +69,16 @@ def write(folder: Path) -> Path:
         (folder / name / "config.pbtxt").write_text(CONFIG.replace("NAME", name))
         (folder / name / "1" / "model.py").write_text(code)
     return folder
+
+
+@contextmanager
+def bare_interpreter() -> Iterator[int]:
+    """A Python process that does nothing; the bytes that it has for itself alone."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield int(psutil.Process(process.pid).memory_full_info().uss)
+        finally:
+            process.kill()

@@ -347,6 +347,19 @@ class Bench:
                 self.say(f"  {peer.name:22} {rss / 1024:.1f} KiB a connection, {cpu * 1e3:.0f} ms CPU")
         self.facts["idle"] = found
 
+    def run_python_memory(self) -> None:
+        """Memory of its own that a worker of a Python model has before its first request, beside a bare interpreter."""
+        self.say("workers of Python models that have not been asked anything")
+        found: dict[str, float] = {}
+        with ExitStack() as stack:
+            bare = stack.enter_context(python_models.bare_interpreter())
+            found["bare interpreter"] = bare
+            for peer in self.start(stack, PYTHON, messages.identity(64)):
+                found[peer.name] = min(peer.server.workers_memory())
+            for name, size in found.items():
+                self.say(f"  {name:22} {size / MIB:.1f} MiB")
+        self.facts["python_memory"] = found
+
     def run_window(self) -> None:
         """How exactly a batch closes when max_queue_delay_microseconds has passed: single requests wait it out."""
         self.say("batch window")
@@ -395,6 +408,7 @@ def run(only: set[str], chosen: set[str], effort: Effort) -> dict[str, Any]:
         "drivers": bench.run_second_drivers,
         "idle": bench.run_idle,
         "window": bench.run_window,
+        "python_memory": bench.run_python_memory,
         "digits": bench.run_digits,
     }
     unknown = only - parts.keys()

@@ -83,6 +83,10 @@ def other_facts(facts: dict[str, Any]) -> dict[str, list[str]]:
         lines = rule("max_queue_delay, µs", "waits at p50, µs", "at p99, µs")
         lines += [f"| {us} | {f['p50_us']:.0f} | {f['p99_us']:.0f} |" for us, f in facts["window"].items()]
         found["Batch window: what a single request waits"] = lines
+    if "python_memory" in facts:
+        lines = rule("process", "memory of its own, MiB")
+        lines += [f"| {name} | {size / (1 << 20):.1f} |" for name, size in facts["python_memory"].items()]
+        found["Workers of Python models before their first request"] = lines
     if "digits" in facts:
         lines = rule("model, batching", "requests/s", "CPU per request, µs", "p99, µs")
         for name, f in facts["digits"].items():
