@@ -3,10 +3,11 @@
     python -m bench.chaos                two minutes, as `make soak` does
     python -m bench.chaos --seconds 10
 
-Two models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
-prints garbage and answers with too much, as its inputs say; and `calm`, which nobody touches. Every request must get
-exactly one answer, the right one or an error; `calm` must never fail; no memory may have a name under which it could be
-left behind. Then the server itself is killed with SIGKILL, which must take its workers along, and started again.
+Three models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
+prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
+workers get the same signals; and `calm`, which nobody touches. Every request must get exactly one answer, the right one
+or an error; `calm` must never fail; no memory may have a name under which it could be left behind. Then the server
+itself is killed with SIGKILL, which must take its workers along, and started again.
 """
 
 from __future__ import annotations
@@ -63,6 +64,23 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 """
 
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        call = pb_utils.InferenceRequest(
+            model_name="wild", requested_output_names=["y"], inputs=[pb_utils.get_input_tensor_by_name(request, "x")]
+        )
+        response = call.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse(error=response.error())
+        return response
+"""
+
 CONFIG = """
 backend: "python"
 max_batch_size: 16
@@ -85,9 +103,9 @@ class Tally:
 
 def write_models(folder: Path) -> Path:
     """The repository."""
-    for name in ("wild", "calm"):
+    for name, code in (("wild", MODEL), ("calm", MODEL), ("caller", CALLER)):
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1" / "model.py").write_text(MODEL)
+        (folder / name / "1" / "model.py").write_text(code)
         (folder / name / "config.pbtxt").write_text(CONFIG)
     return folder
 
@@ -143,18 +161,18 @@ async def load(address: str, model: str, until: float, seed: int, tally: Tally) 
         while time.monotonic() < until:
             size = chance.choice((1, 4, 64, 3000, 100_000))
             x = np.arange(size, dtype=np.int64).reshape(1, -1) + seed
-            if model == "wild" and chance.random() < 0.003:
+            if model != "calm" and chance.random() < 0.003:
                 x[0, 0] = -chance.randrange(1, 6)
             await ask(channel, model, x, tally)
 
 
 async def torment(server: ServerProcess, until: float, seed: int) -> int:
-    """Signals for the workers of `wild`, at random; how many."""
+    """Signals for the workers of `wild` and sometimes of `caller`, at random; how many."""
     chance = random.Random(seed)
     count = 0
     while time.monotonic() < until:
         await asyncio.sleep(chance.uniform(0.1, 1.0))
-        found = await asyncio.to_thread(workers, server, "wild")
+        found = await asyncio.to_thread(workers, server, chance.choice(("wild", "wild", "caller")))
         if found:
             with contextlib.suppress(psutil.Error):
                 chance.choice(found).send_signal(chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
@@ -162,14 +180,30 @@ async def torment(server: ServerProcess, until: float, seed: int) -> int:
     return count
 
 
-async def run_load(server: ServerProcess, seconds: float, seed: int) -> tuple[Tally, Tally, int]:
-    """Both models under load, one of them tormented."""
-    wild, calm = Tally(), Tally()
+async def run_load(server: ServerProcess, seconds: float, seed: int) -> tuple[dict[str, Tally], int]:
+    """The models under load, two of them tormented; what their clients got, and the number of signals."""
+    tallies = {"wild": Tally(), "caller": Tally(), "calm": Tally()}
     until = time.monotonic() + seconds
-    clients = [load(server.address, "wild", until, seed + i, wild) for i in range(6)]
-    clients += [load(server.address, "calm", until, seed + 100 + i, calm) for i in range(2)]
+    clients = []
+    for index, model in enumerate(("wild", "wild", "wild", "wild", "caller", "caller", "calm", "calm")):
+        clients.append(load(server.address, model, until, seed + index, tallies[model]))
     *_, signals = await asyncio.gather(*clients, torment(server, until - 1, seed))
-    return wild, calm, signals
+    return tallies, signals
+
+
+def faults(tallies: dict[str, Tally]) -> list[str]:
+    """What is wrong with what the clients got."""
+    wrong = []
+    for model, tally in tallies.items():
+        wrong += tally.wrong
+        if tally.asked != tally.answers.total():
+            wrong.append(f"{model}: a request has not got exactly one answer")
+        if not tally.answers["OK"]:
+            wrong.append(f"{model} has answered nothing")
+    calm = tallies["calm"]
+    if calm.answers["OK"] != calm.asked:
+        wrong.append(f"the untouched model has failed requests: {dict(calm.answers)}")
+    return wrong
 
 
 def gone(processes: list[psutil.Process], patience: float = 10.0) -> bool:
@@ -195,16 +229,11 @@ def run(seconds: float, seed: int) -> list[str]:
         repository = write_models(folder / "models")
         server = start(repository, folder / "log")
         try:
-            wild, calm, signals = asyncio.run(run_load(server, seconds, seed))
-            print(f"wild: {wild.asked} requests, {dict(wild.answers)}, {signals} signals; "
-                  f"calm: {calm.asked} requests, {dict(calm.answers)}", flush=True)  # fmt: skip
-            wrong += wild.wrong + calm.wrong
-            if wild.asked != wild.answers.total() or calm.asked != calm.answers.total():
-                wrong.append("a request has not got exactly one answer")
-            if calm.answers["OK"] != calm.asked:
-                wrong.append(f"the untouched model has failed requests: {dict(calm.answers)}")
-            if not wild.answers["OK"]:
-                wrong.append("the tormented model has answered nothing")
+            tallies, signals = asyncio.run(run_load(server, seconds, seed))
+            for model, tally in tallies.items():
+                print(f"{model}: {tally.asked} requests, {dict(tally.answers)}", flush=True)
+            print(f"{signals} signals", flush=True)
+            wrong += faults(tallies)
             if named_memory(server):
                 wrong.append(f"memory that would be left behind: {', '.join(sorted(named_memory(server)))}")
             mine = workers(server)
