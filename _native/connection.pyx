@@ -31,7 +31,7 @@ from _native.http2 cimport (
 )
 from _native.incoming cimport end_round, stream_drop_message
 from _native.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
-from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, write_message_prefix
+from _native.outgoing cimport Outgoing, outgoing_add, outgoing_new, output_take, output_write, write_message_prefix
 from _native.stream cimport (
     MAX_NATIVES,
     WRITABLE_BELOW,
@@ -258,12 +258,26 @@ cdef class Connection:
         conn_receive(&self.conn, self.endpoint.receive, size)
         self.dispatch()
 
-    def take_output(self, limit: int = 1 << 20) -> list:
-        """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+    def collect_output(self, limit: int = 1 << 20) -> int:
+        """Make ready what is to be written to the socket now, about `limit` bytes at most; how many bytes that are."""
         self.endpoint.look_at_clock()
         conn_collect(&self.conn, limit)
         self.dispatch()
+        return self.conn.output.size
+
+    def write_output(self, int fd) -> bool:
+        """Write what is ready to a socket that does not block. False: it takes no more now; `take_ready` has the rest.
+        """
+        return output_write(&self.conn.output, fd)
+
+    def take_ready(self) -> list:
+        """What is ready, as objects with the buffer protocol."""
         return output_take(&self.conn.output)
+
+    def take_output(self, limit: int = 1 << 20) -> list:
+        """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+        self.collect_output(limit)
+        return self.take_ready()
 
     @property
     def finished(self) -> bool:

@@ -46,6 +46,8 @@ cdef struct Output:
 cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept nogil
 # The next `size` bytes of the message, advancing it.
 cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcept nogil
+# Write to a socket that does not block. False: it takes no more now, or is broken, and the rest is still there.
+cdef bint output_write(Output *output, int fd) noexcept nogil
 # All pieces as objects with the buffer protocol; the output is empty afterwards.
 cdef list output_take(Output *output)
 cdef void output_clear(Output *output) noexcept nogil

@@ -2,13 +2,20 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from _native.memory cimport Block, block_give, block_share, block_take, block_view
 
 cdef enum:
     SCRATCH = 16384          # bytes collected before a new piece begins
     REFERENCE_FROM = 4096    # from this size on, bytes are referenced: a reference costs about as much as copying 4 KiB
+    AT_ONCE = 256            # pieces that are written together
+
+cdef extern from "sys/uio.h" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    ssize_t writev(int fd, const iovec *parts, int count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -125,6 +132,47 @@ cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcep
         if message.offset == segment.size:
             message.current += 1
             message.offset = 0
+    return True
+
+
+cdef void drop_written(Output *output, size_t size) noexcept nogil:
+    # the first so many bytes are gone
+    cdef uint32_t gone = 0
+    cdef Segment *piece
+    output.size -= size
+    while size:
+        piece = &output.pieces[gone]
+        if size < piece.size:
+            piece.data += size
+            piece.size -= size
+            break
+        size -= piece.size
+        block_give(piece.block)
+        gone += 1
+    output.count -= gone
+    memmove(output.pieces, output.pieces + gone, output.count * sizeof(Segment))
+
+
+cdef bint output_write(Output *output, int fd) noexcept nogil:
+    cdef iovec parts[AT_ONCE]
+    cdef uint32_t count, i
+    cdef size_t offered
+    cdef ssize_t written
+    if not close_piece(output):
+        return False
+    while output.count:
+        count = min(output.count, <uint32_t>AT_ONCE)
+        offered = 0
+        for i in range(count):
+            parts[i].iov_base = <void *>output.pieces[i].data
+            parts[i].iov_len = output.pieces[i].size
+            offered += output.pieces[i].size
+        written = writev(fd, parts, <int>count)
+        if written > 0:
+            drop_written(output, <size_t>written)
+        if written < <ssize_t>offered:
+            return False
+    output_clear(output)
     return True
 
 

@@ -12,6 +12,9 @@ from server.front.peer import peer_of
 from server.front.tls import ALPN
 from server.front.watch import Watch, Watchman
 
+DIRECT_FROM, DIRECT_AT_MOST = 64 << 10, 4 << 20
+"""Bytes of output from which it is written to the socket without the transport, which needs an object for each of its
+many pieces; and at most so many at a time, so that a client who reads quickly does not keep the loop from the others."""
 UNIX_SEND_BUFFER = 1 << 20
 """Bytes that the kernel may hold of what a client on a unix socket has not read; it takes less where it must."""
 
@@ -34,6 +37,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._paused = False
         self._encrypted = False
         self._leaving = False
+        self._socket = -1  # to be written to directly; -1: that cannot be
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,6 +56,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         if tls is not None:
             self._encrypted = True
             self._buffer = memoryview(self._buffer)  # uvloop's TLS asks it for its length
+        elif connection is not None:
+            self._socket = connection.fileno()
         client = peer_of(transport)
         self._guest = self._lobby.enter(self._place, client)
         if self._guest is None:
@@ -108,10 +114,16 @@ class NativeProtocol(asyncio.BufferedProtocol):
         connection, transport = self._connection, self._transport
         if connection is None or transport is None or transport.is_closing():
             return
+        direct = DIRECT_AT_MOST
         while not self._paused:
-            pieces = connection.take_output()
-            if not pieces:
+            size = connection.collect_output()
+            if size == 0:
                 break
+            if DIRECT_FROM <= size <= direct and self._is_free(transport):
+                direct -= size
+                if connection.write_output(self._socket):
+                    continue
+            pieces = connection.take_ready()
             if self._encrypted:
                 transport.write(b"".join(pieces))  # a record for each piece would cost more than the copy
             elif len(pieces) == 1:
@@ -124,6 +136,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.close()
             if self._watch is not None:
                 self._watch.closing()
+
+    def _is_free(self, transport: asyncio.Transport) -> bool:
+        """Whether the socket may be written to directly: nothing else is on its way there."""
+        return self._socket >= 0 and not transport.is_closing() and transport.get_write_buffer_size() == 0
 
     @property
     def told(self) -> bool:
