@@ -13,8 +13,8 @@ from server.front.tls import ALPN
 from server.front.watch import Watch, Watchman
 
 DIRECT_FROM, DIRECT_AT_MOST = 64 << 10, 4 << 20
-"""Bytes of output from which it is written to the socket without the transport, which needs an object for each of its
-many pieces; and at most so many at a time, so that a client who reads quickly does not keep the loop from the others."""
+"""Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
+it; and at most so many at a time, so that a client who reads quickly does not keep the loop from the others."""
 UNIX_SEND_BUFFER = 1 << 20
 """Bytes that the kernel may hold of what a client on a unix socket has not read; it takes less where it must."""
 
