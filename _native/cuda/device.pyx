@@ -53,6 +53,17 @@ cdef Result use_device(Device device) noexcept nogil:
     return use_context(device.context)
 
 
+cdef bint context_enter(Context wanted, Context *before) noexcept nogil:
+    before[0] = NULL
+    cuda.context_get_current(before)
+    return use_context(wanted) == CUDA_OK
+
+
+cdef void context_leave(Context before) noexcept nogil:
+    if before != NULL:
+        use_context(before)
+
+
 cdef Device device_of(int ordinal):
     with _guard:
         found = _devices.get(ordinal)
@@ -257,8 +268,10 @@ cdef class Stream:
         check(cuda.stream_create(&self.stream, STREAM_NON_BLOCKING, priority), "cuStreamCreateWithPriority")
 
     def __dealloc__(self):
-        if self.stream != NULL and use_device(self.device) == CUDA_OK:
+        cdef Context before
+        if self.stream != NULL and context_enter(self.device.context, &before):
             cuda.stream_destroy(self.stream)
+            context_leave(before)
 
     @property
     def handle(self) -> int:
@@ -354,8 +367,10 @@ cdef class Event:
                                 | (EVENT_BLOCKING_SYNC if blocking else 0)), "cuEventCreate")
 
     def __dealloc__(self):
-        if self.event != NULL and use_device(self.device) == CUDA_OK:
+        cdef Context before
+        if self.event != NULL and context_enter(self.device.context, &before):
             cuda.event_destroy(self.event)
+            context_leave(before)
 
     @property
     def handle(self) -> int:
@@ -394,8 +409,10 @@ cdef class Graph:
         self.device = device
 
     def __dealloc__(self):
-        if self.graph != NULL and use_device(self.device) == CUDA_OK:
+        cdef Context before
+        if self.graph != NULL and context_enter(self.device.context, &before):
             cuda.graph_exec_destroy(self.graph)
+            context_leave(before)
 
 
 @cython.no_gc
@@ -406,11 +423,13 @@ cdef class DeviceMemory:
         self.device = device
 
     def __dealloc__(self):
-        if self.address and use_device(self.device) == CUDA_OK:
+        cdef Context before
+        if self.address and context_enter(self.device.context, &before):
             if self.imported:
                 cuda.ipc_close(self.address)
             else:
                 cuda.memory_free(self.address)
+            context_leave(before)
 
     @property
     def pointer(self) -> int:

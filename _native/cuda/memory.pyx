@@ -9,11 +9,12 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from _native.atomic cimport exchange32, fetch_add64, load64, spin_lock, spin_unlock
-from _native.cuda.device cimport Device, Stream, use_context
+from _native.cuda.device cimport Device, Stream, context_enter, context_leave, use_context
 from _native.cuda.driver cimport (
     CUDA_OK,
     EVENT_DISABLE_TIMING,
     HOST_ALLOC_PORTABLE,
+    Context,
     DevicePointer,
     EventHandle,
     StreamHandle,
@@ -59,18 +60,21 @@ cdef void tell(Resource *resource, size_t size, const char *instead) noexcept no
 cdef void *lock_pages(void *context, size_t size, void **mark) noexcept nogil:
     cdef const Place *place = <const Place *>context
     cdef void *address = NULL
-    if use_context(place.context) != CUDA_OK:
-        return NULL
-    prefer_node(place.node)
-    if cuda.host_allocate(&address, size, HOST_ALLOC_PORTABLE) != CUDA_OK:
-        address = NULL
-    prefer_node(-1)
+    cdef Context before
+    if context_enter(place.context, &before):
+        prefer_node(place.node)
+        if cuda.host_allocate(&address, size, HOST_ALLOC_PORTABLE) != CUDA_OK:
+            address = NULL
+        prefer_node(-1)
+        context_leave(before)
     return address
 
 
 cdef void unlock_pages(void *context, void *address, size_t size, void *mark) noexcept nogil:
-    if use_context((<const Place *>context).context) == CUDA_OK:
+    cdef Context before
+    if context_enter((<const Place *>context).context, &before):
         cuda.host_free(address)
+        context_leave(before)
 
 
 @cython.no_gc
@@ -121,14 +125,19 @@ cdef class PageLocked(PooledMemory):
 
 cdef void *allocate_on_device(void *context, size_t size, void **mark) noexcept nogil:
     cdef DevicePointer address = 0
-    if use_context((<const Place *>context).context) != CUDA_OK or cuda.memory_allocate(&address, size) != CUDA_OK:
-        return NULL
+    cdef Context before
+    if context_enter((<const Place *>context).context, &before):
+        if cuda.memory_allocate(&address, size) != CUDA_OK:
+            address = 0
+        context_leave(before)
     return <void *><uintptr_t>address
 
 
 cdef void free_on_device(void *context, void *address, size_t size, void *mark) noexcept nogil:
-    if use_context((<const Place *>context).context) == CUDA_OK:
+    cdef Context before
+    if context_enter((<const Place *>context).context, &before):
         cuda.memory_free(<DevicePointer><uintptr_t>address)
+        context_leave(before)
 
 
 cdef struct Alone:

@@ -121,6 +121,12 @@ class Stub:
         """How often a function of the driver was called."""
         return int(self.lib.stub_calls(function.encode()))
 
+    def current_context(self) -> int | None:
+        """Of this thread."""
+        context = ctypes.c_void_p()
+        assert self.lib.cuCtxGetCurrent(ctypes.byref(context)) == 0
+        return context.value
+
     def launch(self, stream: int, function: Callable[[], None], touched: Sequence[tuple[int, int, bool]]) -> int:
         """Have `function` called when the stream comes to it, as a framework's kernel; the driver's error.
 

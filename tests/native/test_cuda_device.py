@@ -7,6 +7,7 @@ import pytest
 
 from _native.cuda.device import Device, device
 from _native.cuda.driver import CudaError
+from _native.cuda.memory import PageLocked
 from tests.gpu_stub.fixtures import HostBuffer
 
 OUT_OF_MEMORY = 2
@@ -235,3 +236,25 @@ def test_handles_that_are_none(gpu):
         gpu.import_memory(bytes(64))
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
         gpu.import_memory(gpu.allocate(64).export())
+
+
+def test_device_of_a_thread_stays_whatever_is_done_for_another(stub):
+    """Page-locked memory is shared by devices, and what Python drops may be another device's: neither may move the
+    thread that submits work."""
+    stub.set(devices=2)
+    try:
+        first, second = device(0), device(1)
+        dropped = [first.stream(), first.event(), first.allocate(64)]
+        pool = PageLocked(first, 1 << 30)
+        second.use()
+        there = stub.current_context()
+        block = pool.take(64 << 20)  # more than a slab: pages are locked for it
+        assert stub.current_context() == there
+        del block
+        assert pool.trim() == 64 << 20
+        assert stub.current_context() == there
+        dropped.clear()
+        assert stub.current_context() == there
+        del pool, first, second
+    finally:
+        stub.set(devices=1)
