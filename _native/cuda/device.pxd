@@ -44,7 +44,7 @@ cdef Device device_of(int ordinal)
 # Make the device's context current on this thread; cheap when it is already.
 cdef Result use_context(Context context) noexcept nogil
 cdef Result use_device(Device device) noexcept nogil
-# The same for a moment, on a thread that may be working for another device: page-locked memory is shared by devices, and
-# objects are dropped on any thread. True: `context_leave` has to follow. Without it nothing can be done.
+# The same for a moment, on a thread that may be working for another device: page-locked memory is shared by devices,
+# and objects are dropped on any thread. True: `context_leave` has to follow. Without it nothing can be done.
 cdef bint context_enter(Context wanted, Context *before) noexcept nogil
 cdef void context_leave(Context before) noexcept nogil

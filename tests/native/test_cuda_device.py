@@ -251,7 +251,7 @@ def test_device_of_a_thread_stays_whatever_is_done_for_another(stub):
         block = pool.take(64 << 20)  # more than a slab: pages are locked for it
         assert stub.current_context() == there
         del block
-        assert pool.trim() == 64 << 20
+        assert pool.trim() >= 64 << 20
         assert stub.current_context() == there
         dropped.clear()
         assert stub.current_context() == there
