@@ -140,6 +140,7 @@ class Candidate:
         prepared: the configuration of an ensemble, completed by the models of its steps; None when the load has failed.
         kept: versions that serve already and stay.
         made: versions that nobody can find yet.
+        seconds: how long that took.
         reasons: why others could not be made.
         leaving: waits for instances that end.
     """
@@ -156,6 +157,7 @@ class Candidate:
     prepared: configuration.Prepared | None = None
     kept: dict[int, VersionState] = field(default_factory=dict)
     made: dict[int, LoadedVersion] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     leaving: list[Callable[[], None]] = field(default_factory=list)
 
@@ -385,7 +387,7 @@ class Loading:
                 log.exception("model %s version %d did not load", candidate.name, version)
             candidate.reasons[version] = str(error) or type(error).__name__
             return
-        log.info("'%s' version %d was made in %.2f s", candidate.name, version, time.monotonic() - begin)
+        candidate.seconds[version] = time.monotonic() - begin
 
     async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
         if candidate.name not in self._identified:
@@ -462,7 +464,7 @@ class Loading:
         self._models.publish(name)
         for version in sorted({*old, *candidate.made}):
             if version in candidate.made:
-                log.info("successfully loaded '%s' version %d", name, version)
+                log.info("successfully loaded '%s' version %d in %.2f s", name, version, candidate.seconds[version])
                 self._models.watch(name, version)
             self._models.announce(name, version, version in candidate.made)
 
