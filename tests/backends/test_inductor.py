@@ -203,8 +203,9 @@ def test_a_device_that_it_was_not_compiled_for_is_refused(model):
 
 @pytest.mark.usefixtures("native_counters")
 async def test_requests_are_batched(model, compiled):
-    async with Serving(model, CONFIG) as engine:
-        for rows in ((1,), (1, 3, 2)):
+    patient = CONFIG.replace("max_queue_delay_microseconds: 5000", "max_queue_delay_microseconds: 30000000")
+    async with Serving(model, patient) as engine:
+        for rows in ((8,), (1, 3, 4)):  # each fills a batch
             sent = [sample(each) for each in rows]
             answers = await infer_all(engine, *(message(image=image, ids=ids) for image, ids in sent))
             for (image, ids), answer in zip(sent, answers, strict=True):
@@ -213,7 +214,7 @@ async def test_requests_are_batched(model, compiled):
                 np.testing.assert_array_equal(answer.array("turned"), image.transpose(0, 2, 1))
                 np.testing.assert_array_equal(answer.array("same"), image)
         statistics = engine.model("m").statistics()
-    assert (statistics.inference_count, statistics.execution_count) == (7, 2)
+    assert (statistics.inference_count, statistics.execution_count) == (16, 2)
     assert statistics.inference_stats.compute_infer.ns > 0
 
 

@@ -159,3 +159,18 @@ async def test_a_running_onnx_model_is_stopped(tmp_path, ends):
         else:
             pending.ticket.cancel()
         assert (await infer(engine, request(x=row(5)))).array().item() == 5
+
+
+async def test_the_other_instances_go_on(tmp_path):
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(endless_onnx())
+    config = LOOP.replace("count: 1", "count: 2").replace("dynamic_batching { }", "")
+    async with serving(tmp_path, m=config) as engine:
+        for_ever = np.full((1, 1), 2**62, np.int64)
+        first, second = (Pending(engine, request(x=for_ever)) for _ in range(2))
+        while engine.model("m").lane.pending:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        first.ticket.cancel()
+        assert (await infer(engine, request(x=row(6)))).array().item() == 6
+        assert not second.answers, "somebody waits for it"
+        second.ticket.cancel()
