@@ -59,6 +59,17 @@ def echo(batch: Batch) -> None:
     batch.set_output("y", batch.input("x").numpy())
 
 
+class Counting:
+    """y is 2 x; counts the requests that were executed."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def __call__(self, batch: Batch) -> None:
+        self.requests += batch.request_count
+        batch.set_output("y", batch.input("x").numpy() * 2)
+
+
 class PuppetBackend(Backend):
     """Runs the functions of a test by model name; remembers what was closed."""
 

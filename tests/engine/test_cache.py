@@ -8,7 +8,7 @@ import pytest
 from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from server.engine.config import Options
 from server.engine.engine import Engine
-from tests.engine.serving import CONFIG, Loader, infer, request, row
+from tests.engine.serving import CONFIG, Counting, Loader, infer, request, row
 
 CACHED = CONFIG + "response_cache { enable: true }"
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
@@ -17,17 +17,6 @@ ENTRY = 4096  # bytes that a small answer takes at most, question and all
 @pytest.fixture(autouse=True)
 def _nothing_left(native_counters):
     """Requests, blocks and lanes are gone when the engine is closed."""
-
-
-class Counting:
-    """y is 2 x; counts the executions."""
-
-    def __init__(self):
-        self.requests = 0
-
-    def __call__(self, batch):
-        self.requests += batch.request_count
-        batch.set_output("y", batch.input("x").numpy() * 2)
 
 
 class Cached:

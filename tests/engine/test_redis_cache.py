@@ -14,7 +14,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.redis_servers import Puppet, redis_server
-from tests.engine.serving import CONFIG, Gate, Loader, Pending, infer, request, row
+from tests.engine.serving import CONFIG, Counting, Gate, Loader, Pending, infer, request, row
 from tests.front.certificates import Authority
 
 CACHED = CONFIG + "response_cache { enable: true }"
@@ -46,17 +46,6 @@ def real(tmp_path):
 
 def cache_at(path, **settings):
     return RedisCache(str(path), **{"socket_timeout": PATIENT, "wait_timeout": PATIENT, **settings})
-
-
-class Counting:
-    """y is 2 x; counts the executions."""
-
-    def __init__(self):
-        self.requests = 0
-
-    def __call__(self, batch):
-        self.requests += batch.request_count
-        batch.set_output("y", batch.input("x").numpy() * 2)
 
 
 class Server:
