@@ -13,9 +13,9 @@ from server.engine import circuit, redis_store
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.pb import grpc_service_pb2 as pb
-from tests.engine.redis_servers import Puppet, redis_server
 from tests.engine.serving import CONFIG, Counting, Gate, Loader, Pending, infer, request, row
 from tests.front.certificates import Authority
+from tests.redis_servers import Puppet, redis_server
 
 CACHED = CONFIG + "response_cache { enable: true }"
 PATIENT = 30.0  # seconds: a test that hangs fails, none waits for it
