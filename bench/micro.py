@@ -16,7 +16,7 @@ from _native.pool import SharedMemory
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from bench import codec, messages
 from bench.memory_speed import pair_ns
-from bench.native_speed import bind_ns, block_ns, lane_ns, share_ns
+from bench.native_speed import bind_ns, block_ns, gather_ns, lane_ns, share_ns
 
 ROUNDS = 5
 
@@ -36,6 +36,7 @@ LEVELS = replace(SPEC, queue=QueueSpec((QueuePolicySpec(1000, 1_000_000, overrid
 def rows() -> list[tuple[str, float]]:
     """What is measured, and nanoseconds: the best of a few rounds."""
     message = messages.identity(64).request
+    image = messages.identity(602_112).request
     measured: dict[str, Callable[[], float]] = {
         "block of 64 bytes: take and give": lambda: block_ns(64, 500_000),
         "block of 64 KiB: take and give": lambda: block_ns(1 << 16, 500_000),
@@ -46,6 +47,8 @@ def rows() -> list[tuple[str, float]]:
         "lane: push and take, batches of 1, per request": lambda: lane_ns(SPEC, message, 1, 500_000),
         "lane: push and take, batches of 8, per request": lambda: lane_ns(SPEC, message, 8, 50_000),
         "lane: push and take, batches of 64, per request": lambda: lane_ns(SPEC, message, 64, 10_000),
+        "gather 64 bytes, batches of 32, per request": lambda: gather_ns(SPEC, message, 32, 50_000),
+        "gather 600 kB, batches of 8, per request": lambda: gather_ns(SPEC, image, 8, 200),
         "lane with levels, limits and timeouts: batches of 1": lambda: lane_ns(LEVELS, message, 1, 500_000),
         "lane with levels, limits and timeouts: batches of 64": lambda: lane_ns(LEVELS, message, 64, 10_000),
     }
@@ -59,7 +62,7 @@ def rows() -> list[tuple[str, float]]:
 
 
 def together_ns(resource: memory.Memory, size: int, threads: int) -> float:
-    """Nanoseconds that a pair takes while so many threads do the same; the mean over them."""
+    """Nanoseconds of CPU time that a pair takes while so many threads do the same; the mean over them."""
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(lambda _: pair_ns(resource, size, 200_000), range(threads))) / threads
 

@@ -3,8 +3,10 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
+from _native.batch cimport NativeBatch, batch_begin, batch_free, batch_init
 from _native.binding cimport request_bind, request_decode
 from _native.clock cimport now_ns
+from _native.gather cimport batch_describe, batch_gather_input
 from _native.lane cimport Lane, Seat
 from _native.memory cimport Block, block_give, block_share, block_take
 from _native.queue cimport QueueLane
@@ -109,3 +111,41 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
         for i in range(made):
             requests[i].next = requests[i].previous = NULL
             request_free(requests[i])
+
+
+def gather_ns(spec, bytes message not None, uint32_t batch, long loops):
+    """Nanoseconds a request to gather the inputs of `batch` requests, each with a message of its own, in one block."""
+    cdef QueueLane handle = QueueLane(spec, 1)
+    cdef Lane *lane = handle.lane
+    cdef NativeBatch gathered
+    cdef Request *chain = NULL
+    cdef Request *request
+    cdef Block *block = NULL
+    cdef size_t at
+    cdef uint32_t i, _
+    cdef long start
+    batch_init(&gathered, lane)
+    try:
+        for _ in range(batch):
+            request = bound_request(message, lane)
+            request.next = chain
+            chain = request
+        batch_begin(&gathered, chain)
+        block = block_take(batch * len(message))
+        if block == NULL:
+            raise MemoryError
+        with nogil:
+            start = now_ns()
+            for _ in range(loops):
+                batch_describe(&gathered)
+                at = 0
+                for i in range(lane.signature.input_count):
+                    batch_gather_input(&gathered, i, block.data + at)
+                    at += gathered.inputs[i].size
+            start = now_ns() - start
+        return start / <double> (loops * batch)
+    finally:
+        block_give(block)
+        for i in range(gathered.count):
+            request_free(gathered.requests[i])
+        batch_free(&gathered)

@@ -304,10 +304,21 @@ async def test_configurations_that_cannot_be(tmp_path, config, expected):
         assert expected in engine.problems[0]
 
 
-async def test_stream_priority_and_busy_waiting(tmp_path):
-    options = "optimization { priority: PRIORITY_MAX cuda { busy_wait_events: true output_copy_stream: true } }"
-    async with serving(tmp_path, CONFIG + options) as engine:
-        np.testing.assert_array_equal((await infer(engine, request(x=array(2, 5)))).array(), array(2, 5))
+@pytest.mark.parametrize(("priority", "greatest"), [("MAX", 1), ("MIN", 0), ("DEFAULT", 0)])
+async def test_priority_is_that_of_the_computing_stream(tmp_path, stub, priority, greatest):
+    before = stub.streams(0)
+    async with serving(tmp_path, CONFIG + f"optimization {{ priority: PRIORITY_{priority} }}"):
+        assert (stub.streams(-5), stub.streams(0) - before) == (greatest, 3 - greatest)
+
+
+async def test_outputs_have_a_stream_of_their_own_asked_for_or_not(tmp_path, stub):
+    for asked in ("true", "false"):
+        options = f"optimization {{ cuda {{ output_copy_stream: {asked} busy_wait_events: {asked} }} }}"
+        before = stub.streams(0)
+        async with serving(tmp_path / asked, CONFIG + options) as engine:
+            assert stub.streams(0) == before + 3
+            np.testing.assert_array_equal((await infer(engine, request(x=array(2, 5)))).array(), array(2, 5))
+        gc.collect()
 
 
 async def test_usage_of_the_pools_can_be_read(tmp_path):

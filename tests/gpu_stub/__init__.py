@@ -117,6 +117,10 @@ class Stub:
         """Until `count` operations of this kind have run since the process began."""
         assert self.lib.stub_await(kind.encode(), count, PATIENCE), f"{self.executed(kind)} of {count} {kind} ran"
 
+    def streams(self, priority: int) -> int:
+        """How many streams there are of this priority: 0 is the least, -5 the greatest."""
+        return int(self.lib.stub_streams(priority))
+
     def calls(self, function: str) -> int:
         """How often a function of the driver was called."""
         return int(self.lib.stub_calls(function.encode()))

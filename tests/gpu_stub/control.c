@@ -120,6 +120,14 @@ int stub_await(const char *kind, uint64_t n, double seconds) {
     pthread_mutex_unlock(&guard);
     return reached;
 }
+/* How many streams alive have this priority. */
+int stub_streams(int priority) {
+    int count = 0;
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < MAX_STREAMS; i++) count += slots[i] && slots[i]->alive && slots[i]->priority == priority;
+    pthread_mutex_unlock(&guard);
+    return count;
+}
 uint64_t stub_calls(const char *function) {
     uint64_t calls = 0;
     pthread_mutex_lock(&guard);

@@ -1,5 +1,6 @@
 """Guards how the CUDA driver is found: without one nothing breaks, and what is missing is named."""
 
+import os
 import subprocess
 import sys
 
@@ -25,10 +26,17 @@ except driver.CudaUnavailable as error:
 """
 
 
+# sanitizers' libraries have to be there before the interpreter starts
+KEPT = {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS", "TSAN_OPTIONS") if name in os.environ}
+
+
 def loaded(*arguments, stub=""):
     """What each of two attempts to load says, then what a device says, in a process of its own."""
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)], capture_output=True, text=True, env={"CUDA_STUB": stub}
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"CUDA_STUB": stub, **KEPT},
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
