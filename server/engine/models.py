@@ -233,7 +233,7 @@ class Models:
         entries = []
         for name, state in sorted(self._states.items()):
             if not state.versions:
-                entries.append(IndexEntry(name, "", UNAVAILABLE, state.problem))
+                entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem))
             for version, entry in sorted(state.versions.items()):
                 entries.append(self._indexed(name, version, entry))
         return entries

@@ -261,6 +261,7 @@ async def test_a_model_that_never_loaded(tmp_path):
         assert states(engine)["wrong", ""][0] == "UNAVAILABLE"
         await engine.unload("wrong")
         assert engine.ready
+        assert states(engine)["wrong", ""] == ("", "")
         with pytest.raises(Internal, match=r"^failed to load 'nothing', failed to poll from model repository$"):
             await engine.load("nothing")
         assert engine.ready

@@ -213,3 +213,43 @@ async def test_metrics_go_with_what_made_them(tmp_path):
         while (await ask(engine, 1)).status != Status.OK:  # noqa: ASYNC110 - a worker that is down is said to be
             await asyncio.sleep(0.01)
         assert measured(engine)["answers"][1][0][1] == 1.0
+
+
+CALLER = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        out = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="other", inputs=[request.inputs()[0]], requested_output_names=["y"])
+            response = call.exec()
+            if response.has_error():
+                raise pb_utils.TritonModelException(response.error().message())
+            out.append(pb_utils.InferenceResponse(response.output_tensors()))
+        return out
+"""
+
+
+async def test_no_call_is_lost_while_workers_are_replaced(tmp_path):
+    """A model and the one that it calls are loaded anew, again and again, under requests."""
+    async with serving(tmp_path, control=explicit("m", "other"), m=CALLER, other=ECHO) as engine:
+        answers = []
+        reloading = True
+
+        async def callers(first):
+            while reloading:
+                answers.append((first, await ask(engine, first)))
+
+        async def reload(name):
+            file = tmp_path / name / "1" / "model.py"
+            for number in range(3):
+                file.write_text(f"{file.read_text()}\n# {number}\n")
+                await engine.load(name)
+
+        asking = [asyncio.create_task(callers(number)) for number in range(4)]
+        await asyncio.gather(reload("m"), reload("other"))
+        reloading = False
+        await asyncio.gather(*asking)
+        assert {(answer.status, answer.text) for _, answer in answers} == {(Status.OK, "")}
+        assert all(answer.array().item() == first for first, answer in answers)
