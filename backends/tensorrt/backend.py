@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from _native.cuda.device import Device
+from _native.cuda.device import Device, device
 from backends.api import (
     Backend,
     BackendError,
@@ -21,7 +21,7 @@ from backends.api import (
     Signature,
 )
 from backends.tensorrt.build import build_plan
-from backends.tensorrt.check import check
+from backends.tensorrt.check import check, check_instance
 from backends.tensorrt.instance import TensorRTInstance
 from backends.tensorrt.library import AUTO, Library, open_library
 from backends.tensorrt.options import RUNTIME, Budget, Options, plugins_of, read_options
@@ -62,7 +62,7 @@ class TensorRTBackend(Backend):
         return plan.signature(profiles or {0})
 
     def load(self, source: ModelSource) -> TensorRTModel:
-        """Read the plan for the GPU of the first instance, and check the configuration against it."""
+        """Read the plan for the GPU of the first instance; the other instances read those of theirs."""
         spec = source.spec
         for instance in spec.instances:
             if instance.kind != "GPU":
@@ -72,7 +72,7 @@ class TensorRTBackend(Backend):
                 )
         options = read_options(spec, self.config)
         model = TensorRTModel(source, options, self._library(options.runtime))
-        check(spec, model.plan(spec.instances[0].device))
+        model.plan(spec.instances[0].device)
         return model
 
     def build(self, spec: EngineSpec, tell: Tell) -> Path:
@@ -133,10 +133,11 @@ class TensorRTModel(Model):
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
     def plan(self, ordinal: int) -> Plan:
-        """The plan on this GPU, which its instances share."""
+        """The plan on this GPU, which its instances share, checked against the configuration."""
         with self._lock:
             if ordinal not in self._plans:
                 plan = self._reader.read(ordinal)
+                check(self.spec, plan)
                 self._keep_weights(plan)
                 self._plans[ordinal] = plan
             return self._plans[ordinal]
@@ -168,11 +169,15 @@ class TensorRTModel(Model):
         if spec.kind != "GPU":
             raise BackendError(f"instance '{spec.name}' is of KIND_{spec.kind}; plans of TensorRT run on GPUs")
         gpu = gpu_for_plans(spec.device, f"instance '{spec.name}'")
-        return TensorRTInstance(self.spec, self.library, self.plan(spec.device), spec, gpu, self.options.strategy)
+        plan = self.plan(spec.device)
+        check_instance(self.spec, plan, spec)
+        return TensorRTInstance(self.spec, self.library, plan, spec, gpu, self.options.strategy)
 
     def close(self) -> None:
-        """Drop the plans."""
-        self._plans.clear()
+        """Drop the plans, each with its GPU current: it frees what the weights lie in."""
+        for ordinal in list(self._plans):
+            device(ordinal).use()
+            del self._plans[ordinal]
 
 
 def _bytes_of(budget: Budget, plan: Plan, size: int) -> int:

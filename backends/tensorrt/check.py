@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from backends.api import BackendError, ModelSpec, TensorSpec
+from backends.api import BackendError, InstanceSpec, ModelSpec, TensorSpec
 from backends.tensorrt.plan import Dims, Plan, PlanTensor
 
 
 def check(spec: ModelSpec, plan: Plan) -> None:
-    """Compare names, datatypes, shapes, shape tensors, the largest batch and the profiles of instances.
+    """Compare names, datatypes, shapes and shape tensors.
 
     Raises:
         BackendError: they differ; the text names the tensor, what the plan has and what the configuration says.
@@ -28,7 +28,6 @@ def check(spec: ModelSpec, plan: Plan) -> None:
     for tensor in spec.inputs:
         if tensor.optional:
             raise BackendError(f"model '{spec.name}': a plan needs all its inputs, '{tensor.name}' cannot be optional")
-    _check_profiles(spec, plan)
 
 
 def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, known: Mapping[str, PlanTensor]) -> None:
@@ -75,22 +74,21 @@ def _agree(plan: Dims, configured: Dims, *, batches: bool) -> bool:
     )
 
 
-def _check_profiles(spec: ModelSpec, plan: Plan) -> None:
-    for instance in spec.instances:
-        for index in instance.profiles:
-            if index >= len(plan.profiles):
-                raise BackendError(
-                    f"instance '{instance.name}' of model '{spec.name}' is configured with profile {index}; the plan "
-                    f"has {len(plan.profiles)}: 0 to {len(plan.profiles) - 1}"
-                )
-        rows = largest_batch(plan, instance.profiles)
-        if spec.max_batch_size and rows < spec.max_batch_size and not any(tensor.ragged for tensor in spec.inputs):
+def check_instance(spec: ModelSpec, plan: Plan, instance: InstanceSpec) -> None:
+    """Compare the profiles that an instance may use, and the largest batch that they serve.
+
+    Raises:
+        BackendError: the plan has no such profile, or none for so large a batch.
+    """
+    for index in instance.profiles:
+        if index >= len(plan.profiles):
             raise BackendError(
-                f"unexpected configuration maximum batch size for '{spec.name}'. Expecting {rows} or less as the "
-                f"profiles of instance '{instance.name}' allow, but got {spec.max_batch_size}"
+                f"instance '{instance.name}' of model '{spec.name}' is configured with profile {index}; the plan "
+                f"has {len(plan.profiles)}: 0 to {len(plan.profiles) - 1}"
             )
-
-
-def largest_batch(plan: Plan, profiles: Sequence[int]) -> int:
-    """The most rows that one of these profiles serves; the first profile where none is named."""
-    return max(plan.profiles[index].rows for index in profiles or (0,))
+    rows = max(plan.profiles[index].rows for index in instance.profiles or (0,))
+    if rows < spec.max_batch_size and not any(tensor.ragged for tensor in spec.inputs):
+        raise BackendError(
+            f"unexpected configuration maximum batch size for '{spec.name}'. Expecting {rows} or less as the "
+            f"profiles of instance '{instance.name}' allow, but got {spec.max_batch_size}"
+        )

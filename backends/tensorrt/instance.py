@@ -68,7 +68,6 @@ class TensorRTInstance(GpuInstance):
     ) -> None:
         self.name = spec.name
         self.library = library
-        self.plan = plan
         self.gpu = gpu
         self.stream = gpu.stream(gpu.priority(model.gpu.priority))
         self.batches = model.max_batch_size > 0
@@ -80,21 +79,19 @@ class TensorRTInstance(GpuInstance):
         if self.shapes_out and model.gpu.graphs:
             raise BackendError(f"instance '{self.name}': CUDA graphs cannot answer with shape tensors")
         with library.loading:
-            self.contexts = [self._make_context(index, strategy) for index in spec.profiles or (0,)]
+            self.contexts = [self._make_context(plan, index, strategy) for index in spec.profiles or (0,)]
         self._known: dict[Key, Known] = {}
         self._scraps: dict[str, list[DeviceMemory]] = {}
 
-    def _make_context(self, index: int, strategy: str) -> Context:
+    def _make_context(self, plan: Plan, index: int, strategy: str) -> Context:
         module = self.library.module
         with self.library.complaints() as complaints:
-            made = self.plan.engine.create_execution_context(
-                getattr(module.ExecutionContextAllocationStrategy, strategy)
-            )
+            made = plan.engine.create_execution_context(getattr(module.ExecutionContextAllocationStrategy, strategy))
             if made is None or not made.set_optimization_profile_async(index, self.stream.handle):
                 why = reason(complaints, "it gives no reason")
                 raise BackendError(f"instance '{self.name}': TensorRT makes no context for profile {index}: {why}")
         self.stream.synchronize()  # what the profile has copied to the device is there
-        return Context(made, self.plan.profiles[index], make_allocator(module))
+        return Context(made, plan.profiles[index], make_allocator(module))
 
     def submit(self, batch: GpuBatch) -> None:
         """Execute the plan once for the whole batch."""

@@ -240,7 +240,7 @@ def test_interrupted_build_ends_at_its_next_step(build, monkeypatch):
 
 def command(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "server", "build-engine", *map(str, arguments)],
+        [sys.executable, "-m", "server", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'fakes'}", **environment},
         capture_output=True,
@@ -253,12 +253,12 @@ def command(*arguments, **environment):
 def test_command(tmp_path):
     (tmp_path / "model.onnx").write_bytes(MODEL)
     driver, cache = ("--cuda-driver", gpu_stub.library()), ("--cache", tmp_path / "cache")
-    done = command(tmp_path / "model.onnx", "--max-batch-size", 8, *driver, *cache)
+    done = command("build-engine", tmp_path / "model.onnx", "--max-batch-size", 8, *driver, *cache)
     assert done.returncode == 0, done.stderr
     assert "100 % Building engine" in done.stderr
     assert json.loads((tmp_path / "model.plan").read_bytes())["profiles"] == [{"x": [[1, 4], [8, 4], [8, 4]]}]
     profiles = ("--profile", "x=1x4,2x4,3x4", "--profile", "x=4x4")
-    done = command(tmp_path / "model.onnx", "-o", tmp_path / "b.plan", *profiles, *driver, *cache)
+    done = command("build-engine", tmp_path / "model.onnx", "-o", tmp_path / "b.plan", *profiles, *driver, *cache)
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "b.plan").read_bytes())["profiles"]) == 2
 
@@ -266,9 +266,17 @@ def test_command(tmp_path):
 def test_command_without_a_gpu_does_not_crash(tmp_path):
     """TensorRT would take the process with it."""
     (tmp_path / "model.onnx").write_bytes(MODEL)
-    done = command(tmp_path / "model.onnx", "--max-batch-size", 8, "--cuda-driver", "/nowhere/libcuda.so")
+    done = command("build-engine", tmp_path / "model.onnx", "--max-batch-size", 8, "--cuda-driver", "/nowhere/cuda.so")
     assert done.returncode == 1
     assert "a plan of TensorRT needs a GPU" in done.stderr
+
+
+def test_check_without_a_gpu_does_not_crash(tmp_path):
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "1" / "model.plan").write_bytes(MODEL)
+    done = command("check", tmp_path / "models")
+    assert done.returncode == 1
+    assert "model 'm': a plan of TensorRT needs a GPU, also to be looked into, and there is no GPU 0" in done.stdout
 
 
 async def test_onnx_model_is_built_when_it_is_loaded(tmp_path, tensorrt, stub, caplog):

@@ -10,7 +10,10 @@ import gc
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from backends.tensorrt.plan import Profile
 from server.errors import Status
 from server.rpc.metadata import Identity, Information
 from tests.backends.tensorrt.support import serving, tensorrt
@@ -215,6 +218,73 @@ async def test_largest_batch_is_the_plans(tmp_path):
     assert "Expecting 8 or less as the profiles of instance 'm_0' allow, but got 9" in await refused(
         tmp_path / "b", DOUBLE, WHOLE.replace("max_batch_size: 8", "max_batch_size: 9")
     )
+
+
+ranges = st.lists(st.integers(1, 9), min_size=3, max_size=3).map(sorted)
+profiles = st.lists(st.tuples(ranges, ranges), min_size=1, max_size=4)
+
+
+@given(profiles, st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(1, 9))
+def test_profile_is_the_nearest_of_those_that_serve(profiles, shape, value):
+    """As a model in plain words: the least sum of differences to what each is best for, the first of equals."""
+    made = [
+        Profile(index, {"x": tuple(zip(rows, columns, strict=True))}, {"s": tuple((each,) for each in columns)})
+        for index, (rows, columns) in enumerate(profiles)
+    ]
+    serving = [
+        (abs(rows[1] - shape[0]) + abs(columns[1] - shape[1]) + abs(columns[1] - value), index)
+        for index, (rows, columns) in enumerate(profiles)
+        if rows[0] <= shape[0] <= rows[2] and columns[0] <= shape[1] <= columns[2] and columns[0] <= value <= columns[2]
+    ]
+    found = [(each.distance({"x": shape}, {"s": (value,)}), each.index) for each in made]
+    assert min([each for each in found if each[0] is not None], default=None) == min(serving, default=None)
+
+
+# -- ragged inputs, sequences --
+
+
+async def test_ragged_input(tmp_path):
+    content = plan("double", [tensor("x", "FLOAT", (-1,))], [tensor("y", "FLOAT", (-1,))], [{"x": [(1,), (8,), (99,)]}])
+    config = """
+    backend: "tensorrt" max_batch_size: 4
+    input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+    output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+    batch_output { target_name: "y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }
+    dynamic_batching { }
+    """
+    async with serving(tmp_path, content, config) as engine:
+        sent = [array(1, 1 + i % 5, start=10.0 * i) for i in range(20)]
+        for each, answer in zip(sent, await infer_all(engine, *(request(x=each) for each in sent)), strict=True):
+            assert answer.status == Status.OK, answer.text
+            np.testing.assert_array_equal(answer.array(), 2 * each)
+
+
+async def test_state_of_a_sequence(tmp_path):
+    """y is the sum so far, which the server keeps."""
+    content = plan(
+        "sum",
+        [X, tensor("before", "FLOAT", (-1, 4))],
+        [Y, tensor("after", "FLOAT", (-1, 4))],
+        [{"x": [(1, 4), (4, 4), (8, 4)], "before": [(1, 4), (4, 4), (8, 4)]}],
+    )
+    config = """
+    backend: "tensorrt" max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+    output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+    sequence_batching {
+        state { input_name: "before" output_name: "after" data_type: TYPE_FP32 dims: [ 4 ] }
+    }
+    """
+    async with serving(tmp_path, content, config) as engine:
+        for step in range(1, 4):
+            for sequence in (1, 2, 3):
+                message = request(x=array(1, start=sequence))
+                message.parameters["sequence_id"].int64_param = sequence
+                message.parameters["sequence_start"].bool_param = step == 1
+                message.parameters["sequence_end"].bool_param = step == 3
+                answer = await infer(engine, message)
+                assert answer.status == Status.OK, answer.text
+                np.testing.assert_array_equal(answer.array(), step * array(1, start=sequence))
 
 
 # -- shapes that depend on data, and shapes as data --

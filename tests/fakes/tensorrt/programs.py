@@ -76,10 +76,22 @@ class Tile(Program):
         return {"t": values["s"]}
 
 
+class Sum(Program):
+    """y and after are before + x."""
+
+    def shapes(self, shapes: Mapping[str, Dims], values: Arrays) -> dict[str, Dims]:
+        return {"y": shapes["x"], "after": shapes["x"]}
+
+    def compute(self, inputs: Arrays, values: Arrays) -> dict[str, np.ndarray]:
+        total = inputs["before"] + inputs["x"]
+        return {"y": total, "after": total}
+
+
 PROGRAMS: Mapping[str, Program] = {
     "double": Program(),
     "copy": Copy(),
     "both": Both(),
     "positive": Positive(),
     "tile": Tile(),
+    "sum": Sum(),
 }
