@@ -109,6 +109,9 @@ cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Reques
     if not policy.batching:
         settle(plan, 1, ALONE)
         return
+    if policy.delay_ns == 0 and first.next == NULL:
+        settle(plan, 1, EVERYTHING)
+        return
     collect(&found, policy, first)
     if policy.delay_ns == 0:
         settle(plan, found.count, found.full if found.full != NULL else EVERYTHING)

@@ -76,7 +76,9 @@ cdef enum:
 # What the loop does
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
-    # it may form another batch with its neighbours than its rows tell
+    # an instance waits, and with its neighbours it may form another batch than its rows tell
+    if queue.idle == 0:
+        return False  # whoever comes looks at all of them
     if request.next != NULL:
         return True
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
@@ -161,7 +163,12 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # What instances do
 
-cdef inline bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+cdef inline int64_t time_of(const Queue *queue) noexcept nogil:
+    # now, for a policy that looks at it: asking the clock takes as long as all the rest
+    return now_ns() if queue.policy.delay_ns else 0
+
+
+cdef inline bint has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
     # with `guard` held: whether there is a batch to be taken now; otherwise wake_rows is set
     cdef const Request *first = queue.levels.first
     if queue.closed:
@@ -179,12 +186,16 @@ cdef inline bint queue_has_batch(Queue *queue, int64_t now, Plan *plan) noexcept
     return plan.count > 0
 
 
-cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    if not queue_has_batch(queue, now, plan):
+cdef inline Request *cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+    if not has_batch(queue, now, plan):
         return NULL
     if queue.policy.adaptive:
         outlook_take(&queue.outlook)
     return levels_cut(&queue.levels, plan.count)
+
+
+cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
+    return cut(queue, now, plan)
 
 
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
@@ -199,7 +210,7 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
             batch = NULL
             more = queue.levels.first != NULL
             break
-        batch = queue_cut_claimed(queue, seat.claim, &plan) if seat.claim != NULL else queue_cut(queue, now_ns(), &plan)
+        batch = cut_claimed(queue, seat.claim, &plan) if seat.claim != NULL else cut(queue, time_of(queue), &plan)
         if batch != NULL or queue.closed:
             more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
             if batch != NULL and since:
@@ -225,16 +236,16 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     return batch
 
 
-cdef Request *queue_cut_claimed(Queue *queue, Claim *claim, Plan *plan) noexcept nogil:
-    # with `guard` held, as queue_cut: the requests stay in the queue, where they can be removed, until there are the
+cdef Request *cut_claimed(Queue *queue, Claim *claim, Plan *plan) noexcept nogil:
+    # with `guard` held, as cut: the requests stay in the queue, where they can be removed, until there are the
     # resources to execute them
     cdef Request *batch
-    if not queue_has_batch(queue, now_ns(), plan):
+    if not has_batch(queue, time_of(queue), plan):
         return NULL
     unlock(&queue.guard)
     claim_acquire(claim)
     lock(&queue.guard)
-    batch = queue_cut(queue, now_ns(), plan)
+    batch = cut(queue, time_of(queue), plan)
     if batch == NULL:
         claim_release(claim)  # others were faster, or the clients left
     return batch

@@ -1,6 +1,6 @@
 """Requests and responses: making them, failing them, and comparing requests that may share a batch."""
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memset
 
@@ -291,7 +291,10 @@ cdef bint same_shape(const Signature *signature, const TensorSignature *tensor, 
     cdef uint32_t batches = signature.max_batch_size > 0
     cdef uint32_t i
     if not tensor.padded:
-        return memcmp(a.shape + batches, b.shape + batches, tensor.rank * sizeof(int64_t)) == 0
+        for i in range(batches, batches + tensor.rank):  # few: memcmp would only cost the call
+            if a.shape[i] != b.shape[i]:
+                return False
+        return True
     i = tensor.pad_axis + batches  # its only variable dimension
     return (bucket_of(signature.buckets, signature.bucket_count, a.shape[i])
             == bucket_of(signature.buckets, signature.bucket_count, b.shape[i]))

@@ -26,6 +26,7 @@ class Driver:
         requests: int = 0,
         seconds: float = 0.0,
         rate: float = 0.0,
+        scattered: bool = False,
         path: str = ...,
         method: str = "POST",
         cancel_fraction: float = 0.0,

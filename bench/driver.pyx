@@ -1,8 +1,8 @@
 """A gRPC load driver: N connections, M calls in flight on each, one thread, no Python in the loop.
 
 Each `Driver` keeps its connections from run to run. A run is a closed loop (a call that ends is replaced at once) or,
-with `rate`, an open loop: calls are due at fixed intervals whether or not earlier ones have ended, and their latency
-counts from when they were due, so that a stalled server cannot hide its stall.
+with `rate`, an open loop: calls are due at fixed intervals, or at random, whether or not earlier ones have ended, and
+their latency counts from when they were due, so that a stalled server cannot hide its stall.
 
 Requests come from a `Workload`, which may also judge the answers. `Fixed`, here, sends given messages in turn;
 `bench.nonce.NonceWorkload` makes random ones whose answers are checked to every byte.
@@ -16,6 +16,7 @@ import socket
 import time
 
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.math cimport log1p
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, realloc
@@ -128,7 +129,8 @@ cdef struct Loop:
     uint64_t seed
     uint64_t limit            # requests; 0: no limit
     uint64_t end_ns           # no request is started after this; 0: no end
-    uint64_t interval_ns      # open loop: between two requests; 0: closed loop
+    uint64_t interval_ns      # open loop: between two requests, on average if `scattered`; 0: closed loop
+    bint scattered            # they come independently of each other
     uint64_t next_due_ns
     uint32_t cancel_share     # of 65536
     uint32_t deadline_share
@@ -576,12 +578,20 @@ cdef void start_due(Loop *loop) noexcept nogil:
             continue
         tried = 0
         start(connection, take_free(connection), loop.next_due_ns)
-        loop.next_due_ns += loop.interval_ns
+        loop.next_due_ns += interval(loop)
     memset(&spec, 0, sizeof(spec))
     if loop.next_due_ns > now:
         spec.it_value.tv_sec = loop.next_due_ns // 1000000000
         spec.it_value.tv_nsec = loop.next_due_ns % 1000000000
     timerfd_settime(loop.timer, TFD_TIMER_ABSTIME, &spec, NULL)
+
+
+cdef inline uint64_t interval(const Loop *loop) noexcept nogil:
+    cdef double draw
+    if not loop.scattered:
+        return loop.interval_ns
+    draw = <double>(mix(loop.seed ^ (loop.issued * <uint64_t> 0xD1B54A32D192ED03)) >> 11) / <double>(<uint64_t>1 << 53)
+    return <uint64_t>(-log1p(-draw) * <double>loop.interval_ns)
 
 
 cdef Call *take_free(Connection *connection) noexcept nogil:
@@ -832,13 +842,14 @@ cdef class Driver:
         return True
 
     def run(self, Workload workload not None, *, uint32_t in_flight=1, uint64_t requests=0, double seconds=0.0,
-            double rate=0.0, str path=INFER_PATH, str method="POST", double cancel_fraction=0.0,
+            double rate=0.0, bint scattered=False, str path=INFER_PATH, str method="POST", double cancel_fraction=0.0,
             double deadline_fraction=0.0, deadline_us=(100, 20_000), uint64_t seed=1, double stall_seconds=30.0):
         """Drive the server and report; needs `requests`, `seconds` or both (whichever ends first).
 
         Args:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
             rate: requests per second over all connections; 0 is the closed loop.
+            scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
                 after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
             deadline_fraction: this share of the calls carries a grpc-timeout, drawn log-uniformly from `deadline_us`.
@@ -860,6 +871,7 @@ cdef class Driver:
         loop.limit = requests
         loop.end_ns = now_ns() + <uint64_t> (seconds * 1e9) if seconds > 0 else 0
         loop.interval_ns = <uint64_t> (1e9 / rate) if rate > 0 else 0
+        loop.scattered = scattered
         loop.cancel_share = <uint32_t> (cancel_fraction * 65536)
         loop.deadline_share = <uint32_t> (deadline_fraction * 65536)
         loop.cancel_span = 2 * in_flight

@@ -2,10 +2,10 @@
 
 Output i is input i, paired in the order of the configuration. Good for tests and for measuring what the server itself
 costs. A model may take time without using the CPU: parameter `delay_us` (or Triton's `execute_delay_ms`) is how long
-each batch waits. With parameter `gather` it takes the way of a real model: the inputs of a batch are made contiguous,
-and one output for the whole batch is split among its requests. A decoupled model answers each request with one response
-for every entry along the first dimension, the batch dimension if there is one. An instance on a GPU sends the inputs
-there and copies them on the device.
+each batch waits, `row_delay_us` how much longer for each of its rows. With parameter `gather` it takes the way of a
+real model: the inputs of a batch are made contiguous, and one output for the whole batch is split among its requests. A
+decoupled model answers each request with one response for every entry along the first dimension, the batch dimension if
+there is one. An instance on a GPU sends the inputs there and copies them on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backends.api import (
     ModelSpec,
     NativeInstance,
 )
-from backends.identity._identity import make_executor
+from backends.identity._identity import LONGEST_US, make_executor
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"
+ROW_DELAY_US = "row_delay_us"
 GATHER = "gather"
 
 
@@ -44,9 +45,12 @@ class IdentityBackend(Backend):
         """Pair inputs and outputs, and read the parameters."""
         check_pairs(source.spec)
         parameters = Parameters(source.spec.parameters, f"model '{source.spec.name}'")
-        parameters.warn_unknown((DELAY_US, DELAY_MS, GATHER))
+        parameters.warn_unknown((DELAY_US, DELAY_MS, ROW_DELAY_US, GATHER))
         delay_us = parameters.integer(DELAY_US) or 1_000 * (parameters.integer(DELAY_MS) or 0)
-        return IdentityModel(source.spec, 1_000 * delay_us, parameters.flag(GATHER, False))
+        row_delay_us = parameters.integer(ROW_DELAY_US) or 0
+        if max(delay_us, row_delay_us) > LONGEST_US:
+            raise parameters.error(DELAY_US, f"expected at most {LONGEST_US} us, for batches and for rows")
+        return IdentityModel(source.spec, (delay_us, row_delay_us), parameters.flag(GATHER, False))
 
 
 def check_pairs(spec: ModelSpec) -> None:
@@ -75,23 +79,23 @@ def check_pairs(spec: ModelSpec) -> None:
 class IdentityModel(Model):
     """One loaded version: nothing but its parameters."""
 
-    def __init__(self, spec: ModelSpec, delay_ns: int, gather: bool) -> None:
+    def __init__(self, spec: ModelSpec, delays_us: tuple[int, int], gather: bool) -> None:
         self.spec = spec
-        self.delay_ns = delay_ns
+        self.delays_us = delays_us  # of each batch, and of each of its rows
         self.gather = gather
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
         """One that hands inputs back where they are; on a GPU, one that copies them there."""
         if spec.kind == "GPU":
             return IdentityGpuInstance(self.spec, spec)
-        return IdentityInstance(self.delay_ns, self.gather, self.spec.decoupled)
+        return IdentityInstance(self.delays_us, self.gather, self.spec.decoupled)
 
 
 class IdentityInstance(NativeInstance):
     """Runs without touching Python."""
 
-    def __init__(self, delay_ns: int, gather: bool, decoupled: bool) -> None:
-        self.executor = make_executor(delay_ns, gather, decoupled)
+    def __init__(self, delays_us: tuple[int, int], gather: bool, decoupled: bool) -> None:
+        self.executor = make_executor(*delays_us, gather, decoupled)
 
 
 class IdentityGpuInstance(GpuInstance):

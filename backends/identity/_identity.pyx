@@ -2,7 +2,7 @@
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from _native.accounting cimport execution_add
@@ -56,8 +56,13 @@ cdef void answer(Request *request, uint32_t output) noexcept nogil:
     memcpy(out.shape, given.shape, given.rank * sizeof(int64_t))
 
 
-cdef void pass_time(NativeBatch *batch, int64_t delay_ns) noexcept nogil:
+LONGEST_US = (1 << 31) - 1   # 35 minutes
+
+
+cdef void pass_time(NativeBatch *batch, void *context) noexcept nogil:
     """What stands for the computation, between the two times that statistics need."""
+    cdef uint64_t delays_us = <uint64_t><uintptr_t>context
+    cdef int64_t delay_ns = <int64_t>((delays_us >> 32) + batch.rows * <uint64_t><uint32_t>delays_us) * 1000
     batch.input_end_ns = now_ns()
     if delay_ns > 0:
         sleep_ns(delay_ns)
@@ -69,7 +74,7 @@ cdef void pass_time(NativeBatch *batch, int64_t delay_ns) noexcept nogil:
 cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
     # inputs are not gathered: nothing here needs them side by side
     cdef uint32_t i, output
-    pass_time(batch, <intptr_t>context)
+    pass_time(batch, context)
     for i in range(batch.count):
         for output in range(batch.signature.output_count):
             answer(batch.requests[i], output)
@@ -81,7 +86,7 @@ cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
     cdef uint32_t output
     if not batch_gather(batch):
         return
-    pass_time(batch, <intptr_t>context)
+    pass_time(batch, context)
     for output in range(batch.signature.output_count):
         given = &batch.inputs[output]
         if not given.present or not batch_wants(batch, output):
@@ -140,7 +145,7 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     cdef bint rehearsed = batch.requests[0].rehearsed
     cdef Request *request
     cdef uint32_t i
-    pass_time(batch, <intptr_t>context)
+    pass_time(batch, context)
     memset(&execution, 0, sizeof(Execution))
     execution.rows = batch.rows
     for i in range(batch.count):
@@ -153,9 +158,12 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
         statistics_executed(&batch.lane.statistics, &execution)
 
 
-def make_executor(delay_ns: int, gather: bool, decoupled: bool) -> object:
-    """The capsule for NativeInstance.executor; its context is the delay itself, so there is nothing to free."""
+def make_executor(delay_us: int, row_delay_us: int, gather: bool, decoupled: bool) -> object:
+    """The capsule for NativeInstance.executor; its context is the delays themselves, so there is nothing to free.
+
+    Each is LONGEST_US at most.
+    """
     cdef execute_fn function = execute_decoupled if decoupled else execute_gathered if gather else execute
     capsule = PyCapsule_New(<void *>function, "inferd.execute_fn", NULL)
-    PyCapsule_SetContext(capsule, <void *><intptr_t>delay_ns)
+    PyCapsule_SetContext(capsule, <void *><uintptr_t>((<uint64_t>delay_us << 32) + <uint64_t>row_delay_us))
     return capsule

@@ -213,7 +213,7 @@ class Lanes:
             self.run()
 
     def _instance(self, delay_ns: int, index: int) -> threading.Thread:
-        loop = InstanceLoop(self.lane, IdentityInstance(delay_ns, False, False), f"m_{index}")
+        loop = InstanceLoop(self.lane, IdentityInstance((delay_ns // 1000, 0), False, False), f"m_{index}")
         return threading.Thread(target=loop.run)
 
     def run(self) -> None:
