@@ -66,6 +66,7 @@ class TensorRTBackend(Backend):
         spec = source.spec
         for instance in spec.instances:
             if instance.kind != "GPU":
+                gpu_for_plans(0, f"model '{spec.name}'")  # where there is none, that is the reason
                 raise BackendError(
                     f"instance '{instance.name}' of model '{spec.name}' is of KIND_{instance.kind}; plans of TensorRT "
                     "run on GPUs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,12 +120,12 @@ class _Build:
         config.progress_monitor = monitor
         self._configure(config)
         add_profiles(builder, config, network, self.spec.profiles, self.spec.max_batch_size)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # TensorRT-RTX has no use for timings
+        if self.library.name != RTX:  # which has no use for them
             self._take_timings(config)
-            plan = builder.build_serialized_network(network, config)
-            if plan is None:
-                raise BackendError(f"TensorRT did not build '{self.spec.model}': {reason(complaints, 'cancelled')}")
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise BackendError(f"TensorRT did not build '{self.spec.model}': {reason(complaints, 'cancelled')}")
+        if self.library.name != RTX:
             self._give_timings(config)
         return memoryview(plan)
 

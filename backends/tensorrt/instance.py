@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,6 +42,7 @@ class Context:
     profile: Profile
     allocator: OutputAllocator  # of outputs whose shape depends on data
     key: Key | None = None  # the shapes that it has been told
+    allocated: set[str] = field(default_factory=set)  # the outputs that the allocator has been set for
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +143,13 @@ class TensorRTInstance(GpuInstance):
             if not used.context.set_input_shape(tensor.name, dims):
                 why = reason(complaints, "it gives no reason")
                 raise RequestError(f"input '{tensor.name}' cannot have the shape {list(dims)}: {why}")
-        missing = used.context.infer_shapes()
+        try:
+            missing = used.context.infer_shapes()
+        except RuntimeError as error:
+            why = reason(complaints, str(error))
+            raise RequestError(f"the shapes of the inputs do not go together: {why}") from None
         if missing:
-            why = reason(complaints, f"{', '.join(missing)} are not known")
-            raise BackendError(f"TensorRT cannot tell the shapes of outputs: {why}")
+            raise BackendError(f"TensorRT does not know the shapes of {', '.join(missing)}")
         used.key = key
         if known is None:
             known = Known(used, tuple(tuple(used.context.get_tensor_shape(tensor.name)) for tensor in self.outputs))
@@ -184,7 +188,9 @@ class TensorRTInstance(GpuInstance):
                 on_host[tensor.name] = _host_array(dims, tensor)
                 context.set_tensor_address(tensor.name, on_host[tensor.name].ctypes.data)
             elif -1 in dims:
-                context.set_output_allocator(tensor.name, allocator)
+                if tensor.name not in known.context.allocated:  # the bindings remember every call
+                    known.context.allocated.add(tensor.name)
+                    context.set_output_allocator(tensor.name, allocator)
             elif tensor.name in self.answered:
                 context.set_tensor_address(tensor.name, batch.output(tensor.name, dims or (1,)).pointer)
             else:

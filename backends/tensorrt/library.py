@@ -53,7 +53,7 @@ class Library:
         self.module = module
         self.version = str(module.__version__)
         self.loading = threading.Lock()
-        """Held while a plan is read, so that what TensorRT complains of belongs to this plan."""
+        """Held while a plan is read or a context made: TensorRT says nothing about doing that in several threads."""
         self._said = threading.local()
         self.logger = _logger(module, self._hear)  # one for the process: TensorRT ignores a second one
 
@@ -62,7 +62,7 @@ class Library:
 
     @contextmanager
     def complaints(self) -> Iterator[list[str]]:
-        """The errors that TensorRT tells on this thread meanwhile; they are not logged."""
+        """The errors that TensorRT tells on this thread meanwhile. They are logged unless it ends in an exception."""
         errors: list[str] = []
         before = getattr(self._said, "errors", None)
         self._said.errors = errors
@@ -70,6 +70,8 @@ class Library:
             yield errors
         finally:
             self._said.errors = before
+        for text in errors:
+            log.error("%s", text)
 
     def _hear(self, severity: str, text: str) -> None:
         level = LEVELS.get(severity, 0)

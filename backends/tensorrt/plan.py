@@ -156,8 +156,7 @@ def read_plan(library: Library, path: Path, gpu: Device, what: str, *, host_code
                 engine = runtime.deserialize_cuda_engine(data)
                 if engine is None:
                     complaints[:0] = _invalidity(library.module, runtime, data)
-    if engine is None:
-        raise BackendError(_unreadable(library, path, gpu, what, reason(complaints, "it gives no reason")))
+                    raise BackendError(_unreadable(library, path, gpu, what, reason(complaints, "it gives no reason")))
     tensors = tuple(_tensors(library, engine, what))
     count = engine.num_optimization_profiles
     profiles = tuple(_profile(engine, tensors, index) for index in range(count))

@@ -274,9 +274,17 @@ def test_command_without_a_gpu_does_not_crash(tmp_path):
 def test_check_without_a_gpu_does_not_crash(tmp_path):
     (tmp_path / "models" / "m" / "1").mkdir(parents=True)
     (tmp_path / "models" / "m" / "1" / "model.plan").write_bytes(MODEL)
+    why = "model 'm': a plan of TensorRT needs a GPU, also to be looked into, and there is no GPU 0"
     done = command("check", tmp_path / "models")
     assert done.returncode == 1
-    assert "model 'm': a plan of TensorRT needs a GPU, also to be looked into, and there is no GPU 0" in done.stdout
+    assert why in done.stdout
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(
+        """backend: "tensorrt" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+        output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }"""
+    )
+    done = command("serve", "--model-repository", tmp_path / "models", "--grpc-address", f"unix:{tmp_path}/socket")
+    assert done.returncode == 1
+    assert why in done.stderr
 
 
 async def test_onnx_model_is_built_when_it_is_loaded(tmp_path, tensorrt, stub, caplog):

@@ -371,6 +371,14 @@ async def test_shape_values_that_cannot_be(tmp_path, s, text):
         assert (await infer(engine, request(x=array(2), s=values(2, 2)))).status == Status.OK
 
 
+async def test_values_that_the_model_cannot_follow_are_the_fault_of_the_request(tmp_path):
+    async with serving(tmp_path, TILE) as engine:
+        answer = await infer(engine, request(x=array(5), s=values(5, 5)))
+        assert answer.status == Status.INVALID_ARGUMENT
+        assert "the shapes of the inputs do not go together: dimensions not compatible for tile" in answer.text
+        assert (await infer(engine, request(x=array(4), s=values(5, 5)))).status == Status.OK
+
+
 async def test_metadata_shows_a_shape_tensor_as_clients_send_it(tmp_path):
     from server.pb import grpc_service_pb2 as pb
 

@@ -236,6 +236,7 @@ class IExecutionContext:
         return True
 
     def set_output_allocator(self, name: str, output_allocator: Any) -> bool:
+        assert name not in self.allocators, "the real bindings keep every one that is set, for good"
         self.allocators[name] = output_allocator
         return True
 
@@ -260,7 +261,10 @@ class IExecutionContext:
         ]
 
     def infer_shapes(self) -> list[str]:
-        return self._missing()
+        missing = self._missing()
+        if not missing:
+            self.program.shapes(self.shapes, self._values())
+        return missing
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name in self.shapes:

@@ -60,11 +60,12 @@ class Positive(Program):
 class Tile(Program):
     """y of the shape that s says, which begins with the batch size: each row full of x's first column.
 
-    t is s, as a shape tensor.
+    t is s, as a shape tensor. More than 100 elements cannot be.
     """
 
     def shapes(self, shapes: Mapping[str, Dims], values: Arrays) -> dict[str, Dims]:
-        assert values["s"][0] == shapes["x"][0]
+        if values["s"][0] != shapes["x"][0] or values["s"].prod() > 100:
+            raise RuntimeError("dimensions not compatible for tile")
         return {"y": tuple(int(each) for each in values["s"]), "t": (len(values["s"]),)}
 
     def compute(self, inputs: Arrays, values: Arrays) -> dict[str, np.ndarray]:
