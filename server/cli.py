@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 ALIASES = {"model-store": "model-repository"}
+ANY_CASE = {"model-control-mode"}
+"""Options whose values tritonserver takes in upper case, too."""
 FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
 
 USAGE_ERROR = 2
@@ -61,6 +63,8 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
         foreign = FOREIGN.get(name)
         if not equals and _takes_next(name, foreign, tokens[i + 1 : i + 2]):
             value, equals = tokens[next(rest)], "="
+        if name in ANY_CASE:
+            value = value.lower()
         if foreign is None:
             kept.append(f"--{name}{equals}{value}")
         else:
@@ -69,11 +73,11 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
 
 
 def _takes_next(name: str, foreign: Refused | Ignored | None, following: Sequence[str]) -> bool:
-    """Whether the token after the option is its value; flags take only what reads as a truth value."""
+    """Whether the token after the option is its value to be joined; flags take only what reads as a truth value."""
     if not following:
         return False
     if foreign is None:
-        return name in FLAGS and following[0].lower() in TRUTH
+        return name in ANY_CASE or (name in FLAGS and following[0].lower() in TRUTH)
     return following[0].lower() in TRUTH if foreign.is_flag else not following[0].startswith("--")
 
 

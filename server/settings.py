@@ -375,8 +375,9 @@ class Settings:
             raise SettingsError(
                 "load-model: Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
-        if self.repository_poll_secs < 1:
-            raise SettingsError(f"repository-poll-secs: expected 1 or more, got {self.repository_poll_secs}")
+        least = 1 if self.model_control_mode == "poll" else 0
+        if self.repository_poll_secs < least:
+            raise SettingsError(f"repository-poll-secs: expected {least} or more, got {self.repository_poll_secs}")
 
     def _check_unix_mode(self) -> None:
         try:

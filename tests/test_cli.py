@@ -56,6 +56,10 @@ def refused(capsys, *arguments: str) -> str:
         ([], "grpc_address", ("127.0.0.1",)),
         (["--grpc-address=::1", "--grpc-address", "unix:/s"], "grpc_address", ("::1", "unix:/s")),
         (["--reuse-grpc-port", "true"], "reuse_grpc_port", True),
+        (["--model-control-mode=EXPLICIT", "--repository-poll-secs=0"], "model_control_mode", "explicit"),
+        (["--model-control-mode=explicit", "--load-model=a", "--load-model", "b"], "load_model", ("a", "b")),
+        (["--model-control-mode", "Poll"], "model_control_mode", "poll"),
+        (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
         (["--grpc-unix-mode=600"], "unix_mode", 0o600),
         (["--allow-client-shm"], "allow_client_shm", True),
         (["--client-shm-prefix=a", "--client-shm-prefix=b"], "client_shm_prefix", ("a", "b")),
@@ -163,6 +167,10 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--backend-config", "onnxruntime"], "expected BACKEND,KEY=VALUE"),
         (["--exit-on-error=maybe"], "--exit-on-error"),
         (["stray"], "stray"),
+        (["--load-model=a"], "load-model: it needs --model-control-mode explicit"),
+        (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the ONLY startup model"),
+        (["--model-control-mode=poll", "--repository-poll-secs=0"], "repository-poll-secs: expected 1 or more"),
+        (["--model-control-mode=both"], "model-control-mode"),
     ],
 )
 def test_a_wrong_option_is_an_error(capsys, arguments: list[str], fragment: str) -> None:

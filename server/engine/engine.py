@@ -17,10 +17,10 @@ from _native.memory import host
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
+from server.engine.candidates import Maker
 from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.instances import Placement
 from server.engine.lifecycle import Lifecycle
-from server.engine.loading import Maker
 from server.engine.measures import Measures
 from server.engine.models import IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override

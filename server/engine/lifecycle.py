@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from server.engine import config as configuration
-from server.engine.loading import Candidate, Failure, Loading, Maker
+from server.engine.candidates import Candidate, Failure, Maker
+from server.engine.loading import Loading
 from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Models, ModelState
 from server.engine.overrides import NOTHING, Override, write_files
 from server.engine.repository import find, marks

@@ -1,4 +1,4 @@
-"""One load: what it is about, what of it must be made, and the step in which it takes the place of what was there."""
+"""One load: what of it must be made, and the step in which it takes the place of what was there."""
 
 from __future__ import annotations
 
@@ -6,185 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from tempfile import TemporaryDirectory
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Protocol
 
-from _native.infer import InferService
-from backends.api import BackendError, ModelSource
-from backends.loader import BackendLoader
-from server.caching import CacheConfig, RedisCache
+from backends.api import BackendError
 from server.engine import config as configuration
-from server.engine.fingerprint import fingerprint
-from server.engine.instances import Placement
+from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.models import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
-from server.engine.repository import REST, Marks, ModelFolder
+from server.engine.repository import REST
 from server.engine.threads import on_thread
 from server.engine.turns import Turn
 from server.engine.version import LoadedVersion
-from server.engine.warmup import warm_up_ensemble
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a model was not loaded: a problem of the model, or one of each of these versions; else it was not found."""
-
-    name: str
-    problem: str = ""
-    versions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __str__(self) -> str:
-        """As a line for people."""
-        for version, reason in self.versions.items():
-            return f"failed to load '{self.name}' version {version}: {reason}"
-        if self.is_missing:
-            return f"failed to load '{self.name}', failed to poll from model repository"
-        return f"failed to load '{self.name}': {self.problem}"
-
-    @property
-    def is_missing(self) -> bool:
-        """It lies in no repository."""
-        return not self.problem and not self.versions
-
-    @property
-    def answer(self) -> str:
-        """As Triton tells clients."""
-        if self.is_missing:
-            return str(self)
-        reasons = [
-            f"version {version} is at {UNAVAILABLE} state: {reason};" for version, reason in self.versions.items()
-        ]
-        return f"load failed for model '{self.name}': {' '.join(reasons) or self.problem}"
-
-
-class Maker:
-    """Makes versions of models; how, is the same for all.
-
-    Args:
-        loader: finds backends.
-        options: how configurations are read.
-        service: through which an ensemble's steps go.
-        max_queued: requests that may wait for one version; 0 for any number.
-        placement: where instances run and what limits them.
-        cache: where answers are kept; those that outlive the server are kept by fingerprints.
-    """
-
-    def __init__(
-        self,
-        loader: BackendLoader,
-        options: configuration.Options,
-        service: InferService,
-        *,
-        max_queued: int,
-        placement: Placement,
-        cache: CacheConfig,
-    ) -> None:
-        self._loader = loader
-        self._options = options
-        self._service = service
-        self._max_queued = max_queued
-        self._placement = placement
-        self._has_cache = cache is not None
-        self.fingerprints = isinstance(cache, RedisCache)
-
-    async def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
-        """See `config.prepare`."""
-        return await on_thread(configuration.prepare, folder, self._options, self._loader, override)
-
-    async def make(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
-        """A version that nobody can find yet.
-
-        Raises:
-            BackendError: the model does not load.
-        """
-        if prepared.spec.caches and not self._has_cache:
-            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", prepared.spec.name)
-        return await on_thread(self._load, prepared, folder, version)
-
-    def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
-        spec, text = prepared.spec, configuration.config_to_json(prepared.config)
-        source = ModelSource(spec, version, folder.version_path(version), text)
-        backend = None if spec.ensemble else self._loader.backend(spec.backend)
-        return LoadedVersion(prepared.config, backend, source, self._service, self._max_queued, self._placement)
-
-    async def fingerprint(self, config: pb.ModelConfig, folder: ModelFolder, version: int) -> bytes:
-        """See `fingerprint`."""
-        return await on_thread(lambda: fingerprint(folder.version_path(version), configuration.config_to_json(config)))
-
-    async def warm_up(self, loaded: LoadedVersion) -> None:
-        """Warm an ensemble up, whose steps are served.
-
-        Raises:
-            BackendError: a sample fails.
-        """
-        await warm_up_ensemble(self._service, loaded.lane, loaded.spec)
-
-
-@dataclass(eq=False, slots=True)
-class Candidate:
-    """A model that is to be served as it lies in a folder.
-
-    Attributes:
-        marks: of the folder's files.
-        override: holds the folder, where it is not one of a repository.
-        is_own: it lies in a repository and has its own configuration.
-        is_user: it serves already, and is an ensemble that has a step among the others.
-        explicit: somebody asked for it by its name.
-        own: its configuration; None while it is not prepared, or when that has failed.
-        problem: why it has failed.
-        prepared: the configuration of an ensemble, completed by the models of its steps; None when the load has failed.
-        kept: versions that serve already and stay.
-        made: versions that nobody can find yet.
-        seconds: how long that took.
-        reasons: why others could not be made.
-        leaving: waits for instances that end.
-    """
-
-    name: str
-    folder: ModelFolder
-    marks: Marks
-    override: TemporaryDirectory[str] | None = None
-    is_own: bool = True
-    is_user: bool = False
-    explicit: bool = False
-    own: configuration.Prepared | None = None
-    problem: str = ""
-    prepared: configuration.Prepared | None = None
-    kept: dict[int, VersionState] = field(default_factory=dict)
-    made: dict[int, LoadedVersion] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-    leaving: list[Callable[[], None]] = field(default_factory=list)
-
-    @property
-    def steps(self) -> frozenset[str]:
-        """The models of an ensemble's steps."""
-        return configuration.models_of(self.own.spec) if self.own else frozenset()
-
-    @property
-    def warms_steps(self) -> bool:
-        """It is an ensemble with a warm-up, for which its steps must be served."""
-        return self.own is not None and self.own.spec.ensemble is not None and bool(self.own.spec.warmup)
-
-    async def prepare(self, maker: Maker, override: pb.ModelConfig | None) -> None:
-        """Read the configuration, or note why it cannot be served."""
-        try:
-            self.own = await maker.prepare(self.folder, override)
-        except (ServerError, BackendError) as error:
-            self.problem = str(error)
-        except Exception as error:
-            log.exception("model %s could not be prepared", self.name)
-            self.problem = f"{type(error).__name__}: {error}"
-
-    async def discard(self) -> None:
-        """It is not loaded."""
-        if self.override is not None:
-            await on_thread(self.override.cleanup)
 
 
 class Ending(Protocol):

@@ -78,7 +78,12 @@ def scan(paths: Iterable[Path]) -> list[ModelFolder]:
 
 
 def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
-    """The model of this name, with its problem when it lies in two repositories; None when it lies in none."""
+    """The model of this name, with its problem when it lies in two repositories; None when it lies in none.
+
+    What cannot be a model's name is none's, wherever its path may lead.
+    """
+    if not NAME.fullmatch(name) or ".." in name:
+        return None
     folders = [path.resolve() / name for path in dict.fromkeys(paths)]
     found = [_model_folder(folder, folder.parent) for folder in dict.fromkeys(folders) if folder.is_dir()]
     return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None

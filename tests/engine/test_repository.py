@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.repository import AMBIGUOUS, ModelFolder, check_name, scan, select_versions, versions_of
+from server.engine.repository import (
+    AMBIGUOUS,
+    CONFIGURATION,
+    REST,
+    ModelFolder,
+    check_name,
+    find,
+    marks,
+    scan,
+    select_versions,
+    versions_of,
+)
 from server.errors import ConfigError, InvalidArgument
 from server.pb import model_config_pb2 as pb
 
@@ -133,3 +144,62 @@ def test_no_version_is_an_error(policy: dict, versions: tuple[int, ...]) -> None
         ConfigError, match="at least one version must be available under the version policy of model 'm'"
     ):
         select_versions(pb.ModelConfig(version_policy=policy), folder)
+
+
+# -- one model, and what has changed of it --
+
+
+def test_one_model_is_found_as_by_a_scan(tmp_path: Path) -> None:
+    make(tmp_path / "a", "m", "1", "2")
+    make(tmp_path / "a", "twice", "1")
+    make(tmp_path / "b", "twice", "1")
+    repositories = [tmp_path / "a", tmp_path / "b", tmp_path / "a" / "."]
+    scanned = {folder.name: folder for folder in scan(repositories)}
+    assert find(repositories, "m") == scanned["m"]
+    assert find(repositories, "twice") == scanned["twice"]
+    assert find(repositories, "nothing") is None
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", ".", "", "m/../m", "m/1", ".hidden"])
+def test_no_name_leads_out_of_a_repository(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "a", "m", "1")
+    make(tmp_path / "a", ".hidden", "1")
+    make(tmp_path, "outside", "1")
+    assert find([tmp_path / "a"], name) is None
+
+
+def test_each_part_of_a_model_has_its_marks(tmp_path: Path) -> None:
+    path = make(tmp_path, "m", "1", "2", "configs", "warmup", "1/__pycache__")
+
+    def changed(*file: str) -> set[str]:
+        """The parts whose marks are others after the file was written."""
+        [folder] = scan([tmp_path])
+        before = marks(folder)
+        target = path.joinpath(*file)
+        target.write_text(target.read_text() + "x" if target.exists() else "x")
+        after = marks(folder)
+        return {part for part in after if before.get(part) != after[part]}
+
+    for _ in range(2):  # made, then changed
+        assert changed("config.pbtxt") == {CONFIGURATION}
+        assert changed("configs", "large.pbtxt") == {CONFIGURATION}
+        assert changed("1", "model.onnx") == {"1"}
+        assert changed("2", "model.onnx") == {"2"}
+        assert changed("labels.txt") == {REST}
+        assert changed("warmup", "sample") == {REST}
+        assert changed("1", "__pycache__", "model.cpython-311.pyc") == set()
+        assert changed("1", ".hidden") == set()
+
+
+def test_marks_follow_links_and_end(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", "m")
+    elsewhere = make(tmp_path, "elsewhere")
+    (elsewhere / "model.onnx").write_text("x")
+    (path / "1").symlink_to(elsewhere)
+    (elsewhere / "circle").symlink_to(path)
+    (path / "labels.txt").symlink_to(tmp_path / "nowhere")
+    [folder] = scan([tmp_path / "a"])
+    before = marks(folder)
+    assert before["1"]
+    (elsewhere / "model.onnx").write_text("other")
+    assert marks(folder)["1"] != before["1"]
