@@ -87,7 +87,7 @@ backend: "python"
 max_batch_size: 16
 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
-instance_group { kind: KIND_CPU count: 2 }
+instance_group { kind: KIND_CPU count: COUNT }
 dynamic_batching { }
 parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }
 """
@@ -104,10 +104,11 @@ class Tally:
 
 def write_models(folder: Path) -> Path:
     """The repository."""
-    for name, code in (("wild", MODEL), ("calm", MODEL), ("caller", CALLER)):
+    # A worker that dies again and again is started with growing pauses: more of them, so that some are there.
+    for name, code, count in (("wild", MODEL, 4), ("calm", MODEL, 2), ("caller", CALLER, 2)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.py").write_text(code)
-        (folder / name / "config.pbtxt").write_text(CONFIG)
+        (folder / name / "config.pbtxt").write_text(CONFIG.replace("COUNT", str(count)))
     return folder
 
 
@@ -174,8 +175,8 @@ async def torment(server: ServerProcess, until: float, seed: int) -> int:
     chance = random.Random(seed)
     count = 0
     while time.monotonic() < until:
-        await asyncio.sleep(chance.uniform(0.1, 1.0))
-        found = await asyncio.to_thread(workers, server, chance.choice(("wild", "wild", "caller")))
+        await asyncio.sleep(chance.uniform(0.2, 3.0))
+        found = await asyncio.to_thread(workers, server, chance.choice(("wild", "wild", "wild", "caller")))
         if found:
             with contextlib.suppress(psutil.Error):
                 chance.choice(found).send_signal(chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))

@@ -4,7 +4,10 @@ import asyncio
 import time
 
 import numpy as np
+import pytest
 
+from backends.python.process import CALLS
+from backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.backends.python.test_decoupled import COUNTDOWN, DECOUPLED
 from tests.engine.serving import Pending, infer_all, request, row
@@ -155,6 +158,34 @@ async def test_a_dead_callee_is_an_error_and_a_dead_caller_takes_its_calls_along
         assert "exited with status 1" in answer.text
         assert (await ask(engine, 1, model="caller")).status == 14
         await until_told(tmp_path, "slow", "cancelled")
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"too short",
+        protocol.HEAD.pack(protocol.BLS_REQUEST, protocol.IN_ARENA, 0, 100, 1, 0),  # belongs on the side socket
+        protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 100, 1, 0) + b"less",
+        protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 4, 1, 0) + b"less",  # than the head of a call
+        protocol.HEAD.pack(protocol.DONE, 0, 0, 0, 1, 0),
+    ],
+)
+async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_path, packet):
+    code = f"""
+    import os, time
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            if requests[0].inputs()[0].as_numpy().flat[0] < 0:
+                os.write({CALLS}, {packet!r})
+                time.sleep(3600)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    async with serving(tmp_path, m=code) as engine:
+        answer = await ask(engine, -1)
+        assert answer.status == 14
+        assert "killed by signal 9" in answer.text
+        assert (await ask(engine, 1)).array().tolist() == [[1]]
 
 
 async def test_whether_a_model_is_ready(tmp_path):
