@@ -9,6 +9,7 @@
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
+#   make tensorrt real packages of TensorRT, in an environment of their own: their names, and building; no GPU is needed
 #   make soak     random clients through both doors, every answer checked; then hostile clients
 #   make proto    server/pb/ from proto/, and the tables of docs/ that the code knows
 #   make clean    everything made here, .venv included
@@ -27,6 +28,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
+TENSORRT := build/tensorrt
+LEAN := 11.4.0.106
+RTX := 1.7.1.116
 CYTHON := $(shell find _native backends bench -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
 
 # The files below are stamps: empty, newer than what their step was made from.
@@ -37,7 +41,7 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test clients lint fuzz bench gpu soak proto clean
+.PHONY: setup build serve test clients lint fuzz bench gpu tensorrt soak proto clean
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) build
@@ -104,6 +108,16 @@ bench: setup
 gpu: setup
 	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
 	$(PY) -m bench.gpu gpu-bench.json
+
+# By their own names and without dependencies: the package that would gather them fetches libraries from NVIDIA's index.
+tensorrt: setup
+	test -x $(TENSORRT)/bin/python || $(PY) -m venv $(TENSORRT)
+	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install numpy
+	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+	    tensorrt-lean-cu13-libs==$(LEAN) tensorrt-lean-cu13-bindings==$(LEAN) \
+	    tensorrt-rtx-cu13-libs==$(RTX) tensorrt-rtx-cu13-bindings==$(RTX)
+	INFERD_TENSORRT_PYTHON=$(abspath $(TENSORRT)/bin/python) $(PY) -m pytest -q -rs \
+	    tests/backends/tensorrt/test_contract.py $(ARGS)
 
 soak: setup
 	$(PY) -m bench.soak
