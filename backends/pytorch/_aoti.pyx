@@ -181,7 +181,9 @@ cdef class Library:
 
     cdef int find(self) except -1:
         self.run_many = <run_fn>symbol(self.library, "AOTInductorModelContainerRun")
-        self.run_single = <run_fn>symbol(self.library, "AOTInductorModelContainerRunSingleThreaded")
+        self.run_single = <run_fn>dlsym(self.library, b"AOTInductorModelContainerRunSingleThreaded")
+        if self.run_single == NULL:  # a library of an older version
+            self.run_single = self.run_many
         self.delete = <int32_t (*)(void *) noexcept nogil>symbol(self.library, "AOTInductorModelContainerDelete")
         self.last_error = <int32_t (*)(const char **) noexcept nogil>dlsym(self.library, b"AOTInductorGetLastError")
         return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class Package:
             for name in archive.namelist():
                 file = PurePosixPath(name)
                 if str(file.parent) == self.folder and not name.endswith("/"):
-                    (target / file.name).write_bytes(archive.read(name))
+                    with archive.open(name) as packed, (target / file.name).open("wb") as unpacked:
+                        shutil.copyfileobj(packed, unpacked)
         return target / self.library
 
 
