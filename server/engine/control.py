@@ -94,7 +94,7 @@ class Poller:
             await self._lifecycle.remove(name)
         if changed := [name for name, found in seen.items() if before.get(name) != found]:
             log.info("changed in the repositories: %s", ", ".join(changed))
-            await asyncio.shield(self._lifecycle.load(changed))
+            await self._lifecycle.load(changed)
 
 
 def _look(folders: Iterable[ModelFolder]) -> dict[str, tuple[ModelFolder, Marks]]:

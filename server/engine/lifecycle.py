@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
@@ -32,6 +32,7 @@ from server.errors import Unavailable
 
 log = logging.getLogger("inferd.engine")
 
+T = TypeVar("T")
 End = Callable[[LoadedVersion], Awaitable[None]]
 
 
@@ -56,7 +57,20 @@ class Lifecycle:
         self._turns = Turns()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
+        self._work: set[asyncio.Task[Any]] = set()
         self._closing = False
+
+    def _to_its_end(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """The result of `work`, which goes on when who waits for it is cancelled: clients may lose their patience."""
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+        return asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled():
+            task.exception()  # it has been told to who waited, and logged
 
     @asynccontextmanager
     async def turn(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[Turn]:
@@ -92,6 +106,11 @@ class Lifecycle:
             Unavailable: the server stops, or the model that waits is one that this load must wait for.
             InvalidArgument, Internal: the override's files cannot be written.
         """
+        return await self._to_its_end(self._load(names, override, explicit=explicit, asked_by=asked_by))
+
+    async def _load(
+        self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str
+    ) -> dict[str, Failure]:
         wanted = frozenset(names)
         outer = self._made_in.get(asked_by)
         if outer is not None and wanted <= set(outer.candidates):
@@ -177,6 +196,9 @@ class Lifecycle:
         Raises:
             Unavailable: the server stops, or the model that waits is one that this must wait for.
         """
+        await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by))
+
+    async def _unload(self, name: str, *, dependents: bool, asked_by: str) -> None:
         self._refuse_when_closing()
         async with self.turn(frozenset((name,)), asked_by):
             if name not in self._models:
@@ -187,7 +209,7 @@ class Lifecycle:
         if steps:
             followers = self._begin(self._unload_steps(ending, steps), name)
             if not asked_by:  # a model might wait for its own end
-                await asyncio.shield(followers)
+                await followers
 
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str]) -> None:
         await ending

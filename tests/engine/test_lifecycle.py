@@ -154,6 +154,29 @@ async def test_a_reload_happens_behind_those_who_are_served(tmp_path, monkeypatc
         await until(lambda: engine._loader.puppets.closed == ["m_0_0", "m"])
 
 
+async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, monkeypatch):
+    making, go = threading.Event(), threading.Event()
+    made = puppets.PuppetBackend.load
+
+    def load(self, source):
+        making.set()
+        assert go.wait(30)
+        return made(self, source)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "load", load)
+    async with serving(tmp_path, control=NOTHING) as engine:
+        asked = asyncio.create_task(engine.load("m"))
+        assert await asyncio.to_thread(making.wait, 30)
+        asked.cancel()
+        await asyncio.wait({asked})
+        assert asked.cancelled()
+        assert states(engine) == {("m", "1"): ("LOADING", "")}
+        go.set()
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).status == OK
+        assert engine._loader.puppets.closed == []  # it was made once
+
+
 async def test_what_has_not_changed_is_not_loaded_anew(tmp_path):
     (tmp_path / "m" / "2").mkdir(parents=True)
     all_ = CONFIG + "version_policy { all { } }"
