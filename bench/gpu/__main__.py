@@ -11,7 +11,11 @@ import json
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +23,7 @@ from _native.cuda import driver
 from _native.cuda.device import Device, device
 from _native.cuda.memory import DevicePool, PageLocked
 from backends.loader import BackendLoader
+from backends.tensorrt.library import is_installed
 from bench.memory_speed import pair_ns
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -38,6 +43,7 @@ dynamic_batching {{ preferred_batch_size: 32 }}
 """
 IDENTITY = CONFIG.format(backend="identity", output="y", dims="3, 224, 224")
 TORCH = CONFIG.format(backend="pytorch", output="y__0", dims="1000")
+PLAN = CONFIG.format(backend="tensorrt", output="y", dims="1000") + 'default_model_filename: "model.onnx"'
 
 
 def copies(gpu: Device) -> dict[str, float]:
@@ -77,12 +83,18 @@ def pools(gpu: Device) -> dict[str, float]:
     }
 
 
-async def served(root: Path, config: str, requests: int = 4000, inflight: int = 96) -> dict[str, float]:
-    """Images per second through an engine, without sockets, and the mean batch."""
+async def served(
+    root: Path,
+    config: str,
+    requests: int = 4000,
+    inflight: int = 96,
+    options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Images per second through an engine, without sockets, and the mean batch; `options` are those of backends."""
     (root / "m" / "1").mkdir(parents=True, exist_ok=True)
     (root / "m" / "config.pbtxt").write_text(config)
     gpus = Gpus()
-    engine = Engine([root], BackendLoader(), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([root], BackendLoader(options), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
     problems = await engine.start()
     if problems:
         raise SystemExit("\n".join(problems))
@@ -138,9 +150,8 @@ def bare_loop(path: Path, rows: int = 32, loops: int = 100) -> float:
     return round(rows * loops / (time.perf_counter() - start))
 
 
-def convolutions() -> object:
-    """A TorchScript module of about ResNet-50's work for an image: 4 billion multiplications."""
-    import torch
+def convolutions() -> Any:
+    """A module of about ResNet-50's work for an image: 4 billion multiplications."""
     from torch import nn
 
     def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -156,8 +167,7 @@ def convolutions() -> object:
     layers = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 1), (128, 256, 2), (256, 512, 2), (512, 512, 1)):
         layers += [block(inputs, outputs, stride), block(outputs, outputs, 1)]
-    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
-    return torch.jit.freeze(torch.jit.script(module))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
 
 
 def torchscript(root: Path) -> dict[str, object]:
@@ -170,10 +180,46 @@ def torchscript(root: Path) -> dict[str, object]:
         return {"left out": f"PyTorch {torch.__version__} has no CUDA device"}
     path = root / "m" / "1" / "model.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    convolutions().save(str(path))  # type: ignore[attr-defined]
+    torch.jit.freeze(torch.jit.script(convolutions())).save(str(path))
     found: dict[str, object] = {"bare loop, images per second": bare_loop(path)}
     for name, more in (("served", ""), ("served, CUDA graphs", "optimization { cuda { graphs: true } }")):
         found[name] = asyncio.run(served(root, TORCH + more))
+    return found
+
+
+def export(path: Path) -> None:
+    """The module as ONNX, for batches of any size."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter without dynamo needs no further package
+        torch.onnx.export(
+            convolutions(),
+            (torch.zeros(1, 3, 224, 224),),
+            str(path),
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+            dynamo=False,
+        )
+
+
+def tensorrt(root: Path) -> dict[str, object]:
+    """The module served as a plan that is built here, in the precision of the model."""
+    if not any(map(is_installed, ("tensorrt", "tensorrt_rtx"))):
+        return {"left out": "no TensorRT that builds plans is installed"}
+    try:
+        export(root / "m" / "1" / "model.onnx")
+    except ImportError as error:
+        return {"left out": f"the model cannot be written as ONNX: {error}"}
+    options = {"tensorrt": {"engine-cache": str(root / "cache")}}
+    found: dict[str, object] = {}
+    for name, more in (("served", ""), ("served, CUDA graphs", "optimization { cuda { graphs: true } }")):
+        try:
+            found[name] = asyncio.run(served(root, PLAN + more, options=options))
+        except SystemExit as error:  # this GPU may be none that the installed TensorRT serves
+            found[name] = {"failed": str(error)}
     return found
 
 
@@ -195,6 +241,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         found["identity"] = asyncio.run(served(Path(folder) / "identity", IDENTITY))
         found["torchscript"] = torchscript(Path(folder) / "torchscript")
+        found["tensorrt"] = tensorrt(Path(folder) / "tensorrt")
     text = json.dumps(found, indent=1)
     print(text)
     if len(sys.argv) > 1:

@@ -7,6 +7,7 @@
  *   - copies from and to pageable memory make the caller wait, as the driver may;
  *   - after a sticky error every call fails and nothing runs any more;
  *   - a process cannot open its own memory handles.
+ * What frameworks launch can be faked, too (stub_kernel): a function that computes on the CPU when the stream comes to it.
  *
  * And it looks for what goes wrong rarely on a GPU, and reports it (stub_report):
  *   - a source or target in host memory that changes between the submission of a copy and the copy;
