@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from server.pb import grpc_service_pb2 as pb
@@ -121,6 +122,21 @@ def test_a_model_is_loaded_and_unloaded(client):
     client.load_model("second")
     assert infer(client, "second") == ARRAY.tolist()
     client.unload_model("second")
+
+
+def test_health_follows(client, served):
+    """grpc.health.v1 tells of a model when it is loaded, and goes on telling when it is not served any more."""
+    with grpc.insecure_channel(served[0]) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("second", "second/1"):
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=name))
+            before = next(watch).status
+            assert before != health_pb2.HealthCheckResponse.SERVING
+            client.load_model("second")
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            client.unload_model("second")
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watch.cancel()
 
 
 def test_what_is_not_there(client):
@@ -252,6 +268,22 @@ def test_there_is_one_repository(stub, method):
         getattr(stub, method)(getattr(pb, f"{method}Request")(repository_name="models"))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert caught.value.details() == "'repository_name' specification is not supported"
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_who_may_control(tmp_path, transport):
+    write(tmp_path, "first")
+    options = ("--model-control-mode=explicit", "--grpc-restricted-protocol=model-repository:role=operator")
+    with (
+        doors.running_server(transport, tmp_path, *options) as process,
+        triton.InferenceServerClient(process.address) as client,
+    ):
+        for call in (client.load_model, client.unload_model):
+            assert refused(call, "first")[0] in ("UNAUTHENTICATED", "PERMISSION_DENIED")
+        headers = {"triton-grpc-protocol-role": "operator"}
+        client.load_model("first", headers=headers)
+        assert infer(client, "first") == ARRAY.tolist()
+        client.unload_model("first", headers=headers)
 
 
 def wait_until(found):
