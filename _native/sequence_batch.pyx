@@ -94,7 +94,7 @@ cdef inline Request *join(Request *last, Request *request) noexcept nogil:
 # Oldest
 
 cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
-    # how many of the ready sequences form a batch; 0: none yet. See queue_plan.
+    # how many of the ready sequences form a batch; 0: none yet. By the rules of _native.policy.
     cdef const Sequence *oldest = bench.ready.first
     cdef const Sequence *sequence
     cdef uint64_t rows
