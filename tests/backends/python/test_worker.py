@@ -389,3 +389,18 @@ def test_a_worker_needs_little_memory_until_it_is_used(tmp_path: Path) -> None:
             assert own - interpreter < MOST
     finally:
         bare.communicate()
+
+
+def test_numpy_is_imported_when_a_model_asks_for_an_array(tmp_path: Path) -> None:
+    """Until then a worker costs hardly more memory than its interpreter."""
+    source = """
+    import sys
+    class TritonPythonModel:
+        def execute(self, requests):
+            before = "numpy" in sys.modules
+            requests[0].inputs()[0].as_numpy()
+            raise RuntimeError(f"{before}, then {'numpy' in sys.modules}")
+    """
+    with worker(tmp_path, source) as peer:
+        (answer,) = peer.execute(Sent({"IN": row(1)}))
+        assert "False, then True" in answer.error
