@@ -1,5 +1,13 @@
 from _native.shm import Regions
 
 def add_cuda(
-    regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int, owner: int = 0
+    regions: Regions,
+    scope: int,
+    name: str,
+    handle: bytes,
+    device: int,
+    byte_size: int,
+    *,
+    trusted: bool,
+    owner: int = 0,
 ) -> None: ...

@@ -22,7 +22,7 @@ from _native.cuda.driver cimport (
     check,
     cuda,
 )
-from _native.memory cimport block_give
+from _native.memory cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
 from _native.shm cimport REGION_CUDA, Region, Regions, region_new
 
 cdef struct Opened:
@@ -84,7 +84,7 @@ cdef int open_memory(Opened *opened, Device device, bytes handle, size_t *room) 
     return 0
 
 
-def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int,
+def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int, byte_size: int, *, trusted: bool,
              owner: int = 0) -> None:
     """Register memory that a client has exported, like `Regions.add_system`.
 
@@ -95,6 +95,7 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
         handle: a cudaIpcMemHandle_t.
         device: where the memory is, by the server's numbers.
         byte_size: of the region, from where the handle points.
+        trusted: a model may work on it in place; otherwise it works on copies.
         owner: whose `Regions.remove_owned` takes it away; 0 for nobody's.
 
     Raises:
@@ -126,6 +127,7 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
     region.device = device
     region.address = opened.address
     region.writable = True
+    region.block.sharing = SHARED_WITH_FRIEND if trusted else SHARED_WITH_STRANGER
     region.owner = owner
     try:
         registry.enter(region)

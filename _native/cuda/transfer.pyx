@@ -18,7 +18,14 @@ from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, cuda, describe, is_sticky
 from _native.cuda.memory cimport DevicePool, PageLocked
 from _native.gather cimport batch_gather_input, data_of, is_made
-from _native.memory cimport Block, block_give, block_share, block_take, resource_refusal
+from _native.memory cimport (
+    SHARED_WITH_STRANGER,
+    Block,
+    block_give,
+    block_share,
+    block_take,
+    resource_refusal,
+)
 from _native.placement cimport is_input_on_device, placement_of_output
 from _native.request cimport InputData, Request
 from _native.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
@@ -325,7 +332,9 @@ cdef DevicePointer bound_address(const BufferSet *set, uint32_t input) noexcept 
     if set.batch.count != 1 or set.graph >= 0 or is_made(set.batch.signature, input):
         return 0
     data = data_of(&set.batch, 0, input)
-    return data.address if data.region != NULL and data.address % ALIGNMENT == 0 else 0
+    if data.region == NULL or data.block.sharing == SHARED_WITH_STRANGER or data.address % ALIGNMENT:
+        return 0
+    return data.address
 
 
 cdef bint goes_to_region(const BufferSet *set, uint32_t output, int device) noexcept nogil:
@@ -346,7 +355,8 @@ cdef DevicePointer place_in_region(Transfer transfer, const BufferSet *set, uint
         return 0
     placement = placement_of_output(set.batch.requests[0], output, transfer.device.ordinal)
     address = placement.region.address + placement.offset
-    if (size > placement.size or address % ALIGNMENT or load32(&set.batch.requests[0].abandoned)
+    if (size > placement.size or address % ALIGNMENT or placement.region.block.sharing == SHARED_WITH_STRANGER
+            or load32(&set.batch.requests[0].abandoned)
             or is_input_on_device(set.batch.requests[0], address, size)):
         return 0
     return address

@@ -123,7 +123,7 @@ class SharedMemory:
                 fd,
                 offset,
                 byte_size,
-                trusted=writable and self._trusts(user, found),
+                trusted=writable and self._trusts(user, found.st_uid),
                 writable=writable,
                 owner=owner,
             )
@@ -158,7 +158,8 @@ class SharedMemory:
                 f"{failed}: invalid args: expected device_id 0 to {self._gpus.count - 1}, got {device}"
             )
         try:
-            add_cuda(self.regions, scope, name, handle, device, byte_size, owner)
+            trusted = self._trusts(user)
+            add_cuda(self.regions, scope, name, handle, device, byte_size, trusted=trusted, owner=owner)
         except (ValueError, CudaError) as error:
             raise InvalidArgument(f"{failed}: invalid args: {error}") from error
         except RegionError as error:
@@ -241,8 +242,8 @@ class SharedMemory:
                 f"which is the size of the object, got {byte_size} from offset {offset}"
             )
 
-    def _trusts(self, user: User | None, found: os.stat_result) -> bool:
-        """Whether the region is used in place.
+    def _trusts(self, user: User | None, owner: int | None = None) -> bool:
+        """Whether a region is used in place; `owner` is the user of its object, if it has one.
 
         A process of the server's own user that the server can see could end it anyway (kill(2)), and owns the files
         that it reads: nothing is lost by trusting it.
@@ -250,7 +251,7 @@ class SharedMemory:
         if self.policy.access != "auto":
             return self.policy.access == "map"
         own = os.geteuid()
-        return user is not None and user.uid == own == found.st_uid and user.pid > 0
+        return user is not None and user.uid == own and owner in (own, None) and user.pid > 0
 
 
 def check_name(name: str) -> None:

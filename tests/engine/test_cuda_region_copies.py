@@ -39,7 +39,7 @@ def other():
 
 
 @asynccontextmanager
-async def serving(root, stub, other, config=CONFIG, ordinal=0):
+async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map"):
     """The model "m" on device 0, and the other process's memory, on device `ordinal`, as region "r"."""
     (root / "m" / "1").mkdir(parents=True)
     (root / "m" / "config.pbtxt").write_text(config)
@@ -49,7 +49,7 @@ async def serving(root, stub, other, config=CONFIG, ordinal=0):
         BackendLoader(),
         Options(gpus=gpus.count),
         placement=Placement(gpus=gpus),
-        shared_memory=SharedMemoryPolicy(shared=True),
+        shared_memory=SharedMemoryPolicy(shared=True, access=access),
     )
     assert await engine.start() == []
     engine.shared_memory.register_cuda(None, "r", other.handle, ordinal, SIZE)
@@ -105,6 +105,17 @@ async def test_a_batch_of_one_request_is_read_and_written_where_it_lies(tmp_path
         assert list(answer.response.outputs[0].shape) == [4, 16]
         assert other.read(4096, 512) == values.tobytes()
         assert copies.made == made(d2d=1)
+
+
+async def test_a_strangers_region_is_not_worked_on_in_place(tmp_path, stub, other):
+    """It could change a tensor while the model computes; what is copied stays."""
+    values = array(4, 16)
+    other.write(256, values.tobytes())
+    async with serving(tmp_path, stub, other, access="auto") as engine:
+        copies = Copies(stub)
+        assert (await infer(engine, reference(values, 256, 4096))).status == Status.OK
+        assert other.read(4096, 512) == values.tobytes()
+        assert copies.made == made(d2d=3)
 
 
 async def test_what_is_not_aligned_is_copied_on_the_device(tmp_path, stub, other):
