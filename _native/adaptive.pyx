@@ -8,7 +8,8 @@ while
 
     n (g + r/n s) < f - g,    which is    (n + 1) g + r s < f.
 
-While another instance is free it does not pay, because the one that comes would be executed at once.
+While another instance is free it does not pay, because the one that comes would be executed at once. Nor does it if f
+is no longer than an instance takes to wake.
 
 It is a bet on the next request, and given up when that has not come within three times g, when the instance has waited
 for f in all, and early enough for those that wait to be executed before their own time is over.
@@ -33,6 +34,7 @@ cdef enum:
     MEAN_BATCHES = 32        # over which the means of the curve go, about
     TRUSTED_BATCHES = 8      # from here on one that takes much longer is an exception
     EXCEPTION = 4
+    WAKING_NS = 100_000      # that a thread takes to wake from a wait, with what it disturbs
 
 cdef double VARIED = 1 / 16.0        # variance of the sizes that tells something
 cdef double LONGEST_NS = 1e11        # products with it do not overflow
@@ -116,6 +118,8 @@ cdef void outlook_arrival(Outlook *outlook, int64_t now) noexcept nogil:
 # The decision
 
 cdef inline bint pays(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil:
+    if outlook.fixed_ns < WAKING_NS:
+        return False
     return (<int64_t>count + 1) * outlook_gap(outlook, count) + <int64_t>rows * outlook.row_ns < outlook.fixed_ns
 
 

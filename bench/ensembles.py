@@ -12,11 +12,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
+from bench.driver import Fixed
+from bench.figures import Figure, measure
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
 
@@ -25,18 +25,6 @@ IDENTITY = (("FP32", 1),)
 SIZES = (64, 600_000)
 LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
 MODELS = ("step_0", "ensemble")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One model under one load."""
-
-    rate: float  # requests per second
-    cpu_us: float  # of the server, a request
-    p50_us: float
-
-    def __str__(self) -> str:
-        return f"{self.cpu_us:.1f} µs · {self.rate / 1000:.1f} k/s · {self.p50_us:.0f} µs"
 
 
 def chain() -> str:
@@ -65,19 +53,10 @@ def repository(folder: Path, gather: bool) -> Path:
     return root
 
 
-def measure(server: ServerProcess, model: str, size: int, load: tuple[int, int], seconds: float) -> Figure:
-    """One round; every answer is compared."""
-    connections, in_flight = load
+def workload(model: str, size: int) -> Fixed:
+    """One request, whose answer is compared."""
     exchange = messages.identity(size, model)
-    workload = Fixed([exchange.request], [exchange.response])
-    with Driver(server.address, connections=connections) as driver:
-        driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
-        cpu = server.cpu_seconds()
-        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
-        cpu = server.cpu_seconds() - cpu
-    if report.correct != report.requests:
-        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
-    return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
+    return Fixed([exchange.request], [exchange.response])
 
 
 def lines(server: ServerProcess, sizes: tuple[int, ...], rounds: int, seconds: float) -> Iterator[str]:
@@ -90,7 +69,7 @@ def lines(server: ServerProcess, sizes: tuple[int, ...], rounds: int, seconds: f
             found: dict[str, list[Figure]] = {model: [] for model in MODELS}
             for _ in range(rounds):
                 for model in MODELS:
-                    found[model].append(measure(server, model, size, load, seconds))
+                    found[model].append(measure(server, workload(model, size), load, seconds))
             one, three = (min(found[model], key=lambda figure: figure.cpu_us) for model in MODELS)
             ratio = three.cpu_us / one.cpu_us if one.cpu_us else float("nan")
             worst = max(worst, ratio)

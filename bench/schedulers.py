@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import inferd, messages
 from bench.driver import Driver, Fixed
+from bench.figures import Figure, measure
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
 from server.pb import grpc_service_pb2 as pb
@@ -109,25 +110,12 @@ def begin_sequences(server: ServerProcess) -> None:
             driver.run(Fixed([of_sequence(request, n + 1, start=True) for n in range(count)]), requests=count)
 
 
-def measure(server: ServerProcess, name: str, seconds: float) -> tuple[float, float]:
-    """Microseconds of CPU a request, and requests per second; every answer is compared."""
-    connections, in_flight = LOAD
-    with Driver(server.address, connections=connections) as driver:
-        driver.run(workload(name), in_flight=in_flight, seconds=seconds / 4)
-        cpu = server.cpu_seconds()
-        report = driver.run(workload(name), in_flight=in_flight, seconds=seconds)
-        cpu = server.cpu_seconds() - cpu
-    if report.correct != report.requests:
-        raise RuntimeError(f"{name}: wrong answers: {report.wrong}, {report.lost} lost, {report.samples}")
-    return cpu / report.answered * 1e6, report.rate
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each model in each round")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    best: dict[str, tuple[float, float]] = {}
+    found: dict[str, list[Figure]] = {name: [] for name in MODELS}
     with tempfile.TemporaryDirectory(prefix="inferd-schedulers-") as folder:
         options = ("--cache-config=local,size=67108864",)
         server = inferd.start(repository(Path(folder)), Path(folder) / "log", options=options)
@@ -135,14 +123,14 @@ def main() -> int:
             begin_sequences(server)
             for _ in range(arguments.rounds):
                 for name in MODELS:
-                    found = measure(server, name, arguments.seconds)
-                    best[name] = min(best.get(name, found), found)
+                    found[name].append(measure(server, workload(name), LOAD, arguments.seconds))
         finally:
             server.stop()
     print("| scheduler | CPU, µs a request | over the plain lane | requests/s |\n|---|---:|---:|---:|")
+    best = {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
     for name, (title, _) in MODELS.items():
-        cpu, rate = best[name]
-        print(f"| {title} | {cpu:.2f} | {cpu - best['plain'][0]:+.2f} | {rate:,.0f} |")
+        figure = best[name]
+        print(f"| {title} | {figure.cpu_us:.2f} | {figure.cpu_us - best['plain'].cpu_us:+.2f} | {figure.rate:,.0f} |")
     return 0
 
 

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
-from bench.processes import ServerProcess
+from bench.driver import Fixed
+from bench.figures import measure
 from bench.repository import Identity, write
 from server.pb import grpc_service_pb2 as pb
 
@@ -40,19 +40,6 @@ def requests(count: int, *, start: bool) -> list[bytes]:
         message.parameters["sequence_start"].bool_param = start
         encoded.append(message.SerializeToString())
     return encoded
-
-
-def measure(server: ServerProcess, workload: Fixed, load: tuple[int, int], **until: float) -> str:
-    """Every answer is compared. `until`: the number of `requests`, or `seconds`."""
-    connections, in_flight = load
-    with Driver(server.address, connections=connections) as driver:
-        cpu = server.cpu_seconds()
-        report = driver.run(workload, in_flight=in_flight, **until)
-        cpu = server.cpu_seconds() - cpu
-    if report.correct != report.requests:
-        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.samples}")
-    each = cpu / report.answered * 1e6
-    return f"{each:.1f} µs · {report.rate / 1000:.1f} k/s · {report.latency.p50:.0f} µs"
 
 
 def main() -> int:

@@ -86,6 +86,8 @@ class Delay:
     def pays(self, count: int, rows: int) -> bool:
         """Whether those that wait lose less than the next one gains."""
         gap = self.gap(count)
+        if self.batches.fixed_ns < 100_000:
+            return False  # not worth the waking
         return count * gap + rows * self.batches.row_ns < self.batches.fixed_ns - gap
 
     def due(self, count: int, rows: int, end: int, idle: int) -> int:

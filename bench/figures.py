@@ -1,0 +1,43 @@
+"""What a request costs a server under one load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.driver import Driver, Workload
+from bench.processes import ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One model under one load."""
+
+    cpu_us: float  # of the server, a request
+    rate: float  # requests per second
+    p50_us: float
+
+    def __str__(self) -> str:
+        return f"{self.cpu_us:.1f} µs · {self.rate / 1000:.1f} k/s · {self.p50_us:.0f} µs"
+
+
+def measure(
+    server: ServerProcess, workload: Workload, load: tuple[int, int], seconds: float = 0.0, *, requests: int = 0
+) -> Figure:
+    """One round of so many seconds, after a fifth of them to warm up, or just so many requests.
+
+    Args:
+        load: connections, and calls in flight on each.
+
+    Raises:
+        RuntimeError: an answer is wrong or missing.
+    """
+    connections, in_flight = load
+    with Driver(server.address, connections=connections) as driver:
+        if seconds:
+            driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
+        cpu = server.cpu_seconds()
+        report = driver.run(workload, in_flight=in_flight, seconds=seconds, requests=requests)
+        cpu = server.cpu_seconds() - cpu
+    if report.correct != report.requests:
+        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
+    return Figure(cpu / report.answered * 1e6, report.rate, report.latency.p50)
