@@ -1,5 +1,6 @@
-"""Another process that owns memory of the stub driver's devices: a process cannot open its own handles."""
+"""Another process that owns memory of a device: a process cannot open its own handles."""
 
+import ctypes
 import multiprocessing
 import os
 
@@ -8,32 +9,34 @@ from tests import gpu_stub
 SIZE = 8192
 
 
-def own(library, ordinal, pipe):
+def own(library, ordinal, size, pipe):
     """What that process does: it fills and reads its memory as it is told."""
     os.environ["CUDA_STUB"] = f"devices={ordinal + 1}"
     from _native.cuda import driver
     from _native.cuda.device import device
 
     driver.load(library)
-    stub = gpu_stub.Stub()
-    memory = device(ordinal).allocate(SIZE)
+    memory, stream = device(ordinal).allocate(size), device(ordinal).stream()
     pipe.send(memory.export())
     while (told := pipe.recv()) is not None:
         offset, data = told
+        count = len(data) if isinstance(data, bytes) else data
+        buffer = ctypes.create_string_buffer(data if isinstance(data, bytes) else count, count)
         if isinstance(data, bytes):
-            stub.write(memory.pointer + offset, data)
-            pipe.send(None)
+            stream.copy_to_device(memory.pointer + offset, ctypes.addressof(buffer), count)
         else:
-            pipe.send(stub.read(memory.pointer + offset, data))
+            stream.copy_to_host(ctypes.addressof(buffer), memory.pointer + offset, count)
+        stream.synchronize()
+        pipe.send(buffer.raw)
 
 
 class RegionOwner:
-    """That process, with SIZE bytes on one device."""
+    """That process, with `size` bytes on one device; of the stub driver, unless there is another."""
 
-    def __init__(self, ordinal=0):
+    def __init__(self, ordinal=0, library="", size=SIZE):
         spawn = multiprocessing.get_context("spawn")
         self._pipe, there = spawn.Pipe()
-        self._process = spawn.Process(target=own, args=(str(gpu_stub.library()), ordinal, there))
+        self._process = spawn.Process(target=own, args=(library or str(gpu_stub.library()), ordinal, size, there))
         self._process.start()
         self.handle = self._pipe.recv()
 
