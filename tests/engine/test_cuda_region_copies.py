@@ -8,6 +8,7 @@ such a bug, to show that it would.
 import asyncio
 import gc
 from contextlib import asynccontextmanager
+from random import Random
 
 import numpy as np
 import pytest
@@ -241,6 +242,42 @@ async def test_regions_of_another_device_go_through_the_host(tmp_path, stub):
     finally:
         other.close()
         stub.set(devices=1)
+
+
+def part(random, size):
+    """Offset and size of a part of a region: half of them within it and as large as they should be."""
+    offset, aligned = random.randrange(SIZE - size), random.randrange(SIZE - size) & ~255
+    if random.random() < 0.75:
+        return random.choice([offset, aligned]), size
+    return random.choice([offset, -1, SIZE, 2**62, -(2**63)]), random.choice([size, size - 32, SIZE, -32, 2**63 - 1])
+
+
+async def test_hostile_references_are_refused_and_others_served(tmp_path, stub, other):
+    """Whatever part of a region a request names: the right bytes, or the right status; never memory beyond it."""
+    random = Random(11)
+    content = random.randbytes(SIZE)
+    counts = {Status.OK: 0, Status.INVALID_ARGUMENT: 0, Status.INTERNAL: 0}
+    async with serving(tmp_path, stub, other) as engine:
+        for _ in range(400):
+            other.write(0, content)
+            rows = random.randrange(1, 9)
+            (offset, size), (output, room) = part(random, rows * 32), part(random, rows * 32)
+            message = reference(array(rows, 4), 0, 0)
+            placed(message.inputs[0], "r", size, offset)
+            placed(message.outputs[0], "r", room, output)
+            fits = size == rows * 32 and 0 <= offset <= SIZE - size
+            has_room = room >= 0 and 0 <= output <= SIZE - room
+            expected = Status.OK if fits and has_room else Status.INVALID_ARGUMENT
+            if expected == Status.OK and room < size:
+                expected = Status.INTERNAL
+            answer = await infer(engine, message)
+            assert answer.status == expected, (offset, size, output, room, answer.text)
+            counts[expected] += 1
+            after = bytearray(content)
+            if expected == Status.OK:
+                after[output : output + size] = content[offset : offset + size]
+            assert other.read(0, SIZE) == bytes(after)
+    assert min(counts.values()) > 0, counts
 
 
 # -- order and lifetime --
