@@ -147,10 +147,13 @@ async def test_a_failed_batch_says_why_and_the_next_one_works(tmp_path):
     assert not any(live_counters().values())
 
 
-async def test_identity_takes_its_time(tmp_path):
-    extra = 'parameters { key: "delay_us" value { string_value: "30000" } }'
+@pytest.mark.parametrize(("delay_us", "row_delay_us"), [(30_000, 0), (10_000, 5_000)])
+async def test_identity_takes_its_time(tmp_path, delay_us, row_delay_us):
+    """For each batch, and for each of its rows."""
+    delays = {"delay_us": delay_us, "row_delay_us": row_delay_us}
+    extra = "".join(f'parameters {{ key: "{key}" value {{ string_value: "{us}" }} }}' for key, us in delays.items())
     add_model(tmp_path, "slow", "identity", "FP32", extra=extra)
     async with serving(tmp_path) as engine:
-        await infer(engine, "slow", sample("FP32", 1), "FP32")
+        await infer(engine, "slow", sample("FP32", 4), "FP32")
         statistics = engine.model("slow").statistics()
     assert statistics.inference_stats.compute_infer.ns >= 30_000_000
