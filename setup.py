@@ -23,19 +23,19 @@ FLAGS = {
     "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
     "tsan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
 }
-ZLIB_USERS = {"_native.compression"}
+ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
-    "_native.access",
-    "_native.connection",
-    "_native.errorinfo",
-    "_native.forwarding",
-    "_native.http2",
-    "_native.incoming",
-    "_native.infer",
-    "_native.packing",
-    "_native.store",
-    "_native.stream",
-    "_native.submission",
+    "_native.transport.access",
+    "_native.transport.connection",
+    "_native.transport.errorinfo",
+    "_native.transport.forwarding",
+    "_native.transport.http2",
+    "_native.transport.incoming",
+    "_native.transport.infer",
+    "_native.transport.packing",
+    "_native.caching.store",
+    "_native.transport.stream",
+    "_native.inference.submission",
     "bench.driver",
 }
 

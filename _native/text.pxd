@@ -1,6 +1,6 @@
 # Formatting of error texts without the GIL.
 
-from _native.codec cimport Str
+from _native.protobuf.codec cimport Str
 
 cdef extern from *:
     """

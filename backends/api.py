@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from _native.arena import ArenaHandle
-    from _native.batch import Batch
     from _native.cuda.batch import GpuBatch
     from _native.cuda.device import Stream
+    from _native.execution.batch import Batch
+    from _native.memory.arena import ArenaHandle
 
 
 class BackendError(Exception):
@@ -332,7 +332,7 @@ class Services(Protocol):
 
     @property
     def entrance(self) -> object:
-        """A capsule "inferd.submission" around the Submission (see `_native/submission.pxd`) for requests of models."""
+        """A capsule "inferd.submission": the Submission (`_native/inference/submission.pxd`) for models' requests."""
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """Have something done that is no inference.
@@ -478,9 +478,9 @@ class Instance(abc.ABC):
 class NativeInstance(Instance):
     """An instance whose work is a C function: `execute` is never called, `executor` runs without the GIL.
 
-    `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see `_native/batch.pxd`);
-    its context is passed to each call. `gate`, if it has one, is a capsule named "inferd.await_fn" around an
-    `await_fn`, which is asked before each batch and may let the instance wait.
+    `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see
+    `_native/execution/batch.pxd`); its context is passed to each call. `gate`, if it has one, is a capsule named
+    "inferd.await_fn" around an `await_fn`, which is asked before each batch and may let the instance wait.
     """
 
     executor: object

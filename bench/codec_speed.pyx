@@ -7,10 +7,16 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from _native.codec cimport DECODE_OK, InferMessage, Str, contents_copy, contents_size
-from _native.codec cimport infer_decode, infer_message_free, infer_message_init
-from _native.datatype cimport DT_FP32, Datatype, datatype_parse
-from _native.encoding cimport ResponseHead, ResponseOutput, raw_prefix_write, response_head_size, response_head_write
+from _native.protobuf.codec cimport DECODE_OK, InferMessage, Str, contents_copy, contents_size
+from _native.protobuf.codec cimport infer_decode, infer_message_free, infer_message_init
+from _native.protobuf.datatype cimport DT_FP32, Datatype, datatype_parse
+from _native.protobuf.encoding cimport (
+    ResponseHead,
+    ResponseOutput,
+    raw_prefix_write,
+    response_head_size,
+    response_head_write,
+)
 
 
 cdef double now() noexcept nogil:

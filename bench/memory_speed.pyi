@@ -1,4 +1,4 @@
-from _native.memory import Memory
+from _native.memory.resource import Memory
 
 def random_operations(
     memory: Memory, seed: int, operations: int, most: int, largest: int, readable: bool

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.memory cimport Block, Memory, block_give, block_share, resource_take
+from _native.memory.resource cimport Block, Memory, block_give, block_share, resource_take
 
 cdef extern from *:
     """

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from _native import memory
-from _native.pool import SharedMemory
+from _native.memory import resource as memory
+from _native.memory.pool import SharedMemory
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from bench import codec, messages
 from bench.memory_speed import pair_ns

@@ -3,15 +3,15 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
-from _native.batch cimport NativeBatch, batch_begin, batch_free, batch_init
-from _native.binding cimport request_bind, request_decode
 from _native.clock cimport now_ns
-from _native.gather cimport batch_describe, batch_gather_input
-from _native.lane cimport Lane, Seat
-from _native.memory cimport Block, block_give, block_share, block_take
-from _native.queue cimport QueueLane
-from _native.placement cimport RegionAccess
-from _native.request cimport Request, request_free, request_new
+from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
+from _native.execution.gather cimport batch_describe, batch_gather_input
+from _native.inference.binding cimport request_bind, request_decode
+from _native.inference.placement cimport RegionAccess
+from _native.inference.request cimport Request, request_free, request_new
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.scheduling.lane cimport Lane, Seat
+from _native.scheduling.queue cimport QueueLane
 
 cdef enum:
     MOST = 64

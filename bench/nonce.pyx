@@ -5,7 +5,8 @@ outputs are named, whether it is wrong on purpose. The models are identities (IN
 answer is right only if its id, shapes and every byte are those of this very request: an answer that belongs to
 another call, a row of a batch mate, or bytes of an earlier tensor cannot pass.
 
-Encoding and decoding of messages are written here once more, apart from `_native.codec`, because they judge it.
+Encoding and decoding of messages are written here once more, apart from `_native.protobuf.codec`, because they judge
+it.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

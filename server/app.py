@@ -17,8 +17,8 @@ from typing import Any
 
 import uvloop
 
-from _native.forwarding import Forwarder
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
+from _native.transport.forwarding import Forwarder
 from backends.loader import BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options

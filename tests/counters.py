@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
 
 
 @pytest.fixture

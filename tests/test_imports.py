@@ -206,7 +206,10 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> N
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("_native/a.pyx", "from libc.stdint cimport int64_t\nfrom _native.codec cimport Request\nimport asyncio"),
+        (
+            "_native/a.pyx",
+            "from libc.stdint cimport int64_t\nfrom _native.protobuf.codec cimport Request\nimport asyncio",
+        ),
         ("_native/a.pyx", "from . cimport codec"),
         ("backends/x.py", "def f():\n    import torch\n\nfrom backends.api import Backend"),
         ("backends/x/native.pyx", "from backends.x cimport y\nfrom _native cimport batch"),

@@ -13,7 +13,7 @@
 #
 # The sources (tracked files and new ones that git does not ignore) are copied to $INFERD_SANITIZE, by default
 # inferd-sanitize under the temporary directory, and built there; a second run builds only what has changed.
-# INFERD_ONLY=_native.codec,_native.wire builds only these modules, for tests that need no others.
+# INFERD_ONLY=_native.protobuf.codec,_native.protobuf.wire builds only these modules, for tests that need no others.
 #
 # Leaks are not looked for: the interpreter never frees what its modules made. Live counters of native objects, which
 # the tests assert, do that job.

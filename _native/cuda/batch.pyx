@@ -8,11 +8,11 @@ from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport DevicePointer
 from _native.cuda.tensor cimport address_of, tensor_new
 from _native.cuda.transfer cimport Transfer, place_in_region
-from _native.datatype cimport datatype_size
-from _native.memory cimport block_give
-from _native.scatter cimport batch_wants
-from _native.signature cimport MAX_RANK
-from _native.supply cimport GatheredInput
+from _native.execution.scatter cimport batch_wants
+from _native.execution.supply cimport GatheredInput
+from _native.inference.signature cimport MAX_RANK
+from _native.memory.resource cimport block_give
+from _native.protobuf.datatype cimport datatype_size
 
 
 cdef class GpuBatch:

@@ -3,12 +3,12 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.batch cimport NativeBatch
 from _native.cuda.driver cimport DevicePointer, EventHandle
 from _native.cuda.memory cimport DevicePool
-from _native.lane cimport Lane
-from _native.memory cimport Block
-from _native.signature cimport MAX_RANK
+from _native.execution.batch cimport NativeBatch
+from _native.inference.signature cimport MAX_RANK
+from _native.memory.resource cimport Block
+from _native.scheduling.lane cimport Lane
 from _native.threads cimport Condition, Mutex
 
 cdef enum:

@@ -4,7 +4,6 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.batch cimport batch_free, batch_init
 from _native.cuda.device cimport use_device
 from _native.cuda.driver cimport (
     EVENT_BLOCKING_SYNC,
@@ -15,8 +14,9 @@ from _native.cuda.driver cimport (
     cuda,
 )
 from _native.cuda.memory cimport DevicePool
-from _native.lane cimport Lane, LaneHandle
-from _native.memory cimport block_give
+from _native.execution.batch cimport batch_free, batch_init
+from _native.memory.resource cimport block_give
+from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.threads cimport (
     condition_destroy,
     condition_init,

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from _native.cuda.bufferset cimport BufferSet, Pipeline
 from _native.cuda.transfer cimport Transfer
-from _native.signature cimport MAX_RANK, Signature
+from _native.inference.signature cimport MAX_RANK, Signature
 
 cdef enum:
     GRAPHS = 64              # at most, for one model

@@ -14,10 +14,10 @@ from _native.cuda.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_out
 from _native.cuda.device cimport Graph
 from _native.cuda.driver cimport cuda
 from _native.cuda.transfer cimport Transfer
-from _native.datatype cimport datatype_size
-from _native.lane cimport LaneHandle
-from _native.memory cimport Lent
-from _native.signature cimport TensorSignature
+from _native.inference.signature cimport TensorSignature
+from _native.memory.resource cimport Lent
+from _native.protobuf.datatype cimport datatype_size
+from _native.scheduling.lane cimport LaneHandle
 
 
 cdef class Captured:

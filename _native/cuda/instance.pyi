@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 
 from _native.cuda.memory import DevicePool, PageLocked
-from _native.lane import LaneHandle
-from _native.limiter import ClaimHandle
+from _native.scheduling.lane import LaneHandle
+from _native.scheduling.limiter import ClaimHandle
 
 class GpuLoop:
     def __init__(

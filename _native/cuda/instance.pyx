@@ -19,8 +19,6 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from _native.atomic cimport load32, load64, store32
-from _native.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
-from _native.bridge cimport BridgeHandle
 from _native.clock cimport now_ns
 from _native.cuda.batch cimport GpuBatch, batch_on_device
 from _native.cuda.bufferset cimport BufferSet, Pipeline
@@ -29,11 +27,13 @@ from _native.cuda.driver cimport cuda
 from _native.cuda.graphs cimport Graphs
 from _native.cuda.memory cimport DevicePool, PageLocked
 from _native.cuda.transfer cimport Transfer
-from _native.gather cimport batch_describe
-from _native.lane cimport LaneHandle, Seat
-from _native.limiter cimport ClaimHandle, claim_acquire, claim_release
-from _native.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
-from _native.request cimport Request
+from _native.execution.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
+from _native.execution.gather cimport batch_describe
+from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
+from _native.inference.bridge cimport BridgeHandle
+from _native.inference.request cimport Request
+from _native.scheduling.lane cimport LaneHandle, Seat
+from _native.scheduling.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.text cimport format_text, text_of, text_or_no_memory
 from _native.threads cimport prepare_thread, thread_name
 

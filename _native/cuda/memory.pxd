@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 
 from _native.cuda.device cimport Device
 from _native.cuda.driver cimport Context, EventHandle, StreamHandle
-from _native.memory cimport Block
-from _native.pool cimport PooledMemory
+from _native.memory.pool cimport PooledMemory
+from _native.memory.resource cimport Block
 
 cdef enum:
     LATE = 256               # blocks at most that wait for their streams, of one pool

@@ -1,6 +1,6 @@
 from _native.cuda.device import Device, Stream
-from _native.memory import Lent
-from _native.pool import PooledMemory
+from _native.memory.pool import PooledMemory
+from _native.memory.resource import Lent
 
 class PageLocked(PooledMemory):
     def __init__(self, device: Device, limit: int) -> None: ...

@@ -1,7 +1,7 @@
 """Pools of page-locked host memory and of device memory.
 
 Both are slow to obtain (the driver locks pages, or waits for the whole device), so slabs are obtained ahead and carved
-up by `_native.pool`, up to the caps of `--pinned-memory-pool-byte-size` and `--cuda-memory-pool-byte-size`.
+up by `_native.memory.pool`, up to the caps of `--pinned-memory-pool-byte-size` and `--cuda-memory-pool-byte-size`.
 """
 
 cimport cython
@@ -20,8 +20,17 @@ from _native.cuda.driver cimport (
     StreamHandle,
     cuda,
 )
-from _native.memory cimport Block, Lent, Resource, block_give, block_take, block_wrap, resource_refusal, resource_take
-from _native.pool cimport Backing, PooledMemory
+from _native.memory.pool cimport Backing, PooledMemory
+from _native.memory.resource cimport (
+    Block,
+    Lent,
+    Resource,
+    block_give,
+    block_take,
+    block_wrap,
+    resource_refusal,
+    resource_take,
+)
 
 import logging
 

@@ -1,6 +1,6 @@
 # Regions of clients that lie in the memory of a GPU.
 
-from _native.shm cimport Region
+from _native.memory.shm cimport Region
 
 # Copy out of and into a part of a CUDA region that region_refusal has let pass; waits until it is done. False: the
 # device does not do it. Called by any thread.

@@ -22,8 +22,8 @@ from _native.cuda.driver cimport (
     check,
     cuda,
 )
-from _native.memory cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
-from _native.shm cimport REGION_CUDA, Region, Regions, region_new
+from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
+from _native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
 
 cdef struct Opened:
     # what a region holds; its own reference to the context, as it may be closed when nobody else has one

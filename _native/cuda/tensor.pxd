@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from _native.cuda.driver cimport DevicePointer
-from _native.datatype cimport Datatype
-from _native.signature cimport MAX_RANK
+from _native.inference.signature cimport MAX_RANK
+from _native.protobuf.datatype cimport Datatype
 
 
 cdef class DeviceTensor:

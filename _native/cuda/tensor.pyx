@@ -6,9 +6,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.cuda.driver cimport DevicePointer
-from _native.datatype cimport Datatype, datatype_name, datatype_size
-from _native.dlpack cimport DLPACK_CUDA, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
-from _native.signature cimport MAX_RANK
+from _native.execution.dlpack cimport DLPACK_CUDA, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
+from _native.inference.signature cimport MAX_RANK
+from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_size
 
 cdef struct Exported:
     DLManagedTensor managed

@@ -6,7 +6,7 @@ from _native.cuda.bufferset cimport BufferSet, Output
 from _native.cuda.device cimport Device, Stream
 from _native.cuda.driver cimport DevicePointer, Result
 from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.shm cimport Placement
+from _native.memory.shm cimport Placement
 from _native.threads cimport Mutex
 
 cdef struct Piece:

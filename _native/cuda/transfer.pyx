@@ -11,14 +11,18 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from _native.atomic cimport fetch_add64, load32, store32
-from _native.batch cimport batch_fail
 from _native.clock cimport now_ns
 from _native.cuda.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, padded_size
 from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, cuda, describe, is_sticky
 from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.gather cimport batch_gather_input, data_of, is_made
-from _native.memory cimport (
+from _native.execution.batch cimport batch_fail
+from _native.execution.gather cimport batch_gather_input, data_of, is_made
+from _native.execution.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
+from _native.inference.placement cimport is_input_on_device, placement_of_output
+from _native.inference.request cimport InputData, Request
+from _native.inference.signature cimport TensorSignature
+from _native.memory.resource cimport (
     SHARED_WITH_STRANGER,
     Block,
     block_give,
@@ -26,11 +30,7 @@ from _native.memory cimport (
     block_take,
     resource_refusal,
 )
-from _native.placement cimport is_input_on_device, placement_of_output
-from _native.request cimport InputData, Request
-from _native.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
-from _native.shm cimport Placement
-from _native.signature cimport TensorSignature
+from _native.memory.shm cimport Placement
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 

@@ -5,14 +5,15 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from _native.accounting cimport execution_add
 from _native.atomic cimport load32
-from _native.batch cimport NativeBatch, batch_detach, execute_fn
-from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
-from _native.gather cimport batch_gather
-from _native.memory cimport block_give, block_share
-from _native.request cimport (
+from _native.execution.batch cimport NativeBatch, batch_detach, execute_fn
+from _native.execution.gather cimport batch_gather
+from _native.execution.scatter cimport batch_set_output, batch_wants
+from _native.execution.supply cimport GatheredInput
+from _native.inference.accounting cimport execution_add
+from _native.inference.bridge cimport Bridge, bridge_return
+from _native.inference.request cimport (
     STATUS_INTERNAL,
     InputData,
     OutputData,
@@ -22,10 +23,9 @@ from _native.request cimport (
     response_free,
     response_new,
 )
-from _native.response cimport response_complete
-from _native.scatter cimport batch_set_output, batch_wants
-from _native.statistics cimport Execution, statistics_executed
-from _native.supply cimport GatheredInput
+from _native.inference.response cimport response_complete
+from _native.inference.statistics cimport Execution, statistics_executed
+from _native.memory.resource cimport block_give, block_share
 from _native.text cimport format_text
 
 cdef extern from *:

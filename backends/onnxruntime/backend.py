@@ -29,8 +29,8 @@ from backends.parameters import Parameters
 if TYPE_CHECKING:
     import onnxruntime
 
-    from _native.batch import Batch
-    from _native.view import View
+    from _native.execution.batch import Batch
+    from _native.execution.view import View
 
 
 class OnnxRuntimeBackend(Backend):

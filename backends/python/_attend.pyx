@@ -10,10 +10,10 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strdup
 
-from _native.arena cimport ArenaHandle, arena_take, arena_trim
 from _native.atomic cimport exchange32, load32, store32
 from _native.clock cimport now_ns
-from _native.memory cimport Block, BlockView, block_give, block_view
+from _native.memory.arena cimport ArenaHandle, arena_take, arena_trim
+from _native.memory.resource cimport Block, BlockView, block_give, block_view
 from _native.threads cimport lock, unlock
 from backends.python._bls cimport bls_abandon, bls_close, bls_open, bls_take
 from backends.python._channel cimport (

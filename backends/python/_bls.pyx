@@ -16,14 +16,11 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from _native.answer cimport answer_size, answer_write_to
-from _native.arena cimport arena_take
 from _native.atomic cimport load32
-from _native.bridge cimport Errand, Inlet, bridge_abandon, bridge_attach, bridge_detach, bridge_post
 from _native.clock cimport now_ns
-from _native.lane cimport Lane
-from _native.memory cimport Block, block_give, block_share, block_take
-from _native.request cimport (
+from _native.inference.answer cimport answer_size, answer_write_to
+from _native.inference.bridge cimport Errand, Inlet, bridge_abandon, bridge_attach, bridge_detach, bridge_post
+from _native.inference.request cimport (
     STATUS_CANCELLED,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
@@ -36,7 +33,10 @@ from _native.request cimport (
     request_free,
     request_new,
 )
-from _native.submission cimport CALLER_SERVER, Submission, submit_message
+from _native.inference.submission cimport CALLER_SERVER, Submission, submit_message
+from _native.memory.arena cimport arena_take
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.scheduling.lane cimport Lane
 from _native.threads cimport lock, unlock
 from backends.python._channel cimport (
     Channel,

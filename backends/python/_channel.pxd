@@ -3,10 +3,10 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.arena cimport Arena
-from _native.bridge cimport Inlet
-from _native.memory cimport Block
-from _native.request cimport Request
+from _native.inference.bridge cimport Inlet
+from _native.inference.request cimport Request
+from _native.memory.arena cimport Arena
+from _native.memory.resource cimport Block
 from _native.threads cimport Condition, Mutex
 from backends.python._wire cimport Head
 

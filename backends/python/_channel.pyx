@@ -14,14 +14,14 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strdup
 
-from _native.accounting cimport account_detached, account_failed
-from _native.arena cimport Arena, arena_give, arena_share, arena_take
 from _native.atomic cimport fetch_add32, load32
-from _native.bridge cimport Bridge, bridge_return
 from _native.clock cimport now_ns
-from _native.memory cimport block_give
-from _native.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail, request_unfollow
-from _native.statistics cimport FAILURE_BACKEND
+from _native.inference.accounting cimport account_detached, account_failed
+from _native.inference.bridge cimport Bridge, bridge_return
+from _native.inference.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail, request_unfollow
+from _native.inference.statistics cimport FAILURE_BACKEND
+from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
+from _native.memory.resource cimport block_give
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport (
     condition_destroy,

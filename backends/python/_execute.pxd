@@ -1,6 +1,6 @@
 # EXECUTE and DONE.
 
-from _native.memory cimport Block
+from _native.memory.resource cimport Block
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 

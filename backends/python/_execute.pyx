@@ -10,12 +10,11 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from _native.arena cimport arena_holds, arena_take
 from _native.atomic cimport exchange32, load32
-from _native.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
 from _native.clock cimport now_ns
-from _native.memory cimport Block, block_give, block_share, block_take
-from _native.request cimport (
+from _native.execution.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
+from _native.execution.supply cimport supply_each, supply_free
+from _native.inference.request cimport (
     STATUS_INTERNAL,
     STATUS_UNAVAILABLE,
     InputData,
@@ -24,8 +23,9 @@ from _native.request cimport (
     request_follow,
     request_unfollow,
 )
-from _native.signature cimport Signature
-from _native.supply cimport supply_each, supply_free
+from _native.inference.signature cimport Signature
+from _native.memory.arena cimport arena_holds, arena_take
+from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
 from backends.python._bls cimport bls_leave

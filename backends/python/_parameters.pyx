@@ -8,7 +8,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, strlen
 
-from _native.codec cimport (
+from _native.inference.request cimport Request
+from _native.protobuf.codec cimport (
     PARAMETER_BOOL,
     PARAMETER_DOUBLE,
     PARAMETER_INT64,
@@ -18,7 +19,6 @@ from _native.codec cimport (
     Str,
     parameter_find,
 )
-from _native.request cimport Request
 
 cdef extern from *:
     """

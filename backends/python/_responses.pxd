@@ -3,9 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t
 
-from _native.arena cimport Arena
-from _native.memory cimport Block
-from _native.request cimport Request, Response
+from _native.inference.request cimport Request, Response
+from _native.memory.arena cimport Arena
+from _native.memory.resource cimport Block
 
 cdef struct Origin:
     # where the responses of one packet are, and where their tensors may be

@@ -9,17 +9,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.codec cimport (
-    PARAMETER_BOOL,
-    PARAMETER_DOUBLE,
-    PARAMETER_STRING,
-    PARAMETER_UINT64,
-    Parameter,
-    ParameterKind,
-)
-from _native.datatype cimport DT_BYTES, datatype_name, datatype_size
-from _native.memory cimport Block, block_give, block_share, block_take
-from _native.request cimport (
+from _native.execution.scatter cimport request_set_state
+from _native.inference.request cimport (
     STATUS_CANCELLED,
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,
@@ -31,8 +22,17 @@ from _native.request cimport (
     Response,
     response_fail,
 )
-from _native.scatter cimport request_set_state
-from _native.signature cimport MAX_RANK, TensorSignature
+from _native.inference.signature cimport MAX_RANK, TensorSignature
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.protobuf.codec cimport (
+    PARAMETER_BOOL,
+    PARAMETER_DOUBLE,
+    PARAMETER_STRING,
+    PARAMETER_UINT64,
+    Parameter,
+    ParameterKind,
+)
+from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.text cimport format_text
 from backends.python._wire cimport (
     CODE_ALREADY_EXISTS,

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.memory cimport Block
+from _native.memory.resource cimport Block
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 

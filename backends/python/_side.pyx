@@ -5,12 +5,20 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from _native.arena cimport arena_take
 from _native.atomic cimport load32
-from _native.bridge cimport Bridge, bridge_return
-from _native.memory cimport Block, block_give, block_take, block_wrap
-from _native.request cimport STATUS_INTERNAL, STATUS_OK, Request, Response, response_fail, response_free, response_new
-from _native.response cimport response_complete
+from _native.inference.bridge cimport Bridge, bridge_return
+from _native.inference.request cimport (
+    STATUS_INTERNAL,
+    STATUS_OK,
+    Request,
+    Response,
+    response_fail,
+    response_free,
+    response_new,
+)
+from _native.inference.response cimport response_complete
+from _native.memory.arena cimport arena_take
+from _native.memory.resource cimport Block, block_give, block_take, block_wrap
 from _native.text cimport format_text
 from _native.threads cimport lock, notify_all, unlock
 from backends.python._channel cimport (

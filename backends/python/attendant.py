@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
@@ -94,6 +94,17 @@ class Attendant:
     # -- the thread
 
     def _run(self) -> None:
+        try:
+            self._keep_one_alive()
+        except Exception as error:  # of ours: whoever waits for the worker must hear of it
+            log.exception("%s: its workers are not looked after any more", self._name)
+            why = f"{type(error).__name__}: {error}"
+            self.link.down(why, "closed")
+            self._set_up(False)
+            if not self._loaded.done():
+                self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
+
+    def _keep_one_alive(self) -> None:
         failures = 0
         while not self._closing.is_set():
             begun = time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from backends.api import (
     Backend,
     BackendError,

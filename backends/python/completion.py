@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from backends.python._attend import Link
 from backends.python._spawn import spawn
 from backends.python.environment import Environment

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from backends.python.process import Launch, socket_pair
 from backends.python.worker import utils
 from backends.python.worker.link import Link

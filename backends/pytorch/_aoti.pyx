@@ -11,10 +11,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlclose, dlerror, dlopen, dlsym
 
-from _native.batch cimport execute_fn
-from _native.datatype cimport Datatype, datatype_name, datatype_parse
-from _native.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
-from _native.signature cimport MAX_RANK
+from _native.execution.batch cimport execute_fn
+from _native.execution.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
+from _native.inference.signature cimport MAX_RANK
+from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_parse
 from backends.pytorch._program cimport NOWHERE, Argument, Dim, Program, execute_program, reason, run_fn
 from backends.pytorch._shim cimport Handle, datatype_of, find_torch, symbol, tensor_over, torch
 

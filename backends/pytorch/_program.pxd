@@ -3,8 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.batch cimport NativeBatch
-from _native.signature cimport MAX_RANK
+from _native.execution.batch cimport NativeBatch
+from _native.inference.signature cimport MAX_RANK
 from backends.pytorch._shim cimport Handle
 
 cdef enum:

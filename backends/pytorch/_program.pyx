@@ -4,15 +4,15 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
 
-from _native.batch cimport NativeBatch, batch_fail
 from _native.clock cimport now_ns
-from _native.datatype cimport Datatype, datatype_name, datatype_size
-from _native.gather cimport batch_gather
-from _native.memory cimport Block, block_share, block_wrap
-from _native.request cimport STATUS_INVALID_ARGUMENT, request_fail
-from _native.scatter cimport batch_set_output, batch_wants
-from _native.signature cimport MAX_RANK
-from _native.supply cimport GatheredInput
+from _native.execution.batch cimport NativeBatch, batch_fail
+from _native.execution.gather cimport batch_gather
+from _native.execution.scatter cimport batch_set_output, batch_wants
+from _native.execution.supply cimport GatheredInput
+from _native.inference.request cimport STATUS_INVALID_ARGUMENT, request_fail
+from _native.inference.signature cimport MAX_RANK
+from _native.memory.resource cimport Block, block_share, block_wrap
+from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_size
 from _native.text cimport format_text, text_or_no_memory
 from backends.pytorch._shim cimport (
     Handle,

@@ -34,9 +34,9 @@ from backends.pytorch.options import Options, read_options
 if TYPE_CHECKING:
     import torch
 
-    from _native.batch import Batch
     from _native.cuda.batch import GpuBatch
-    from _native.view import View
+    from _native.execution.batch import Batch
+    from _native.execution.view import View
 
 REHEARSALS = 3
 """Calls before one is recorded as a graph: TorchScript watches the first ones, and compiles the module anew then."""

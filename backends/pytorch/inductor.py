@@ -37,8 +37,8 @@ from backends.pytorch.wrapper import SMALLEST_VARIABLE, Dimension, ExpectedInput
 if TYPE_CHECKING:
     import torch
 
-    from _native.batch import Batch
     from _native.cuda.batch import GpuBatch
+    from _native.execution.batch import Batch
     from backends.pytorch._aoti import Library
 
 log = logging.getLogger("inferd.backends")

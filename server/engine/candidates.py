@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-from _native.infer import InferService
+from _native.transport.infer import InferService
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, RedisCache

@@ -1,7 +1,7 @@
 """The engine: models from repositories, brought to readiness and served until it is closed.
 
-It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.infer`) and come back to
-the loop over the bridge.
+It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.transport.infer`) and
+come back to the loop over the bridge.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from _native.bridge import BridgeHandle
-from _native.infer import InferService, Ticket
-from _native.memory import host
+from _native.inference.bridge import BridgeHandle
+from _native.memory.resource import host
+from _native.transport.infer import InferService, Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
@@ -326,7 +326,7 @@ class Engine:
         caller: int = 0,
         user: int = -1,
     ) -> Ticket:
-        """Decode, check and queue one encoded ModelInferRequest; see `_native.infer.InferService.submit`."""
+        """Decode, check and queue one encoded ModelInferRequest; see `_native.transport.infer.InferService.submit`."""
         return self.infer.submit(
             message,
             deliver,

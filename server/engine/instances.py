@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from _native.cuda.instance import GpuLoop
-from _native.instance import InstanceLoop
-from _native.lane import LaneHandle
-from _native.limiter import ClaimHandle
-from _native.queue import QueueLane
+from _native.execution.instance import InstanceLoop
+from _native.scheduling.lane import LaneHandle
+from _native.scheduling.limiter import ClaimHandle
+from _native.scheduling.queue import QueueLane
 from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec
 from server.engine.gpu import Gpus
 from server.engine.hosts import HostPolicy, HostPolicyError

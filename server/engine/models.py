@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
-from _native.lane import LaneHandle
-from _native.table import ModelTable
+from _native.inference.table import ModelTable
+from _native.scheduling.lane import LaneHandle
 from server.engine import config as configuration
 from server.engine.repository import Marks, ModelFolder
 from server.engine.version import LoadedVersion

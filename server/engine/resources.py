@@ -2,7 +2,7 @@
 
 With `--rate-limit=execution_count`, tritonserver's, an instance executes only while it holds what the `rate_limiter` of
 its group names. There is as much of a resource as `--rate-limit-resource` says, else as much as the neediest instance
-takes. The waiting and granting is native (`_native.limiter`).
+takes. The waiting and granting is native (`_native.scheduling.limiter`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from _native.limiter import ClaimHandle, RateLimiter, Resource
+from _native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
 from backends.api import BackendError, InstanceSpec, ResourceSpec
 
 EVERYWHERE = -1

@@ -18,8 +18,8 @@ from typing import Literal
 
 from _native.cuda.driver import CudaError
 from _native.cuda.region import add_cuda
-from _native.infer import InferService
-from _native.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from _native.memory.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
+from _native.transport.infer import InferService
 from server.engine.gpu import Gpus
 from server.errors import (
     AlreadyExists,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from _native.ensemble import EnsembleLane
-from _native.infer import InferService
-from _native.lane import LaneHandle
-from _native.queue import QueueLane
-from _native.sequencer import SequenceLane
+from _native.ensembles.ensemble import EnsembleLane
+from _native.scheduling.lane import LaneHandle
+from _native.scheduling.queue import QueueLane
+from _native.sequences.sequencer import SequenceLane
+from _native.transport.infer import InferService
 from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
 from server.engine.instances import Instances, Placement
 from server.pb import grpc_service_pb2 as pb

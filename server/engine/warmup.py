@@ -10,9 +10,9 @@ import time
 import numpy as np
 
 from _native.cuda.instance import GpuLoop
-from _native.infer import InferService
-from _native.instance import InstanceLoop
-from _native.lane import LaneHandle
+from _native.execution.instance import InstanceLoop
+from _native.scheduling.lane import LaneHandle
+from _native.transport.infer import InferService
 from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
 from server.engine.config.datatypes import SIZE_OF
 

@@ -1,7 +1,7 @@
 """Access control of both front doors: which RPC is of which group, and what becomes of a call that is refused.
 
-`_native.access.Judge` decides. Native calls meet it in the connection; all others here: the native door asks before it
-runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are rules.
+`_native.transport.access.Judge` decides. Native calls meet it in the connection; all others here: the native door asks
+before it runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are rules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from _native.access import TRUSTED_CALLER, Judge
+from _native.transport.access import TRUSTED_CALLER, Judge
 from server.errors import Denied, Status
 from server.front.lobby import Place
 from server.front.tokens import Entry, TokenFile, TokenFileError

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.connection import EVENT_CLOSED, Call
+from _native.transport.connection import EVENT_CLOSED, Call
 from server.front.door import STOPPING
 from server.front.lobby import Place
 from server.front.peer import Peer, identity_key

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from _native.client import ClientUse
-from _native.connection import Entrance
+from _native.transport.client import ClientUse
+from _native.transport.connection import Entrance
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.peer import Peer, identity_key
 

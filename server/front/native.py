@@ -1,4 +1,4 @@
-"""The native front door: `_native.connection`s under uvloop's buffered protocols.
+"""The native front door: `_native.transport.connection`s under uvloop's buffered protocols.
 
 ModelInfer never comes here: it goes from the connection to its lane and back without a Python object. Every other
 method is a Python handler, hosted as on a grpc.aio server.
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from _native.access import GROUPS, PassageEntrance
-from _native.client import ClientUse
-from _native.connection import Call, Endpoint
-from _native.forwarding import Forwarder
-from _native.infer import InferService
-from _native.workers import Workers
+from _native.transport.access import GROUPS, PassageEntrance
+from _native.transport.client import ClientUse
+from _native.transport.connection import Call, Endpoint
+from _native.transport.forwarding import Forwarder
+from _native.transport.infer import InferService
+from _native.transport.workers import Workers
 from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from server.errors import Denied, Exhausted
 from server.front.access import Access
@@ -89,7 +89,7 @@ class NativeDoor:
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
         max_incoming_bytes: of requests that are incomplete or wait for their turn, the same.
-        receive_timeout: seconds in which a request must arrive, see `_native.connection.Endpoint`; 0 for any time.
+        receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.

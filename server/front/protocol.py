@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from _native.connection import Connection, Endpoint
+from _native.transport.connection import Connection, Endpoint
 from server.front.lobby import Guest, Lobby, Place
 from server.front.peer import peer_of
 from server.front.tls import ALPN

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from _native.errorinfo import rich_status
+from _native.transport.errorinfo import rich_status
 from server.errors import ServerError, answer
 from server.rpc.call import Metadata
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from _native.forwarding import Forwarder, ReservedError
+from _native.transport.forwarding import Forwarder, ReservedError
 from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.door import Door

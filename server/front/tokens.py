@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from _native.access import GROUPS
+from _native.transport.access import GROUPS
 
 ANYBODY = "*"
 MAX_TOKEN = 256

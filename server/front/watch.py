@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from _native.connection import Connection, Endpoint
+from _native.transport.connection import Connection, Endpoint
 from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
 from server.front.wheel import Entry, TimerWheel
 

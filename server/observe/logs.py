@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from _native import batchlog
+from _native.execution import batchlog
 from server.settings import Settings
 
 Setting = bool | int | str

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
 from backends.loader import BackendLoader
 from server.engine import config as configuration
 from server.engine.engine import Engine

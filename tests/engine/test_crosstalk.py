@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
 from server.errors import Status
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import CONFIG, Answer, request, serving

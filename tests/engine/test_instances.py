@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from _native.queue import QueueLane
+from _native.scheduling.queue import QueueLane
 from backends.api import BackendError
 from server.engine.hosts import HostPolicy, HostPolicyError, parse_host_policies
 from server.engine.instances import Placement

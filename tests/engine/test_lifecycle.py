@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
 from backends.api import BackendError
 from server.engine.control import ALL, ControlMode, ModelControl
 from server.errors import Internal, InvalidArgument, Status, Unavailable

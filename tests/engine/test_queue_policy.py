@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from _native import batchlog
+from _native.execution import batchlog
 from server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, request, row, serving
 

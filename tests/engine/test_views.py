@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
 from server.errors import Status
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import DTYPES, infer, infer_all, request, row, serving

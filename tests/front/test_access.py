@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native import access as native
+from _native.transport import access as native
 from server.addresses import RESTRICTABLE
 from server.front.access import Access
 from server.pb import grpc_service_pb2 as pb
@@ -31,7 +31,6 @@ OTHERS = {
 LIST = f"{HEALTH}List"  # hosted by newer versions of grpcio-health-checking
 PATHS = [f"/{SERVICE}/{name}" for name in SERVED] + list(OTHERS)
 
-NO_CREDENTIAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 TOKENS = """
 # who          what
@@ -156,6 +155,11 @@ def test_every_request_that_names_a_model_is_known():
             assert fields == ({MODEL_FIELD[name]} if name in MODEL_FIELD else set()), name
 
 
+def was_let_in(code, error):
+    """The handler answered, if only that this server's models are not controlled by clients."""
+    return code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED) or "load / unload is not" in error.details()
+
+
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -178,9 +182,7 @@ def test_every_rpc_wants_a_known_token(guarded, path):
         code, error = status(guarded.address, path, *metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED, state
         assert richerrors.of(error).reason == "UNKNOWN_CALLER"
-    code, error = status(guarded.address, path, bearer("all-rights"))
-    assert code not in NO_CREDENTIAL
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
+    assert was_let_in(*status(guarded.address, path, bearer("all-rights")))
     code, error = status(guarded.address, path, bearer("only-health"))
     assert (code is grpc.StatusCode.PERMISSION_DENIED) == (GROUP_OF[path] != "health")
     if error is not None:
@@ -206,8 +208,8 @@ def test_a_model_that_the_token_does_not_allow(guarded, name):
     code, error = status(guarded.address, path, bearer("only-simple"), message=kind(**{MODEL_FIELD[name]: "pair"}))
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert error.details() == "the token does not allow model 'pair'"
-    code, _ = status(guarded.address, path, bearer("only-simple"), message=kind(**{MODEL_FIELD[name]: "versions"}))
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
+    allowed = kind(**{MODEL_FIELD[name]: "versions"})
+    assert was_let_in(*status(guarded.address, path, bearer("only-simple"), message=allowed))
 
 
 def test_inference_of_a_model_that_the_token_does_not_allow(guarded):
@@ -333,13 +335,12 @@ def test_restricted_protocols(restricted, path):
     for state, metadata in states.items():
         code, error = status(restricted.address, path, *metadata)
         if not key:
-            assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED), state
+            assert was_let_in(code, error), state
             continue
         assert code is grpc.StatusCode.UNAVAILABLE, state
         assert error.details() == f"This protocol is restricted, expecting header '{header}'"
     if key:
-        code, _ = status(restricted.address, path, (header, value))
-        assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
+        assert was_let_in(*status(restricted.address, path, (header, value)))
 
 
 def test_tritonclient_sends_the_header(restricted):

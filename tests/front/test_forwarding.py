@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from _native.forwarding import RESERVED, Forwarder, ReservedError
+from _native.transport.forwarding import RESERVED, Forwarder, ReservedError
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub

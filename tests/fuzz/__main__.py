@@ -24,7 +24,14 @@ BUILD = ROOT / "build" / "fuzz"
 KEPT = ROOT / "fuzz-corpus"
 
 # Each target: the modules of ours that it is linked against, instrumented.
-TARGETS = {"codec": ["_native.wire", "_native.codec", "_native.encoding", "_native.messages"]}
+TARGETS = {
+    "codec": [
+        "_native.protobuf.wire",
+        "_native.protobuf.codec",
+        "_native.protobuf.encoding",
+        "_native.protobuf.messages",
+    ]
+}
 
 CLANG = os.environ.get("CLANG", "clang")
 SANITIZERS = "address,undefined"

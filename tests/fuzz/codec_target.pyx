@@ -11,9 +11,9 @@ import traceback
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from _native.codec cimport DECODE_OK, DECODE_TOO_MANY, DecodeResult, InferMessage, InputHead, contents_copy
-from _native.codec cimport contents_field, contents_size, infer_decode, infer_message_init
-from _native.datatype cimport Datatype
+from _native.protobuf.codec cimport DECODE_OK, DECODE_TOO_MANY, DecodeResult, InferMessage, InputHead, contents_copy
+from _native.protobuf.codec cimport contents_field, contents_size, infer_decode, infer_message_init
+from _native.protobuf.datatype cimport Datatype
 
 from tests.native import official
 

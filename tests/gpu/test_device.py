@@ -11,7 +11,7 @@ from _native.cuda import driver
 from _native.cuda.device import device
 from _native.cuda.driver import CudaError
 from _native.cuda.memory import DevicePool, PageLocked
-from _native.pool import SharedMemory
+from _native.memory.pool import SharedMemory
 from bench.memory_speed import random_operations
 
 MIB = 1 << 20

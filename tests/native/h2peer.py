@@ -1,4 +1,5 @@
-"""A connection without sockets: the h2 library as the client, `_native.connection` as the server, joined in memory.
+"""A connection without sockets: the h2 library as the client, `_native.transport.connection` as the server, joined in
+memory.
 
 `Lanes` puts native ModelInfer behind an endpoint, again without sockets and without an event loop.
 """
@@ -15,12 +16,12 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from _native.bridge import BridgeHandle
-from _native.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
-from _native.infer import InferService
-from _native.instance import InstanceLoop
-from _native.queue import QueueLane
-from _native.table import ModelTable
+from _native.execution.instance import InstanceLoop
+from _native.inference.bridge import BridgeHandle
+from _native.inference.table import ModelTable
+from _native.scheduling.queue import QueueLane
+from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
+from _native.transport.infer import InferService
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
 from server.pb import grpc_service_pb2 as pb

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
-from _native import messages
+from _native.protobuf import messages
 from server.pb import grpc_service_pb2 as pb
 from tests.native.protowire import clean_entries, has_long_length
 

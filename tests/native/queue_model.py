@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from _native.probe import NEVER
+from _native.scheduling.probe import NEVER
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from tests.native.delay_model import Delay
 

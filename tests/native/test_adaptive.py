@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.probe import QueueProbe
+from _native.scheduling.probe import QueueProbe
 from backends.api import QueuePolicySpec
 from tests.native.delay_model import Batches
 from tests.native.queue_model import Policy

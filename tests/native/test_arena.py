@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.arena import ArenaHandle
-from _native.memory import live_counters
+from _native.memory.arena import ArenaHandle
+from _native.memory.resource import live_counters
 
 SIZES = st.integers(1, 300_000)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _native import messages
+from _native.protobuf import messages
 from server.pb import grpc_service_pb2 as pb
 from tests.native import strategies
 from tests.native.official import DATATYPES, ROOT, check, content, contents, ours, parse, parse_cpp

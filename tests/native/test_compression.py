@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.compression import DEFLATE, GZIP, _deflate, _inflate
-from _native.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE
-from _native.memory import pooled, trim
-from _native.workers import Workers
+from _native.memory.resource import pooled, trim
+from _native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
+from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE
+from _native.transport.workers import Workers
 from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
 
 ECHO = "/test.Echo/Echo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from _native.errorinfo import rich_status
+from _native.transport.errorinfo import rich_status
 from server.errors import Status
 from tests import richerrors
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from _native.connection import Connection, Endpoint
+from _native.transport.connection import Connection, Endpoint
 from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
 

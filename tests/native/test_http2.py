@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.connection import EVENT_CLOSED, EVENT_HALF_CLOSE, EVENT_MESSAGE, EVENT_WRITABLE, Connection, Endpoint
-from _native.memory import live_counters
+from _native.memory.resource import live_counters
+from _native.transport.connection import (
+    EVENT_CLOSED,
+    EVENT_HALF_CLOSE,
+    EVENT_MESSAGE,
+    EVENT_WRITABLE,
+    Connection,
+    Endpoint,
+)
 from tests.native.h2peer import INFER, Answer, Echo, Lanes, Peer, framed, output
 
 ECHO = "/test.Echo/Echo"

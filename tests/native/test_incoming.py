@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from _native.client import ClientUse
-from _native.connection import Connection
+from _native.transport.client import ClientUse
+from _native.transport.connection import Connection
 from tests.native.h2peer import Echo, Lanes, Peer, framed
 
 KIB = 1 << 10

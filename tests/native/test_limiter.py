@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.limiter import ClaimHandle, RateLimiter, Resource
+from _native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
 
 
 def waiting(limiter: RateLimiter, count: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _native import memory
+from _native.memory import resource as memory
 
 LARGEST = 64 << 20
 ALIGNMENT = 256

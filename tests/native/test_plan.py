@@ -2,7 +2,7 @@
 
 import pytest
 
-from _native.plan import Analysis, PlanError
+from _native.ensembles.plan import Analysis, PlanError
 from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
 
 

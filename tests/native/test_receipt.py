@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from _native.arena import ArenaHandle
+from _native.memory.arena import ArenaHandle
 from server.pb import grpc_service_pb2 as pb
 from tests.native.h2peer import INFER, Lanes, Peer, framed, output
 

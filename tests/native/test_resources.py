@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native import memory
 from _native.cuda.device import device
 from _native.cuda.memory import DevicePool, PageLocked
-from _native.pool import SharedMemory
+from _native.memory import resource as memory
+from _native.memory.pool import SharedMemory
 from bench.memory_speed import random_operations
 
 MIB = 1 << 20

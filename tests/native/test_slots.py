@@ -1,7 +1,7 @@
 """Guards sequence batching against a plain model of its documented rules, and the promises that clients rely on.
 
-The model says what `_native/slots.pyx` documents, in the plainest way. Both are driven through the same random
-histories of arrivals, batches, answers, cancellations, timeouts and idle times, by a fake clock.
+The model says what `_native/sequences/slots.pyx` documents, in the plainest way. Both are driven through the same
+random histories of arrivals, batches, answers, cancellations, timeouts and idle times, by a fake clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.probe import SlotsProbe
+from _native.scheduling.probe import SlotsProbe
 from backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
 
 NEVER = (1 << 63) - 1

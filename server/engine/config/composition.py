@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from _native.plan import Analysis, PlanError
+from _native.ensembles.plan import Analysis, PlanError
 from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
 from server.engine.config.ensemble import step_path
 from server.engine.config.findings import Finding, error_of

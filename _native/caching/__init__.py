@@ -1,0 +1,1 @@
+"""Identical requests: answered once while they run, and later from memory or a store outside."""

@@ -1,0 +1,480 @@
+"""The coalescer: identical requests in flight are executed once, and the response cache keeps answers for later ones.
+
+A question that nobody has asked yet gets a memo, with a request of its own that carries it to the model. Whoever asks,
+the first one too, waits at the memo: each with its own deadline and each free to leave. When the last one leaves, the
+work is cancelled. The answer goes to all who wait, by reference; with a cache, the memo stays, and its work with it,
+which holds the question for comparing and the answer for the next. Answers leave the cache by last use when it grows
+over its limit, when they are too old, and when their model version ends.
+
+Where answers are kept in a store outside of the server, its answer is waited for at the memo, too, before the work is
+pushed: all who ask the same meanwhile share what comes of it, be it an answer from the store or one execution.
+
+Everything happens on the loop; see `_native.caching.question` for what makes requests identical.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, strlen
+
+from _native.atomic cimport fetch_add32
+from _native.caching.question cimport QUESTION_PARAMETERS, Digest, question_digest, question_same
+from _native.clock cimport now_ns
+from _native.inference.accounting cimport account_failed, failure_of
+from _native.inference.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
+from _native.inference.request cimport (
+    REQUEST_TAKEN,
+    REQUEST_WAITING,
+    STATUS_OK,
+    InputData,
+    OutputData,
+    Response,
+    request_free,
+    request_twin,
+    response_fail,
+)
+from _native.inference.response cimport response_lacks
+from _native.inference.statistics cimport (
+    FAILURE_BACKEND,
+    FAILURE_CANCELED,
+    statistics_cache_hit,
+    statistics_cache_missed,
+    statistics_failed,
+    statistics_shared,
+)
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.scheduling.lane cimport lane_discard
+from _native.text cimport format_text
+
+cdef enum:
+    FIRST_BUCKETS = 256
+    SMALL = 4096             # a block of this size is kept even if only a little of it is needed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memos by question
+
+cdef inline bint is_current(const Memo *memo) noexcept nogil:
+    # Nothing has been forgotten since it was asked. Else its answer may come from what has been replaced, an ensemble's
+    # from an old step: it is given to those who wait already, and to nobody else.
+    return memo.era == memo.home.era
+
+
+cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) noexcept nogil:
+    cdef Memo *memo
+    if self.bucket_count == 0:
+        return NULL
+    memo = self.buckets[digest.low & (self.bucket_count - 1)]
+    while memo != NULL:
+        if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
+                and question_same(memo.work, request)):
+            return memo
+        memo = memo.next
+    return NULL
+
+
+cdef bint make_room(Coalescer *self) noexcept nogil:
+    # for one more memo
+    cdef uint32_t count = max(<uint32_t>FIRST_BUCKETS, self.bucket_count * 2)
+    cdef Memo **buckets
+    cdef Memo *memo
+    cdef Memo *following
+    cdef uint32_t i
+    if self.count < self.bucket_count:
+        return True
+    buckets = <Memo **>calloc(count, sizeof(Memo *))
+    if buckets == NULL:
+        return self.bucket_count > 0
+    for i in range(self.bucket_count):
+        memo = self.buckets[i]
+        while memo != NULL:
+            following = memo.next
+            memo.next = buckets[memo.digest.low & (count - 1)]
+            buckets[memo.digest.low & (count - 1)] = memo
+            memo = following
+    free(self.buckets)
+    self.buckets = buckets
+    self.bucket_count = count
+    return True
+
+
+cdef void unlist(Memo *memo) noexcept nogil:
+    cdef Coalescer *self = memo.home
+    cdef Memo **link = &self.buckets[memo.digest.low & (self.bucket_count - 1)]
+    while link[0] != memo:
+        link = &link[0].next
+    link[0] = memo.next
+    self.count -= 1
+
+
+cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noexcept nogil:
+    cdef Memo *memo
+    cdef Memo **bucket
+    if not make_room(self):
+        return NULL
+    memo = <Memo *>calloc(1, sizeof(Memo))
+    if memo == NULL:
+        return NULL
+    memo.work = request_twin(request)
+    if memo.work == NULL:
+        free(memo)
+        return NULL
+    fetch_add32(&(<Lane *>memo.work.lane).in_flight, 1)
+    memo.work.deliver = answered
+    memo.work.sink = memo
+    memo.work.is_step = True  # whether an output may be missing is different for those who wait: see give
+    memo.output_count = wanted_outputs(memo.work)
+    memo.home = self
+    memo.era = self.era
+    memo.digest = digest
+    bucket = &self.buckets[digest.low & (self.bucket_count - 1)]
+    memo.next = bucket[0]
+    bucket[0] = memo
+    self.count += 1
+    return memo
+
+
+cdef void memo_free(Memo *memo) noexcept nogil:
+    # without its work
+    unlist(memo)
+    if memo.lookup != NULL:
+        memo.home.store.forget(memo.lookup)
+    free(memo)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Those who wait
+
+cdef void join(Memo *memo, Request *request) noexcept nogil:
+    request.state = REQUEST_WAITING
+    request.leave = leave
+    request.awaited = memo
+    request.next = NULL
+    request.previous = memo.last
+    if memo.last == NULL:
+        memo.first = request
+    else:
+        memo.last.next = request
+    memo.last = request
+
+
+cdef void detach(Memo *memo, Request *request) noexcept nogil:
+    if request.previous == NULL:
+        memo.first = request.next
+    else:
+        request.previous.next = request.next
+    if request.next == NULL:
+        memo.last = request.previous
+    else:
+        request.next.previous = request.previous
+    request.state = REQUEST_TAKEN
+    request.leave = NULL
+    request.awaited = NULL
+    request.next = NULL
+    request.previous = NULL
+
+
+cdef void leave(Request *request) noexcept nogil:
+    cdef Memo *memo = <Memo *>request.awaited
+    cdef Request *work = memo.work
+    cdef bint counts = True
+    detach(memo, request)
+    if memo.first == NULL and not memo.delivering:
+        if memo.asking:
+            lane_discard(memo.work)
+            memo_free(memo)
+        else:
+            memo_free(memo)
+            bridge_abandon(work)  # which counts
+            counts = False
+    if counts:
+        account_failed(request, now_ns(), FAILURE_CANCELED)
+
+
+cdef void give(Request *request, const Response *source) noexcept nogil:
+    # The same outputs were asked for; they are shared. One that the model has left out is an error, but for steps of
+    # ensembles.
+    cdef Response *to = &request.response
+    cdef uint32_t i
+    cdef OutputData *out
+    cdef bint lacks
+    for i in range(request.signature.output_count):
+        out = &to.outputs[i]
+        lacks = out.wanted and not source.outputs[i].wanted
+        block_give(out.block)
+        out[0] = source.outputs[i]
+        if out.block != NULL:
+            block_share(out.block)
+        if lacks and not request.is_step and to.status == STATUS_OK:
+            response_lacks(to, i)
+    to.parameters = source.parameters
+    to.parameter_count = source.parameter_count
+    if source.parameter_block != NULL:
+        to.parameter_block = block_share(source.parameter_block)
+
+
+cdef void answered(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef Memo *memo = <Memo *>sink
+    cdef Bridge *bridge = <Bridge *>memo.work.bridge
+    cdef Lane *lane = <Lane *>memo.work.lane
+    cdef Request *request
+    cdef uint64_t followers = 0
+    cdef uint64_t ns = 0
+    cdef int64_t now = now_ns()
+    memo.delivering = True
+    while memo.first != NULL:  # a delivery may make others leave
+        request = memo.first
+        detach(memo, request)
+        if followers:
+            ns += <uint64_t>(now - request.arrived_ns)
+        else:
+            request.phases = memo.work.phases
+        followers += 1
+        if status == STATUS_OK:
+            give(request, response)
+        else:
+            response_fail(&request.response, status, format_text("%.*s", <int>strlen(details), details))
+            request.response.reason = response.reason if response != NULL else NULL
+        bridge_deliver(bridge, &request.response)
+    memo.delivering = False
+    if followers > 1:  # the first one has been counted by its batch
+        if status == STATUS_OK:
+            statistics_shared(&lane.statistics, followers - 1, ns)
+        else:
+            statistics_failed(&lane.statistics, failure_of(memo.work, FAILURE_BACKEND), followers - 1, ns)
+    if status != STATUS_OK or not lane.caches or not is_current(memo) or not keep(memo):
+        memo_free(memo)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The cache
+
+cdef bint compact(Block **block, const unsigned char **data, size_t size) noexcept nogil:
+    # do not hold much more memory than what is needed of it
+    cdef Block *copy
+    if block[0] == NULL or block[0].size <= max(<size_t>SMALL, 2 * size):
+        return True
+    copy = block_take(size)
+    if copy == NULL:
+        return False
+    if size:
+        memcpy(copy.data, data[0], size)
+    block_give(block[0])
+    block[0] = copy
+    data[0] = copy.data
+    return True
+
+
+cdef size_t held(const Request *work) noexcept nogil:
+    # the bytes of its blocks, each counted once if the tensors that share it lie next to each other
+    cdef size_t size = sizeof(Memo) + sizeof(Request)
+    cdef const Block *last = work.block
+    cdef uint32_t i
+    size += work.signature.input_count * sizeof(InputData) + work.signature.output_count * sizeof(OutputData)
+    if work.block != NULL:
+        size += work.block.size
+    for i in range(work.signature.input_count):
+        if work.inputs[i].block != NULL and work.inputs[i].block != last:
+            last = work.inputs[i].block
+            size += last.size
+    for i in range(work.signature.output_count):
+        if work.response.outputs[i].block != NULL and work.response.outputs[i].block != last:
+            last = work.response.outputs[i].block
+            size += last.size
+    return size
+
+
+cdef bint compact_all(Request *work) noexcept nogil:
+    cdef uint32_t i
+    for i in range(work.signature.input_count):
+        if not compact(&work.inputs[i].block, &work.inputs[i].data, work.inputs[i].size):
+            return False
+    for i in range(work.signature.output_count):
+        if not compact(&work.response.outputs[i].block, &work.response.outputs[i].data,
+                       work.response.outputs[i].size):
+            return False
+    if work.message.parameter_count == 0:  # else they point into the message
+        block_give(work.block)
+        work.block = NULL
+        work.id.size = 0
+    return True
+
+
+cdef uint32_t wanted_outputs(const Request *request) noexcept nogil:
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(request.signature.output_count):
+        count += request.response.outputs[i].wanted
+    return count
+
+
+cdef bint keep(Memo *memo) noexcept nogil:
+    # False: the memo is not kept
+    cdef Coalescer *self = memo.home
+    cdef Request *work = memo.work
+    cdef int64_t begin = now_ns()
+    if wanted_outputs(work) < memo.output_count:
+        return False  # an answer to another question, were it kept
+    if memo.lookup != NULL:
+        self.store.keep(memo.lookup, &work.response)
+        statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
+        return False
+    if self.limit == 0 or not compact_all(work):
+        return False
+    memo.size = held(work)
+    if memo.size > self.limit:
+        return False
+    work.kept = True
+    work.sink = NULL
+    memo.answered = True
+    memo.expires_ns = begin + self.ttl_ns if self.ttl_ns else 0
+    self.size += memo.size
+    put_newest(self, memo)
+    while self.size > self.limit:
+        self.evictions += 1
+        drop(self.oldest)
+    statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
+    return True
+
+
+cdef void put_newest(Coalescer *self, Memo *memo) noexcept nogil:
+    memo.newer = NULL
+    memo.older = self.newest
+    if self.newest != NULL:
+        self.newest.newer = memo
+    self.newest = memo
+    if self.oldest == NULL:
+        self.oldest = memo
+
+
+cdef void cut(Memo *memo) noexcept nogil:
+    # out of the order of use
+    cdef Coalescer *self = memo.home
+    if memo.newer == NULL:
+        self.newest = memo.older
+    else:
+        memo.newer.older = memo.older
+    if memo.older == NULL:
+        self.oldest = memo.newer
+    else:
+        memo.older.newer = memo.newer
+
+
+cdef void drop(Memo *memo) noexcept nogil:
+    # an answered one
+    cut(memo)
+    memo.home.size -= memo.size
+    request_free(memo.work)
+    memo_free(memo)
+
+
+cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef int64_t now
+    give(request, &memo.work.response)
+    now = now_ns()
+    memo.home.hits += 1
+    statistics_cache_hit(&lane.statistics, <uint64_t>(now - begin))
+    statistics_shared(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
+    cut(memo)
+    put_newest(memo.home, memo)
+    request.state = REQUEST_TAKEN
+    return_hit(memo, request, begin)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef bint may_be_kept(const Coalescer *self, const Lane *lane) noexcept nogil:
+    return lane.caches and (self.limit > 0 or self.store.owner != NULL)
+
+
+cdef bint ask_store(Coalescer *self, Memo *memo, int64_t now) noexcept nogil:
+    # False: there is none, or it cannot be asked
+    if self.store.owner == NULL or not (<Lane *>memo.work.lane).caches or not self.store.look(self.store.owner, memo):
+        return False
+    memo.asking = True
+    memo.asked_ns = now
+    return True
+
+
+cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef int64_t begin
+    cdef Digest digest
+    cdef Memo *memo
+    if (request.correlation.given or request.message.parameter_count > QUESTION_PARAMETERS
+            or not (lane.coalesces or may_be_kept(self, lane))):
+        return request
+    begin = now_ns()
+    digest = question_digest(request)
+    memo = find(self, digest, request)
+    if memo != NULL and memo.answered and 0 < memo.expires_ns <= begin:
+        drop(memo)
+        memo = NULL
+    if memo != NULL and memo.answered:
+        hit(memo, request, begin)
+        return NULL
+    if memo != NULL and (memo.asking or lane.coalesces):
+        join_others(self, memo, request, begin)
+        return NULL
+    if memo == NULL:
+        memo = memo_new(self, digest, request)
+        if memo != NULL:
+            join(memo, request)
+            if ask_store(self, memo, begin):
+                return NULL
+            request = memo.work
+    count_miss(self, lane, begin)
+    return request
+
+
+cdef void join_others(Coalescer *self, Memo *memo, Request *request, int64_t begin) noexcept nogil:
+    self.followers += 1
+    join(memo, request)
+    if not memo.asking:
+        count_miss(self, <Lane *>request.lane, begin)
+
+
+cdef void count_miss(Coalescer *self, Lane *lane, int64_t begin) noexcept nogil:
+    if may_be_kept(self, lane):
+        self.misses += 1
+        statistics_cache_missed(&lane.statistics, 1, <uint64_t>(now_ns() - begin))
+
+
+cdef void coalescer_found(Memo *memo) noexcept nogil:
+    cdef Request *request
+    while memo.first != NULL:
+        request = memo.first
+        detach(memo, request)
+        return_hit(memo, request, memo.asked_ns)
+    lane_discard(memo.work)
+    memo_free(memo)
+
+
+cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
+    cdef const Request *request = memo.first
+    memo.asking = False
+    while request != NULL:
+        count_miss(memo.home, <Lane *>memo.work.lane, memo.asked_ns)
+        request = request.next
+    return memo.work
+
+
+cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil:
+    cdef Memo *memo = self.oldest
+    cdef Memo *newer
+    self.era += 1
+    while memo != NULL:
+        newer = memo.newer
+        if lane == NULL or memo.work.lane == lane:
+            drop(memo)
+        memo = newer
+
+
+cdef void coalescer_clear(Coalescer *self) noexcept nogil:
+    free(self.buckets)
+    self.buckets = NULL
+    self.bucket_count = 0

@@ -1,0 +1,22 @@
+# Whether two requests ask the same of the same model version.
+
+from libc.stdint cimport uint64_t
+
+from _native.inference.request cimport Request
+
+cdef enum:
+    QUESTION_PARAMETERS = 64     # a request with more parameters than that is never compared
+
+cdef struct Digest:
+    uint64_t low
+    uint64_t high
+
+# Of everything that can make a difference to the answer: version, inputs with their shapes and bytes, outputs asked
+# for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
+cdef Digest question_digest(const Request *request) noexcept nogil
+# The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters.
+cdef bint question_same(const Request *a, const Request *b) noexcept nogil
+# The same things for a digest that others than this process understand: ([(input, datatype, shape, bytes)], [(output,
+# classes)], [(parameter, kind, value)]), where bytes are views of the request's, and nothing depends on an order that
+# the client chose.
+cdef tuple question_parts(const Request *request)

@@ -1,0 +1,226 @@
+"""Stores: answers that are kept outside of the server, and asked for over a network.
+
+A model whose answers are kept is not fast enough to be run for each request, so here Python does the work. The
+coalescer (`_native.caching.coalescer`) holds the request back, and who asks the same meanwhile, until the lookup says
+what it has found. Everything happens on the loop.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy, memset
+
+from _native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
+from _native.caching.question cimport question_parts
+from _native.clock cimport now_ns
+from _native.inference.answer cimport answer_bytes
+from _native.inference.request cimport OutputData, Request, Response
+from _native.inference.signature cimport MAX_RANK, Signature, tensor_find
+from _native.inference.submission cimport Submission, submission_wake, submit_work
+from _native.memory.resource cimport Block, block_give, block_of_object, block_take
+from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_STRING, PARAMETER_UINT64, Parameter, Str
+from _native.protobuf.codec cimport ParameterKind
+from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
+
+import math
+
+
+cdef class Lookup:
+    """A question that the store has been asked. It says once what came of it: `found` or `missing`."""
+
+    def __init__(self):
+        raise TypeError("Lookup cannot be created from Python")
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody waits to hear what was found."""
+        return self.memo != NULL and self.memo.asking
+
+    def parts(self) -> tuple[list, list, list]:
+        """What makes a difference to the answer, in an order that does not depend on the client.
+
+        Inputs as (name, datatype, shape, bytes), outputs that are asked for as (name, number of classes or 0), and
+        parameters as (name, kind, value).
+        """
+        check(self)
+        return question_parts(self.memo.work)
+
+    def found(self, list outputs not None, list parameters not None) -> None:
+        """Answer all who wait.
+
+        Args:
+            outputs: (name, datatype, shape, bytes) of each that the model has given.
+            parameters: of the response: (name, field number in inference.InferParameter, value).
+
+        Raises:
+            ValueError: that is no answer to the question; it is still pending.
+        """
+        cdef Memo *memo = self.memo
+        cdef list places
+        cdef uint32_t i
+        check(self)
+        places = [place_of(memo.work, name, datatype, shape, data) for name, datatype, shape, data in outputs]
+        set_parameters(&memo.work.response, parameters)
+        for i in range(memo.work.signature.output_count):
+            memo.work.response.outputs[i].wanted = False
+        for place, (_, datatype, shape, data) in zip(places, outputs):
+            set_output(&memo.work.response.outputs[<uint32_t>place], datatype, shape, data)
+        coalescer_found(memo)
+
+    def missing(self) -> None:
+        """Have the model answer. Without effect when nobody waits any more."""
+        cdef Request *request
+        if not self.pending:
+            return
+        request = coalescer_missing(self.memo)
+        request.bridge = self.submission.bridge
+        request.queued_ns = now_ns()
+        submit_work(self.submission, request)
+        submission_wake(self.submission)
+
+
+cdef int check(Lookup lookup) except -1:
+    if not lookup.pending:
+        raise RuntimeError("the lookup is over")
+    return 0
+
+
+cdef int place_of(const Request *work, str name, str datatype, list shape, bytes data) except -1:
+    # the index of an output, if it can be an answer to the question
+    cdef bytes encoded = name.encode()
+    cdef bytes type_name = datatype.encode()
+    cdef Datatype parsed = datatype_parse(type_name, len(type_name))
+    cdef int index = tensor_find(work.signature.outputs, work.signature.output_count,
+                                 Str(encoded, <uint32_t>len(encoded)))
+    if index < 0 or not work.response.outputs[index].wanted:
+        raise ValueError(f"output '{name}' was not asked for")
+    if parsed != (DT_BYTES if work.response.outputs[index].classes else work.signature.outputs[index].datatype):
+        raise ValueError(f"output '{name}' has another datatype: {datatype}")
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        raise ValueError(f"output '{name}' has the shape {shape}")
+    if parsed != DT_BYTES and math.prod(shape) * datatype_size(parsed) != len(data):
+        raise ValueError(f"output '{name}' of shape {shape} has {len(data)} bytes")
+    return index
+
+
+cdef int set_output(OutputData *out, str datatype, list shape, bytes data) except -1:
+    cdef bytes type_name = datatype.encode()
+    cdef Block *block = block_of_object(data, PyBytes_AS_STRING(data), len(data))
+    cdef uint32_t i
+    if block == NULL:
+        raise MemoryError
+    block_give(out.block)
+    out.block = block
+    out.wanted = True
+    out.datatype = datatype_parse(type_name, len(type_name))
+    out.data = block.data
+    out.size = len(data)
+    out.rank = <uint32_t>len(shape)
+    for i in range(out.rank):
+        out.shape[i] = shape[i]
+    return 0
+
+
+cdef Str put_text(uint8_t **at, bytes text) noexcept:
+    cdef Str put = Str(<const char *>at[0], <uint32_t>len(text))
+    memcpy(at[0], PyBytes_AS_STRING(text), put.size)
+    at[0] += put.size
+    return put
+
+
+cdef int set_parameters(Response *response, list parameters) except -1:
+    cdef list encoded = [(name.encode(), kind, value.encode() if kind == PARAMETER_STRING else value)
+                         for name, kind, value in parameters]
+    cdef size_t size = len(encoded) * sizeof(Parameter) + sum(
+        [len(name) + (len(value) if kind == PARAMETER_STRING else 0) for name, kind, value in encoded])
+    cdef Parameter *out
+    cdef uint8_t *at
+    if not encoded:
+        return 0
+    block_give(response.parameter_block)
+    response.parameter_block = block_take(size)
+    if response.parameter_block == NULL:
+        raise MemoryError
+    response.parameters = out = <Parameter *>response.parameter_block.data
+    response.parameter_count = 0
+    memset(out, 0, len(encoded) * sizeof(Parameter))
+    at = response.parameter_block.data + len(encoded) * sizeof(Parameter)
+    for name, kind, value in encoded:
+        if not PARAMETER_BOOL <= kind <= PARAMETER_UINT64:
+            raise ValueError(f"a parameter of kind {kind}")
+        out.key = put_text(&at, name)
+        out.kind = <ParameterKind><int>kind
+        if kind == PARAMETER_STRING:
+            out.text = put_text(&at, value)
+        elif kind == PARAMETER_DOUBLE:
+            out.real = value
+        else:
+            out.integer = <int64_t>(value if value < 1 << 63 else value - (1 << 64))
+        out += 1
+        response.parameter_count += 1
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef class AnswerStore:
+    """Keeps answers somewhere. Its methods are called on the loop; they must be quick and raise nothing."""
+
+    def look(self, lookup: Lookup) -> bool:
+        """Begin to look the question up. False: it is not looked up, and its answer is not kept."""
+        raise NotImplementedError
+
+    def keep(self, lookup: Lookup, answer: bytes) -> None:
+        """The model has given this answer to what was missing: an encoded inference.ModelInferResponse without id."""
+        raise NotImplementedError
+
+    def forget(self, lookup: Lookup) -> None:
+        """The question has been answered, or nobody waits for its answer any more."""
+
+
+cdef bint look(void *owner, Memo *memo) noexcept nogil:
+    with gil:
+        return begin(<AnswerStore>owner, memo)
+
+
+cdef bint begin(AnswerStore store, Memo *memo) noexcept:
+    cdef Lookup lookup = Lookup.__new__(Lookup)
+    cdef const Signature *signature = memo.work.signature
+    lookup.memo = memo
+    lookup.submission = store.submission
+    lookup.store = store
+    lookup.model = signature.name.data[:signature.name.size].decode()
+    lookup.version = signature.version
+    if not store.look(lookup):
+        lookup.memo = NULL
+        return False
+    Py_INCREF(lookup)
+    memo.lookup = <void *>lookup
+    return True
+
+
+cdef void keep(void *lookup, const Response *response) noexcept nogil:
+    with gil:
+        hand_over(<Lookup>lookup, response)
+
+
+cdef void hand_over(Lookup lookup, const Response *response) noexcept:
+    response.request.id.size = 0  # that of the first who asked
+    lookup.store.keep(lookup, answer_bytes(response))
+
+
+cdef void forget(void *lookup) noexcept nogil:
+    with gil:
+        end(<Lookup>lookup)
+
+
+cdef void end(Lookup lookup) noexcept:
+    lookup.memo = NULL
+    lookup.store.forget(lookup)
+    Py_DECREF(lookup)  # it was kept for this call
+
+
+cdef void store_install(AnswerStore store, Submission *submission) noexcept:
+    store.submission = submission
+    submission.coalescer.store = Store(<void *>store, look, keep, forget)

@@ -1,0 +1,1 @@
+"""Lanes of ensembles: graphs of other models."""

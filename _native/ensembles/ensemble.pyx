@@ -1,0 +1,156 @@
+"""Ensembles: the lane of requests that other models answer together, step by step (see `_native.ensembles.run`).
+
+Its queue policy counts requests from their arrival to their answer: none of them waits for an instance here.
+"""
+
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport load32, store32
+from _native.ensembles.frame cimport Run
+from _native.ensembles.plan cimport plan_build, plan_clear
+from _native.ensembles.run cimport Ensemble, Turn, run_end, run_new, run_start
+from _native.inference.request cimport (
+    REQUEST_TAKEN,
+    STATUS_CANCELLED,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+    Request,
+    request_fail,
+)
+from _native.inference.submission cimport Submission
+from _native.scheduling.lane cimport (
+    LANE_CLOSED,
+    LANE_REFUSED,
+    PUSHED,
+    Lane,
+    LaneHandle,
+    Pushed,
+    Scheduler,
+    Seat,
+    lane_free,
+    lane_new,
+    stricter,
+)
+from _native.text cimport format_text
+
+cdef int64_t LONGEST_TIMEOUT_US = 0x7fffffffffffffff // 4000    # a time plus it does not overflow
+
+
+cdef int64_t timeout_of(const Ensemble *ensemble, const Request *request) noexcept nogil:
+    # how long the request may be in it; 0: as long as it takes
+    cdef int64_t own = min(request.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    if ensemble.overridable and own and (ensemble.timeout_ns == 0 or own < ensemble.timeout_ns):
+        return own
+    return ensemble.timeout_ns
+
+
+cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
+    cdef Ensemble *ensemble = <Ensemble *>lane
+    cdef Run *run
+    cdef int64_t timeout
+    if load32(&ensemble.closed):
+        return LANE_CLOSED
+    if lane.max_queue and ensemble.requests >= lane.max_queue:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: ensemble '%s' version %s has %u requests in it, which is its limit",
+            lane.signature.name.data, lane.signature.version_text.data, ensemble.requests))
+        request.response.reason = "QUEUE_FULL"
+        return LANE_REFUSED
+    run = run_new(ensemble, request)
+    if run == NULL:
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        return LANE_REFUSED
+    request.state = REQUEST_TAKEN
+    request.run = run
+    timeout = timeout_of(ensemble, request)
+    if timeout:
+        request.expires_ns = request.queued_ns + timeout
+    ensemble.requests += 1
+    run_start(run)
+    return PUSHED
+
+
+cdef void wake(Lane *lane) noexcept nogil:
+    pass  # the lanes of the steps are woken on their own
+
+
+cdef bint remove(Lane *lane, Request *request) noexcept nogil:
+    # its steps are abandoned, and it goes the way of all answers
+    cdef Run *run = <Run *>request.run
+    if run != NULL:
+        request_fail(request, STATUS_CANCELLED, format_text("the request was cancelled"))
+        run_end(run)
+    return False
+
+
+cdef bint expire(Lane *lane, Request *request) noexcept nogil:
+    cdef Run *run = <Run *>request.run
+    if run != NULL:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request timeout expired: ensemble '%s' version %s has had it for %lld us, as long as it may",
+            lane.signature.name.data, lane.signature.version_text.data,
+            <long long>(request.expires_ns - request.queued_ns) // 1000))
+        request.response.reason = "QUEUE_TIMEOUT"
+        run_end(run)
+    return False
+
+
+cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
+    return NULL
+
+
+cdef void close(Lane *lane) noexcept nogil:
+    store32(&(<Ensemble *>lane).closed, 1)
+
+
+cdef uint32_t pending(Lane *lane) noexcept nogil:
+    return (<Ensemble *>lane).requests
+
+
+cdef void ensemble_free(Lane *lane) noexcept nogil:
+    cdef Ensemble *ensemble = <Ensemble *>lane
+    plan_clear(&ensemble.plan)
+    free(ensemble.turns)
+    lane_free(lane)
+
+
+cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire)
+
+
+cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
+    cdef Ensemble *ensemble = <Ensemble *>lane_new(sizeof(Ensemble), &ENSEMBLE, spec, version)
+    policy = spec.queue.levels[0]
+    ensemble.max_inflight = spec.ensemble.max_inflight
+    ensemble.timeout_ns = min(policy.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    ensemble.overridable = policy.overridable
+    try:
+        plan_build(&ensemble.plan, spec)
+        ensemble.turns = <Turn *>calloc(max(1, ensemble.plan.step_count), sizeof(Turn))
+        if ensemble.turns == NULL:
+            raise MemoryError
+    except BaseException:
+        ensemble_free(&ensemble.lane)
+        raise
+    return ensemble
+
+
+cdef class EnsembleLane(LaneHandle):
+    """The lane of an ensemble.
+
+    Args:
+        spec: the version's backends.api.ModelSpec, with an `ensemble`.
+        version: its number.
+        service: the _native.transport.infer.InferService through which the steps go.
+        max_queue: requests that may be in it, if its queue policy does not say fewer; 0 for any number.
+    """
+
+    def __cinit__(self, spec, version: int, service, *, max_queue: int = 0):
+        cdef Ensemble *ensemble
+        entrance = service.entrance
+        ensemble = ensemble_new(spec, version)
+        self.lane = &ensemble.lane
+        self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
+        self.service = service
+        ensemble.submission = <Submission *>PyCapsule_GetPointer(entrance, "inferd.submission")

@@ -1,0 +1,35 @@
+# One request of an ensemble.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from _native.ensembles.frame cimport Call, Run
+from _native.ensembles.plan cimport Plan
+from _native.inference.request cimport Request
+from _native.inference.submission cimport Submission
+from _native.scheduling.lane cimport Lane
+
+cdef struct Turn:
+    # of a step, when the number of its requests is limited
+    uint32_t running
+    Call *head               # waits longest
+    Call *tail
+
+cdef struct Ensemble:
+    Lane lane
+    Plan plan
+    int32_t closed           # atomic
+    # Used on the loop only:
+    Submission *submission
+    uint32_t requests        # in it
+    uint32_t max_inflight    # requests of one step at a time; 0: any number
+    int64_t timeout_ns       # how long a request may be in it; 0: as long as it takes
+    bint overridable         # a request may name a shorter time
+    Turn *turns              # by step
+    bint passing             # turns are being passed on
+
+# NULL: no memory.
+cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil
+# Begin with the tensors of the request. It may be over, and gone, afterwards.
+cdef void run_start(Run *run) noexcept nogil
+# End it with what its request's final response says by now; steps that run are abandoned.
+cdef void run_end(Run *run) noexcept nogil

@@ -1,0 +1,485 @@
+"""Runs: one request of an ensemble, from its tensors to its last response.
+
+A step of a run starts when all tensors that it reads are known; its request enters its model's lane like any other, so
+each model queues and batches by its own policy. Tensors go from step to step as references to where they lie. Only the
+steps that the wanted outputs need take part.
+
+Each response of a decoupled step begins a frame of its own (`_native.ensembles.frame`), in which what depends on it
+happens once more; the ensemble then answers once for each frame, in the order in which they began.
+
+Everything here happens on the loop: there is no lock. A run ends once, by `finish`: with its last response, with the
+first error of a step, or because nobody waits for it; steps that still run then are abandoned.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from _native.clock cimport now_ns
+from _native.ensembles.answer cimport ensemble_answer
+from _native.ensembles.frame cimport (
+    CALL_OVER,
+    CALL_RUNNING,
+    CALL_WAITING,
+    VALUE_MISSING,
+    VALUE_PRESENT,
+    Call,
+    Frame,
+    Needs,
+    Run,
+    Sequence,
+    Value,
+    frame_free,
+    frame_is_complete,
+    frame_new,
+    frame_resolve,
+    frame_to_send,
+    frame_value,
+    frames_end,
+    sequence_copy,
+    value_release,
+)
+from _native.ensembles.plan cimport Plan, PlanStep, plan_encloses, plan_needs
+from _native.ensembles.step cimport step_accept, step_judge, step_leave, step_request, step_sequence
+from _native.inference.accounting cimport account_failed, execution_add
+from _native.inference.bridge cimport bridge_abandon, bridge_deliver, bridge_return
+from _native.inference.request cimport (
+    STATUS_INVALID_ARGUMENT,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    InputData,
+    Request,
+    Response,
+    request_fail,
+    response_free,
+    response_new,
+)
+from _native.inference.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
+from _native.inference.submission cimport submit_request
+from _native.memory.resource cimport block_share
+from _native.protobuf.codec cimport Str
+from _native.text cimport clip, format_text, text_or_no_memory
+
+
+cdef inline Ensemble *ensemble_of(const Run *run) noexcept nogil:
+    return <Ensemble *>run.ensemble
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The beginning of a run
+
+cdef void find_needs(const Plan *plan, const Request *request, uint8_t *flags, Needs *needs) noexcept nogil:
+    # what the wanted outputs need; `flags` has room for outputs, scopes, tensors and steps
+    cdef uint8_t *outputs = flags
+    cdef uint8_t *sends = outputs + plan.output_count
+    cdef uint8_t *tensors = sends + plan.scope_count
+    cdef uint8_t *steps = tensors + plan.tensor_count
+    cdef uint32_t i, scope
+    needs.plan = plan
+    needs.outputs = outputs
+    needs.sends = sends
+    needs.tensors = tensors
+    needs.steps = steps
+    memset(sends, 0, plan.scope_count)
+    for i in range(plan.output_count):
+        outputs[i] = request.response.outputs[i].wanted
+        if outputs[i]:
+            sends[plan.tensors[plan.outputs[i]].scope] = 1
+    # outputs of a scope around another one leave with those of the inner one
+    for scope in range(plan.scope_count):
+        for i in range(plan.scope_count):
+            if i != scope and sends[scope] and sends[i] and plan_encloses(plan, scope, i):
+                sends[scope] = 0
+    plan_needs(plan, outputs, tensors, steps)
+
+
+cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil:
+    cdef const Plan *plan = &ensemble.plan
+    cdef uint32_t flags = plan.output_count + plan.scope_count + plan.tensor_count + plan.step_count
+    cdef Run *run = <Run *>malloc(sizeof(Run) + flags)
+    if run == NULL:
+        return NULL
+    memset(run, 0, sizeof(Run))
+    run.ensemble = ensemble
+    run.request = request
+    find_needs(plan, request, <uint8_t *>(run + 1), &run.needs)
+    if frame_new(run, 0, NULL) == NULL:
+        free(run)
+        return NULL
+    run.first.sequence.correlation = request.correlation
+    run.first.sequence.start = request.sequence_start
+    run.first.sequence.end = request.sequence_end
+    if request.block != NULL:
+        run.first.sequence.block = block_share(request.block)
+    return run
+
+
+cdef void give_inputs(Run *run) noexcept nogil:
+    # the tensors of the request are known
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef const InputData *input
+    cdef Value *value
+    cdef uint32_t i
+    for i in range(ensemble.plan.input_count):
+        input = &run.request.inputs[i]
+        if not input.present:
+            frame_resolve(run.first, ensemble.plan.inputs[i], VALUE_MISSING)
+            continue
+        value = frame_value(run.first, ensemble.plan.inputs[i])
+        value.datatype = ensemble.lane.signature.inputs[i].datatype
+        value.data = input.data
+        value.size = input.size
+        value.block = block_share(input.block)
+        value.rank = input.rank
+        memcpy(value.shape, input.shape, input.rank * sizeof(int64_t))
+        frame_resolve(run.first, ensemble.plan.inputs[i], VALUE_PRESENT)
+
+
+cdef void run_start(Run *run) noexcept nogil:
+    give_inputs(run)
+    proceed(run)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Steps
+
+cdef void fail(Run *run, int status, const char *reason, const char *details) noexcept nogil:
+    # the run is to end with this error of a step; the first one counts
+    cdef Ensemble *ensemble = ensemble_of(run)
+    if run.status != STATUS_OK:
+        return
+    run.status = status
+    run.reason = reason
+    run.details = format_text("in ensemble '%s', %s", ensemble.lane.signature.name.data, text_or_no_memory(details))
+
+
+cdef void release_reads(Call *call) noexcept nogil:
+    cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
+    cdef uint32_t i
+    for i in range(step.read_count):
+        value_release(frame_value(call.frame, step.reads[i]))
+
+
+cdef void close_call(Call *call) noexcept nogil:
+    call.state = CALL_OVER
+    call.frame.open_calls -= 1
+
+
+cdef void find_sequence(Call *call) noexcept nogil:
+    # of the step's request: what the steps before it say, else the ensemble's request
+    cdef Run *run = call.frame.run
+    cdef const PlanStep *step = &run.needs.plan.steps[call.step]
+    cdef const Sequence *found = &run.first.sequence
+    cdef const Sequence *said
+    cdef uint32_t i
+    for i in range(step.input_count):
+        said = frame_value(call.frame, step.inputs[i].tensor).sequence
+        if said != NULL and said.changed:
+            found = said
+            break
+    sequence_copy(&call.sequence, found)
+
+
+cdef void launch(Call *call) noexcept nogil:
+    # submit the step's request; or the run has failed
+    cdef Run *run = call.frame.run
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef int status = STATUS_RESOURCE_EXHAUSTED
+    cdef char *details = NULL
+    cdef Request *request
+    find_sequence(call)
+    request = step_request(ensemble.submission.table, call, &status, &details)
+    if request == NULL:
+        run.active -= 1
+        close_call(call)
+        fail(run, status, NULL, details)
+        free(details)
+        return
+    release_reads(call)
+    ensemble.turns[call.step].running += 1
+    call.state = CALL_RUNNING
+    call.request = request
+    request.deliver = deliver_step
+    request.sink = call
+    submit_request(ensemble.submission, request)
+
+
+cdef void start(Call *call) noexcept nogil:
+    # everything that the call reads is known
+    cdef Run *run = call.frame.run
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef Turn *turn = &ensemble.turns[call.step]
+    cdef int status = STATUS_OK
+    cdef char *details = NULL
+    if not step_judge(call, &status, &details):
+        close_call(call)
+        release_reads(call)
+        if status != STATUS_OK:
+            fail(run, status, NULL, details)
+            free(details)
+        elif run.needs.plan.steps[call.step].opens < 0:
+            step_leave(call.frame, &run.needs.plan.steps[call.step], True)
+        return
+    run.active += 1
+    if ensemble.max_inflight == 0 or (turn.running < ensemble.max_inflight and turn.head == NULL):
+        launch(call)
+        return
+    call.state = CALL_WAITING
+    call.next = NULL
+    call.previous = turn.tail
+    if turn.tail == NULL:
+        turn.head = call
+    else:
+        turn.tail.next = call
+    turn.tail = call
+
+
+cdef void leave_turn(Call *call) noexcept nogil:
+    # out of those that wait
+    cdef Turn *turn = &ensemble_of(call.frame.run).turns[call.step]
+    if call.previous == NULL:
+        turn.head = call.next
+    else:
+        call.previous.next = call.next
+    if call.next == NULL:
+        turn.tail = call.previous
+    else:
+        call.next.previous = call.previous
+
+
+cdef void pass_turns(Ensemble *ensemble) noexcept nogil:
+    # let those that wait run where there is room; what ends meanwhile makes more room, which the same loop sees
+    cdef Call *call
+    cdef Turn *turn
+    cdef Run *run
+    cdef uint32_t i = 0
+    if ensemble.max_inflight == 0 or ensemble.passing:
+        return
+    ensemble.passing = True
+    while i < ensemble.plan.step_count:
+        turn = &ensemble.turns[i]
+        if turn.head == NULL or turn.running >= ensemble.max_inflight:
+            i += 1
+            continue
+        call = turn.head
+        run = call.frame.run
+        leave_turn(call)
+        launch(call)
+        if run.status != STATUS_OK:
+            run.delivering = False  # not of this run
+            proceed(run)
+            i = 0
+    ensemble.passing = False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses of steps
+
+cdef void deliver_step(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef Call *call = <Call *>sink
+    cdef Run *run = call.frame.run
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef bint final = response == NULL or response.final
+    if final:
+        add_phases(run, call.request)
+        ensemble.turns[call.step].running -= 1
+        run.active -= 1
+        call.request = NULL
+        close_call(call)
+    if status != STATUS_OK:
+        fail(run, status, response.reason if response != NULL else NULL, details)
+    else:
+        if not response.empty:
+            accept(call, response)
+        if final:
+            end_call(call)
+    run.delivering = True
+    proceed(run)
+    pass_turns(ensemble)
+
+
+cdef void add_phases(Run *run, const Request *request) noexcept nogil:
+    run.request.phases.queue += request.phases.queue
+    run.request.phases.input += request.phases.input
+    run.request.phases.infer += request.phases.infer
+    run.request.phases.output += request.phases.output
+
+
+cdef void accept(Call *call, Response *response) noexcept nogil:
+    # a response with content
+    cdef Run *run = call.frame.run
+    cdef PlanStep *step = &ensemble_of(run).plan.steps[call.step]
+    cdef Frame *frame = call.frame
+    cdef Sequence *sequence = &call.sequence
+    cdef char *details = NULL
+    call.answered = True
+    if step.opens >= 0:
+        frame = frame_new(run, <uint32_t>step.opens, frame)
+        if frame == NULL:
+            fail(run, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+            return
+        sequence_copy(&frame.sequence, sequence)
+        sequence = &frame.sequence
+        if response.receipt != NULL:
+            frame.receipt = block_share(response.receipt)
+    if not step_sequence(response, sequence, &details):
+        fail(run, STATUS_INVALID_ARGUMENT if details != NULL else STATUS_RESOURCE_EXHAUSTED, NULL, details)
+        free(details)
+        return
+    step_accept(frame, step, response, sequence)
+
+
+cdef void end_call(Call *call) noexcept nogil:
+    # The model has given its last response. Without any, what depends on the step never happens: a decoupled model
+    # may do that, of any other it is an error, which `proceed` finds.
+    cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
+    if call.answered and step.opens < 0:
+        step_leave(call.frame, step, False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How it goes on
+
+cdef bint send(Run *run, Frame *frame) noexcept nogil:
+    # one of many responses; False: the run has failed
+    cdef Response *response = response_new(run.request)
+    if response == NULL:
+        fail(run, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+        return False
+    frame.sent = True
+    if not ensemble_answer(response, run, frame):
+        fail(run, response.status, NULL, response.details)
+        response_free(response)
+        return False
+    bridge_return(ensemble_of(run).submission.bridge, response, response)
+    return True
+
+
+cdef void proceed(Run *run) noexcept nogil:
+    """Go as far as what is known allows: start steps, send responses, end the run. It may be gone afterwards."""
+    cdef Frame *frame
+    cdef Frame *following
+    cdef Call *call
+    while run.ready != NULL and run.status == STATUS_OK:
+        call = run.ready
+        run.ready = call.next
+        start(call)
+    if run.status != STATUS_OK:
+        finish_failed(run)
+        return
+    if run.needs.sends[0]:
+        if frame_is_complete(run.first):
+            finish_with(run, run.first)
+        elif run.active == 0:
+            fail_deadlocked(run)
+        return
+    frame = frame_to_send(run, run.first)
+    while frame != NULL:
+        following = frame_to_send(run, frame.next)
+        if following == NULL and run.active == 0:
+            finish_with(run, frame)
+            return
+        if not send(run, frame):
+            finish_failed(run)
+            return
+        frame = following
+    if run.active == 0:
+        finish_with(run, NULL)
+        return
+    frames_end(run)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of a run
+
+cdef void finish_with(Run *run, Frame *frame) noexcept nogil:
+    # the last response: what `frame` stands for, or nothing but that there is no more
+    cdef Response *response = &run.request.response
+    if frame == NULL:
+        response.empty = True
+    elif not ensemble_answer(response, run, frame):
+        fail(run, response.status, response.reason, response.details)
+        finish_failed(run)
+        return
+    finish(run)
+
+
+cdef void finish_failed(Run *run) noexcept nogil:
+    request_fail(run.request, run.status, run.details)
+    run.request.response.reason = run.reason
+    run.details = NULL
+    finish(run)
+
+
+cdef void fail_deadlocked(Run *run) noexcept nogil:
+    cdef Str id = run.request.id if run.request.id.size else Str("<id_unknown>", 12)
+    cdef char *text = format_text(
+        "[request id: %.*s] unexpected deadlock, at least one output is not set while no more ensemble steps can be "
+        "made",
+        clip(id.size), id.data)
+    fail(run, STATUS_INVALID_ARGUMENT, NULL, text)
+    free(text)
+    finish_failed(run)
+
+
+cdef void drop_call(Call *call) noexcept nogil:
+    if call.state == CALL_WAITING:
+        leave_turn(call)
+    elif call.state == CALL_RUNNING:
+        ensemble_of(call.frame.run).turns[call.step].running -= 1
+        bridge_abandon(call.request)
+
+
+cdef void free_run(Run *run) noexcept nogil:
+    # with the steps that still run
+    cdef Frame *frame = run.last
+    cdef Frame *before
+    cdef uint32_t i
+    while frame != NULL:
+        before = frame.previous
+        for i in range(run.needs.plan.scopes[frame.scope].step_count):
+            drop_call(&frame.calls[i])
+        frame_free(frame)
+        frame = before
+    free(run.details)
+    free(run)
+
+
+cdef void account(const Ensemble *ensemble, const Request *request) noexcept nogil:
+    cdef Execution execution
+    cdef int64_t end = now_ns()
+    if request.response.status != STATUS_OK:
+        account_failed(request, end, FAILURE_BACKEND)
+        return
+    if request.rehearsed:
+        return
+    memset(&execution, 0, sizeof(Execution))
+    execution.end_ns = end
+    execution_add(&execution, request, request.queued_ns + <int64_t>request.phases.queue)
+    execution.rows = request.rows
+    execution.input_ns = request.phases.input
+    execution.infer_ns = request.phases.infer
+    execution.output_ns = request.phases.output
+    statistics_executed(<Statistics *>&ensemble.lane.statistics, &execution)
+
+
+cdef void finish(Run *run) noexcept nogil:
+    # its final response is filled
+    cdef Ensemble *ensemble = ensemble_of(run)
+    cdef Request *request = run.request
+    # Earlier responses of the same request may still be on their way: then this one goes behind them.
+    cdef bint at_once = run.delivering and run.needs.sends[0]
+    request.run = NULL
+    free_run(run)
+    account(ensemble, request)
+    ensemble.requests -= 1
+    if at_once:
+        bridge_deliver(ensemble.submission.bridge, &request.response)
+    else:
+        bridge_return(ensemble.submission.bridge, &request.response, &request.response)
+    pass_turns(ensemble)
+
+
+cdef void run_end(Run *run) noexcept nogil:
+    run.delivering = False  # not to one of its calls
+    finish(run)

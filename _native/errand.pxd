@@ -1,6 +1,0 @@
-# Something to be done on the event loop by request of another thread; see bridge_post in _native.bridge.
-
-cdef struct Errand:
-    # lies in what it is about
-    void (*run)(Errand *errand) noexcept nogil
-    Errand *next

@@ -1,0 +1,30 @@
+# The inputs of a batch, each made one contiguous tensor.
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from _native.execution.batch cimport NativeBatch
+from _native.inference.request cimport InputData
+from _native.inference.signature cimport SUPPLY_STATE, Signature
+
+# Make every present input contiguous, and the supplied ones. No byte is copied when a single request, or requests
+# that lie one behind the other, are aligned already. False: the batch has failed.
+cdef bint batch_gather(NativeBatch *batch) noexcept nogil
+# The same in two steps, for memory of the executor's own. First the shape and size of every input, without its data.
+# False: the batch has failed.
+cdef bint batch_describe(NativeBatch *batch) noexcept nogil
+# Then the data of each present input, to memory of its size, unless some of them lie on a device.
+cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil
+# Give back what either way has taken.
+cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil
+
+# Whether the batch makes an input by itself, rather than its requests or their sequences.
+cdef inline bint is_made(const Signature *signature, uint32_t input) noexcept nogil:
+    return input >= signature.input_count and signature.supplied[input - signature.input_count].kind != SUPPLY_STATE
+
+
+# The data of an input that is not made, in request i.
+cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint32_t input) noexcept nogil:
+    cdef const Signature *signature = batch.signature
+    if input < signature.input_count:
+        return &batch.requests[i].inputs[input]
+    return &batch.requests[i].states[signature.supplied[input - signature.input_count].source]

@@ -1,0 +1,25 @@
+# Tensors as Python sees them: views of blocks, and blocks over arrays.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from _native.inference.signature cimport MAX_RANK
+from _native.memory.resource cimport Block
+from _native.protobuf.datatype cimport Datatype
+
+cdef class View:
+    # a tensor in a block; holds one reference
+    cdef Block *block
+    cdef const uint8_t *data
+    cdef size_t size
+    cdef Datatype type
+    cdef int64_t dims[MAX_RANK]
+    cdef uint32_t rank
+
+# A view that shares the block.
+cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
+                   uint32_t rank)
+
+# A block over the memory of a C-contiguous CPU array, by the buffer protocol or DLPack, without a copy; `data`, `size`,
+# `shape` (room for MAX_RANK) and `rank` say what is in it. Raises ValueError when it is not an array of `datatype`.
+cdef Block *block_of_array(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                           int64_t *shape, uint32_t *rank) except NULL

@@ -1,0 +1,311 @@
+"""Tensors at the border to Python: views that frameworks read in place, and arrays that are taken over in place.
+
+Both directions speak the buffer protocol and DLPack (https://dmlc.github.io/dlpack/, version 0 capsules), on the CPU.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_SetName
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.execution.dlpack cimport DLPACK_CPU, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
+from _native.memory.resource cimport Block, block_give, block_share, block_wrap
+from _native.protobuf.datatype cimport (
+    DT_BF16,
+    DT_BOOL,
+    DT_BYTES,
+    DT_FP16,
+    DT_FP32,
+    DT_FP64,
+    DT_INT8,
+    DT_INT16,
+    DT_INT32,
+    DT_INT64,
+    DT_INVALID,
+    DT_UINT8,
+    DT_UINT16,
+    DT_UINT32,
+    DT_UINT64,
+    Datatype,
+    datatype_name,
+    datatype_size,
+)
+
+import numpy as np
+
+
+def _bfloat16():
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)  # the bits, for who does without the package that knows the type
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+cdef object numpy_type(Datatype datatype):
+    if datatype == DT_BF16:
+        return _bfloat16()
+    return NUMPY_TYPES[<int>datatype]
+
+
+NUMPY_TYPES = {
+    <int>DT_BOOL: np.dtype(np.bool_),
+    <int>DT_UINT8: np.dtype(np.uint8),
+    <int>DT_UINT16: np.dtype(np.uint16),
+    <int>DT_UINT32: np.dtype(np.uint32),
+    <int>DT_UINT64: np.dtype(np.uint64),
+    <int>DT_INT8: np.dtype(np.int8),
+    <int>DT_INT16: np.dtype(np.int16),
+    <int>DT_INT32: np.dtype(np.int32),
+    <int>DT_INT64: np.dtype(np.int64),
+    <int>DT_FP16: np.dtype(np.float16),
+    <int>DT_FP32: np.dtype(np.float32),
+    <int>DT_FP64: np.dtype(np.float64),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Out to Python
+
+cdef struct Lent:
+    # a DLPack tensor over a block, with the shape that it points to
+    DLManagedTensor managed
+    int64_t shape[MAX_RANK]
+    Block *block
+
+
+cdef void lent_delete(DLManagedTensor *managed) noexcept:
+    cdef Lent *lent = <Lent *>managed.manager_ctx
+    block_give(lent.block)
+    free(lent)
+
+
+cdef class View:
+    """A tensor in memory that is not Python's, readable in place. The memory lives as long as anything made from it."""
+
+    def __init__(self):
+        raise TypeError("View cannot be created from Python")
+
+    def __dealloc__(self):
+        block_give(self.block)
+
+    @property
+    def datatype(self) -> str:
+        """Its v2 datatype, such as "FP32"."""
+        return datatype_name(self.type).decode()
+
+    @property
+    def shape(self) -> tuple:
+        """Its dimensions."""
+        return tuple([self.dims[i] for i in range(self.rank)])
+
+    def numpy(self):
+        """An array on the same memory; for BYTES a new object array of bytes.
+
+        BF16 comes as ml_dtypes.bfloat16 where that package is installed, else as its bits in uint16.
+        """
+        if self.type == DT_BYTES:
+            strings = self.strings()
+            array = np.empty(len(strings), dtype=object)
+            array[:] = strings
+            return array.reshape(self.shape)
+        if self.size == 0:
+            return np.empty(self.shape, dtype=numpy_type(self.type))
+        return np.frombuffer(self, dtype=numpy_type(self.type)).reshape(self.shape)
+
+    def strings(self) -> list:
+        """The elements of a BYTES tensor in row-major order."""
+        cdef const uint8_t *at = self.data
+        cdef const uint8_t *end = self.data + self.size
+        cdef uint32_t length
+        cdef list out = []
+        if self.type != DT_BYTES:
+            raise TypeError(f"a {self.datatype} tensor has no strings")
+        while at < end:
+            memcpy(&length, at, 4)
+            out.append((<const char *>at)[4:4 + length])
+            at += 4 + length
+        return out
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void *>self.data, <Py_ssize_t>self.size, 0, flags)
+
+    def __dlpack_device__(self) -> tuple:
+        return (DLPACK_CPU, 0)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule over the same memory; not for BYTES."""
+        cdef Lent *lent
+        cdef uint32_t i
+        if self.type == DT_BYTES:
+            raise BufferError("a BYTES tensor cannot be exchanged by DLPack")
+        if dl_device is not None and tuple(dl_device) != (DLPACK_CPU, 0):
+            raise BufferError("the tensor is in CPU memory")
+        if copy:
+            raise BufferError("the tensor is exchanged without a copy")
+        lent = <Lent *>malloc(sizeof(Lent))
+        if lent == NULL:
+            raise MemoryError
+        for i in range(self.rank):
+            lent.shape[i] = self.dims[i]
+        lent.block = block_share(self.block)
+        return dlpack_capsule(&lent.managed, lent, lent_delete, DLPACK_CPU, 0, <void *>self.data,
+                              self.type, lent.shape, <int32_t>self.rank)
+
+
+cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
+                   uint32_t rank):
+    cdef View view = View.__new__(View)
+    view.block = block_share(block)
+    view.data = data
+    view.size = size
+    view.type = datatype
+    view.rank = rank
+    memcpy(view.dims, shape, rank * sizeof(int64_t))
+    return view
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In from Python
+
+cdef Datatype datatype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
+    # native struct format characters; the width tells `l` of different platforms apart
+    cdef char c
+    if format == NULL:
+        return DT_UINT8
+    c = format[1] if format[0] == c"@" or format[0] == c"=" or format[0] == c"<" else format[0]
+    if c == c"?":
+        return DT_BOOL
+    if c == c"e":
+        return DT_FP16
+    if c == c"f":
+        return DT_FP32
+    if c == c"d":
+        return DT_FP64
+    if c == c"b" or c == c"h" or c == c"i" or c == c"l" or c == c"q":
+        return (DT_INT8 if itemsize == 1 else DT_INT16 if itemsize == 2 else DT_INT32 if itemsize == 4 else DT_INT64)
+    if c == c"B" or c == c"H" or c == c"I" or c == c"L" or c == c"Q":
+        return (DT_UINT8 if itemsize == 1 else DT_UINT16 if itemsize == 2 else DT_UINT32 if itemsize == 4
+                else DT_UINT64)
+    return DT_INVALID
+
+
+cdef void release_buffer(void *owner) noexcept nogil:
+    with gil:
+        PyBuffer_Release(<Py_buffer *>owner)
+        free(owner)
+
+
+cdef void release_dlpack(void *owner) noexcept nogil:
+    cdef DLManagedTensor *managed = <DLManagedTensor *>owner
+    with gil:
+        if managed.deleter != NULL:
+            managed.deleter(managed)
+
+
+cdef int check_array(str name, Datatype expected, Datatype got, long rank) except -1:
+    if got != expected:
+        raise ValueError(f"output '{name}' must be {datatype_name(expected).decode()}, got "
+                         f"{datatype_name(got).decode() if got != DT_INVALID else 'another type'}")
+    if rank > MAX_RANK:
+        raise ValueError(f"output '{name}' has {rank} dimensions, at most {MAX_RANK} are served")
+    return 0
+
+
+cdef Block *block_of_buffer(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                            int64_t *shape, uint32_t *rank) except NULL:
+    cdef Py_buffer *buffer = <Py_buffer *>malloc(sizeof(Py_buffer))
+    cdef Block *block = NULL
+    cdef Datatype found
+    cdef int i
+    if buffer == NULL:
+        raise MemoryError
+    try:
+        PyObject_GetBuffer(array, buffer, PyBUF_ND | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+    except BaseException:
+        free(buffer)
+        raise
+    try:
+        found = datatype_of_format(buffer.format, buffer.itemsize)
+        if datatype == DT_BF16 and found == DT_UINT16:
+            found = DT_BF16
+        check_array(name, datatype, found, buffer.ndim)
+        data[0] = <const uint8_t *>buffer.buf
+        size[0] = <size_t>buffer.len
+        rank[0] = <uint32_t>buffer.ndim
+        for i in range(buffer.ndim):
+            shape[i] = buffer.shape[i]
+        block = block_wrap(buffer.buf, size[0], release_buffer, buffer)
+        if block == NULL:
+            raise MemoryError
+    except BaseException:
+        release_buffer(buffer)
+        raise
+    return block
+
+
+cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                            int64_t *shape, uint32_t *rank) except NULL:
+    cdef object capsule = array.__dlpack__()
+    cdef DLManagedTensor *managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
+    cdef DLTensor *tensor = &managed.dl_tensor
+    cdef DLDataType wanted = dlpack_type(datatype)
+    cdef Block *block
+    cdef int64_t elements = 1
+    cdef bint contiguous = True
+    cdef int i
+    if tensor.device.device_type != DLPACK_CPU:
+        raise ValueError(f"output '{name}' must be in CPU memory")
+    if tensor.dtype.code != wanted.code or tensor.dtype.bits != wanted.bits or tensor.dtype.lanes != 1:
+        raise ValueError(f"output '{name}' must be {datatype_name(datatype).decode()}, got a tensor of another type")
+    check_array(name, datatype, datatype, tensor.ndim)
+    for i in range(tensor.ndim - 1, -1, -1):
+        if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != elements:
+            contiguous = False
+        elements *= tensor.shape[i]
+        shape[i] = tensor.shape[i]
+    if elements and not contiguous:
+        raise ValueError(f"output '{name}' must be C-contiguous")
+    data[0] = <const uint8_t *>tensor.data + tensor.byte_offset
+    size[0] = <size_t>elements * datatype_size(datatype)
+    rank[0] = <uint32_t>tensor.ndim
+    block = block_wrap(data[0], size[0], release_dlpack, managed)
+    if block == NULL:
+        raise MemoryError
+    PyCapsule_SetName(capsule, "used_dltensor")
+    return block
+
+
+cdef Block *block_of_view(View view, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                          int64_t *shape, uint32_t *rank) except NULL:
+    check_array(name, datatype, view.type, view.rank)
+    data[0] = view.data
+    size[0] = view.size
+    rank[0] = view.rank
+    memcpy(shape, view.dims, view.rank * sizeof(int64_t))
+    return block_share(view.block)
+
+
+cdef Block *block_of_array(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
+                           int64_t *shape, uint32_t *rank) except NULL:
+    if isinstance(array, View):
+        return block_of_view(array, datatype, name, data, size, shape, rank)
+    if datatype == DT_BYTES:
+        raise ValueError(f"output '{name}' is BYTES: hand it over with set_bytes_output")
+    if datatype == DT_BF16 and isinstance(array, np.ndarray) and array.dtype == _bfloat16():
+        array = array.view(np.uint16)  # numpy exports no bfloat16
+    if PyObject_CheckBuffer(array):
+        return block_of_buffer(array, datatype, name, data, size, shape, rank)
+    if hasattr(array, "__dlpack__"):
+        return block_of_dlpack(array, datatype, name, data, size, shape, rank)
+    raise ValueError(f"output '{name}' must be an array with the buffer protocol or __dlpack__, "
+                     f"got {type(array).__name__}")

@@ -1,0 +1,25 @@
+# The classification extension: the top elements of each row of an output as texts "value:index[:label]".
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from _native.memory.resource cimport Block
+from _native.protobuf.codec cimport Str
+from _native.protobuf.datatype cimport Datatype
+
+
+cdef enum ClassifyResult:
+    CLASSIFY_OK = 0
+    CLASSIFY_UNSUPPORTED = -1    # FP16, BF16, BOOL and BYTES have no classes
+    CLASSIFY_TOO_LARGE = -2      # more than CLASSIFY_LIMIT elements in a row
+    CLASSIFY_NO_MEMORY = -3
+
+cdef enum:
+    CLASSIFY_LIMIT = 1000000
+
+# Classify `rows` rows of `elements` elements each, row-major at `data`. `out` becomes a block with one reference that
+# holds *out_size bytes: for each row min(k, elements) BYTES elements (a 4-byte little-endian length, then the text),
+# greatest value first. Equal values come by ascending index, NaN after every number. Floats are printed with six
+# decimals. `labels` (NULL: none) is by index; an empty label, or none for an index, is left out with its colon.
+# After an error `out` is untouched.
+cdef ClassifyResult classify(const uint8_t *data, Datatype datatype, size_t rows, size_t elements, uint32_t k,
+                             const Str *labels, size_t label_count, Block **out, size_t *out_size) noexcept nogil

@@ -1,0 +1,42 @@
+# Which model versions there are: looked up by every request, changed by loads and unloads.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from _native.memory.resource cimport Block
+from _native.protobuf.codec cimport Str
+from _native.scheduling.lane cimport Lane
+from _native.threads cimport Mutex
+
+cdef struct VersionEntry:
+    int64_t version
+    Lane *lane               # NULL: known, not ready
+
+cdef struct ModelEntry:
+    ModelEntry *next         # in its bucket
+    Str name
+    VersionEntry *versions   # ascending
+    uint32_t version_count
+
+cdef struct Table:
+    Mutex guard
+    ModelEntry **buckets
+    uint32_t bucket_count    # a power of two
+    uint32_t model_count
+
+# The lane of this version, or of the latest ready one for an empty version or "-1", counted as in flight once more.
+# NULL: `status` and `details` (from malloc) say why.
+cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
+
+
+# A block for a message of `size` bytes that begins with these bytes: where its model wants it, if they name one that
+# wants it somewhere; else NULL.
+cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
+
+
+cdef class ModelTable:
+    # owns a Table for Python
+    cdef Table table
+    cdef dict handles        # keeps the LaneHandles alive
+    cdef int resize(self, uint32_t count) except -1
+    cdef ModelEntry *cut(self, ModelEntry **link, Str name) noexcept

@@ -1,0 +1,270 @@
+"""The table of models: name and version to lane, a chained hash table under one short lock."""
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy
+
+from _native.atomic cimport fetch_add32
+from _native.inference.request cimport STATUS_INVALID_ARGUMENT, STATUS_NOT_FOUND, STATUS_OK, STATUS_UNAVAILABLE
+from _native.memory.arena cimport arena_take
+from _native.protobuf.codec cimport Str
+from _native.scheduling.lane cimport Lane, LaneHandle
+from _native.text cimport clip, format_text
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+
+cdef enum:
+    MODEL_NAME_TAG = 1 << 3 | 2
+    FIRST_BUCKETS = 16
+
+
+cdef inline uint32_t hash_of(Str name) noexcept nogil:
+    # FNV-1a; names come from the repository, not from peers
+    cdef uint32_t value = 2166136261
+    cdef uint32_t i
+    for i in range(name.size):
+        value = (value ^ <unsigned char>name.data[i]) * 16777619
+    return value
+
+
+cdef ModelEntry *entry_of(Table *table, Str name) noexcept nogil:
+    cdef ModelEntry *entry = table.buckets[hash_of(name) & (table.bucket_count - 1)]
+    while entry != NULL and (entry.name.size != name.size or memcmp(entry.name.data, name.data, name.size) != 0):
+        entry = entry.next
+    return entry
+
+
+cdef bint version_number(Str text, int64_t *number) noexcept nogil:
+    # decimal digits with an optional minus; False for anything else
+    cdef uint32_t i = 0
+    cdef bint negative = text.size > 0 and text.data[0] == c"-"
+    number[0] = 0
+    if negative:
+        i = 1
+    if text.size == i or text.size - i > 18:
+        return False
+    while i < text.size:
+        if not c"0" <= text.data[i] <= c"9":
+            return False
+        number[0] = number[0] * 10 + (text.data[i] - c"0")
+        i += 1
+    if negative:
+        number[0] = -number[0]
+    return True
+
+
+cdef Lane *latest(const ModelEntry *entry) noexcept nogil:
+    cdef uint32_t i = entry.version_count
+    while i:
+        i -= 1
+        if entry.versions[i].lane != NULL:
+            return entry.versions[i].lane
+    return NULL
+
+
+cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *status,
+                       char **details) noexcept nogil:
+    cdef Lane *found = NULL
+    cdef uint32_t i
+    status[0] = STATUS_NOT_FOUND
+    if entry == NULL:
+        details[0] = format_text("Request for unknown model: '%.*s' is not found", clip(name.size), name.data)
+    elif version < 0:
+        found = latest(entry)
+        if found == NULL:
+            details[0] = format_text("Request for unknown model: '%.*s' has no available versions",
+                                     clip(name.size), name.data)
+    else:
+        for i in range(entry.version_count):
+            if entry.versions[i].version == version:
+                found = entry.versions[i].lane
+                break
+        else:
+            details[0] = format_text("Request for unknown model: '%.*s' version %lld is not found",
+                                     clip(name.size), name.data, <long long>version)
+            return NULL
+        if found == NULL:
+            status[0] = STATUS_UNAVAILABLE
+            details[0] = format_text("Request for unknown model: '%.*s' version %lld is not at ready state",
+                                     clip(name.size), name.data, <long long>version)
+    return found
+
+
+cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
+    # model_name is field 1 of ModelInferRequest, and every client writes it first
+    cdef Str name
+    cdef ModelEntry *entry
+    cdef Lane *lane = NULL
+    cdef Block *block = NULL
+    if head_size < 2 or head[0] != MODEL_NAME_TAG or head[1] >= 0x80 or head_size < 2 + <size_t>head[1]:
+        return NULL
+    name.data = <const char *>head + 2
+    name.size = head[1]
+    lock(&table.guard)
+    entry = entry_of(table, name)
+    if entry != NULL:
+        lane = latest(entry)
+    if lane != NULL and lane.arena != NULL:
+        block = arena_take(lane.arena, size)
+    unlock(&table.guard)
+    return block
+
+
+cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil:
+    cdef int64_t number = -1
+    cdef Lane *lane
+    if version.size and not version_number(version, &number):
+        status[0] = STATUS_INVALID_ARGUMENT
+        details[0] = format_text(
+            "failed to get model version from specified version string '%.*s' (details: stol), version should be an "
+            "integral value > 0", clip(version.size), version.data)
+        return NULL
+    if number < -1 or (number == 0 and version.size):
+        status[0] = STATUS_INVALID_ARGUMENT
+        details[0] = format_text("invalid model version specified: '%.*s', version should be an integral value > 0",
+                                 clip(version.size), version.data)
+        return NULL
+    lock(&table.guard)
+    lane = find_locked(entry_of(table, name), name, number, status, details)
+    if lane != NULL:
+        fetch_add32(&lane.in_flight, 1)  # under the lock: after `set` or `remove` returned nobody can find it any more
+        status[0] = STATUS_OK
+    unlock(&table.guard)
+    return lane
+
+
+cdef void entry_free(ModelEntry *entry) noexcept nogil:
+    free(<void *>entry.name.data)
+    free(entry.versions)
+    free(entry)
+
+
+cdef ModelEntry *entry_new(bytes name, list versions) except NULL:
+    cdef ModelEntry *entry = <ModelEntry *>calloc(1, sizeof(ModelEntry))
+    cdef char *copy = <char *>malloc(len(name) + 1)
+    cdef LaneHandle handle
+    cdef uint32_t i = 0
+    if entry != NULL:
+        entry.versions = <VersionEntry *>calloc(max(1, len(versions)), sizeof(VersionEntry))
+    if entry == NULL or copy == NULL or entry.versions == NULL:
+        free(copy)
+        free(entry)
+        raise MemoryError
+    memcpy(copy, <const char *>name, len(name) + 1)
+    entry.name.data = copy
+    entry.name.size = <uint32_t>len(name)
+    for version, handle in versions:
+        entry.versions[i].version = version
+        entry.versions[i].lane = handle.lane if handle is not None else NULL
+        i += 1
+    entry.version_count = i
+    return entry
+
+
+cdef class ModelTable:
+    """Models by name and version. Changes take effect for the next request."""
+
+    def __cinit__(self):
+        mutex_init(&self.table.guard, NULL)
+        self.handles = {}
+        self.resize(FIRST_BUCKETS)
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        cdef ModelEntry *entry
+        for i in range(self.table.bucket_count):
+            while self.table.buckets[i] != NULL:
+                entry = self.table.buckets[i]
+                self.table.buckets[i] = entry.next
+                entry_free(entry)
+        free(self.table.buckets)
+        mutex_destroy(&self.table.guard)
+
+    cdef int resize(self, uint32_t count) except -1:
+        cdef ModelEntry **buckets = <ModelEntry **>calloc(count, sizeof(ModelEntry *))
+        cdef ModelEntry *entry
+        cdef ModelEntry *following
+        cdef uint32_t i, at
+        if buckets == NULL:
+            raise MemoryError
+        lock(&self.table.guard)
+        for i in range(self.table.bucket_count):
+            entry = self.table.buckets[i]
+            while entry != NULL:
+                following = entry.next
+                at = hash_of(entry.name) & (count - 1)
+                entry.next = buckets[at]
+                buckets[at] = entry
+                entry = following
+        free(self.table.buckets)
+        self.table.buckets = buckets
+        self.table.bucket_count = count
+        unlock(&self.table.guard)
+        return 0
+
+    def set(self, name: str, versions: dict) -> None:
+        """State what versions a model has: number to LaneHandle, or to None for one that is known and not ready."""
+        cdef list ordered = sorted(versions.items())
+        cdef ModelEntry *entry = entry_new(name.encode(), ordered)
+        cdef ModelEntry **link
+        cdef ModelEntry *old
+        if self.table.model_count >= self.table.bucket_count:
+            self.resize(self.table.bucket_count * 2)
+        lock(&self.table.guard)
+        link = &self.table.buckets[hash_of(entry.name) & (self.table.bucket_count - 1)]
+        old = self.cut(link, entry.name)
+        entry.next = link[0]
+        link[0] = entry
+        if old == NULL:
+            self.table.model_count += 1
+        unlock(&self.table.guard)
+        if old != NULL:
+            entry_free(old)
+        self.handles[name] = ordered
+
+    def remove(self, name: str) -> None:
+        """Forget a model."""
+        cdef bytes encoded = name.encode()
+        cdef Str key
+        cdef ModelEntry *old
+        key.data = encoded
+        key.size = <uint32_t>len(encoded)
+        lock(&self.table.guard)
+        old = self.cut(&self.table.buckets[hash_of(key) & (self.table.bucket_count - 1)], key)
+        if old != NULL:
+            self.table.model_count -= 1
+        unlock(&self.table.guard)
+        if old != NULL:
+            entry_free(old)
+        self.handles.pop(name, None)
+
+    cdef ModelEntry *cut(self, ModelEntry **link, Str name) noexcept:
+        # unlink the entry with this name from its bucket; NULL when there is none
+        cdef ModelEntry *entry
+        while link[0] != NULL:
+            entry = link[0]
+            if entry.name.size == name.size and memcmp(entry.name.data, name.data, name.size) == 0:
+                link[0] = entry.next
+                return entry
+            link = &entry.next
+        return NULL
+
+    def find(self, name: str, version: str = "") -> tuple:
+        """What a request for this model meets: (status, text); the text is empty when a lane serves it."""
+        cdef bytes encoded_name = name.encode()
+        cdef bytes encoded_version = version.encode()
+        cdef Str model, number
+        cdef int status
+        cdef char *details = NULL
+        cdef Lane *lane
+        model.data = encoded_name
+        model.size = <uint32_t>len(encoded_name)
+        number.data = encoded_version
+        number.size = <uint32_t>len(encoded_version)
+        lane = table_find(&self.table, model, number, &status, &details)
+        if lane != NULL:
+            fetch_add32(&lane.in_flight, -1)
+            return (status, "")
+        try:
+            return (status, details.decode("utf-8", "replace") if details != NULL else "out of memory")
+        finally:
+            free(details)

@@ -1,0 +1,1 @@
+"""Blocks of memory and where they come from; memory shared with clients."""

@@ -1,0 +1,455 @@
+"""Pools for memory that is slow to obtain: page-locked, on a device, shared with other processes.
+
+A pool carves blocks out of large slabs, up to a hard cap. Free pieces are kept in two-level size classes (eight steps
+for each power of two) with a bitmap of the classes that have some: taking and giving are a handful of instructions
+whatever the number of pieces, and neighbours that are free become one piece again at once, so that a burst of small
+blocks does not make large ones impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic
+memory allocator for real-time systems", ECRTS 2004.)
+
+What describes a piece lies in ordinary memory: the CPU need not be able to read what is handed out.
+"""
+
+from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
+from _native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+
+from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.types cimport off_t
+from posix.unistd cimport close, ftruncate
+
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    #define INFERD_CLOEXEC 1U
+    static inline int inferd_memfd(const char *name, unsigned flags) {
+        return (int)syscall(SYS_memfd_create, name, flags);
+    }
+    """
+    int memfd_create "inferd_memfd"(const char *name, unsigned int flags) noexcept nogil
+    const unsigned int MFD_CLOEXEC "INFERD_CLOEXEC"
+
+cdef extern from *:
+    """
+    static inline int inferd_lowest(unsigned long long bits) { return __builtin_ctzll(bits); }
+    static inline int inferd_highest(unsigned long long bits) { return 63 - __builtin_clzll(bits); }
+    """
+    int lowest "inferd_lowest"(uint64_t bits) noexcept nogil
+    int highest "inferd_highest"(uint64_t bits) noexcept nogil
+
+cdef enum:
+    STEP_BITS = 3             # log2 of STEPS
+    SLAB_GRAIN = 2 << 20      # slabs are multiples: a page of the device, and what may be shared with other processes
+    SPARES = 64               # chunks made at a time
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Free lists
+
+cdef inline void class_of(uint64_t grains, int *level, int *step) noexcept nogil:
+    # the class that a free chunk of this size belongs to
+    cdef int log2
+    if grains < STEPS:
+        level[0] = 0
+        step[0] = <int>grains
+    else:
+        log2 = highest(grains)
+        level[0] = log2 - STEP_BITS + 1
+        step[0] = <int>(grains >> (log2 - STEP_BITS)) - STEPS
+
+
+cdef inline void put_free(Pool *pool, Chunk *chunk) noexcept nogil:
+    cdef int level, step
+    class_of(chunk.block.size // POOL_GRAIN, &level, &step)
+    chunk.is_free = True
+    chunk.previous = NULL
+    chunk.next = pool.free[level][step]
+    if chunk.next != NULL:
+        chunk.next.previous = chunk
+    pool.free[level][step] = chunk
+    pool.steps[level] |= 1 << step
+    pool.levels |= <uint64_t>1 << level
+
+
+cdef inline void take_out(Pool *pool, Chunk *chunk) noexcept nogil:
+    cdef int level, step
+    class_of(chunk.block.size // POOL_GRAIN, &level, &step)
+    chunk.is_free = False
+    if chunk.next != NULL:
+        chunk.next.previous = chunk.previous
+    if chunk.previous != NULL:
+        chunk.previous.next = chunk.next
+        return
+    pool.free[level][step] = chunk.next
+    if chunk.next == NULL:
+        pool.steps[level] &= ~(1 << step)
+        if pool.steps[level] == 0:
+            pool.levels &= ~(<uint64_t>1 << level)
+
+
+cdef Chunk *find(Pool *pool, uint64_t grains) noexcept nogil:
+    # a free chunk that is large enough: any of a class whose smallest is
+    cdef int level, step
+    cdef uint64_t above
+    cdef uint32_t steps
+    if grains >= STEPS:
+        grains += (<uint64_t>1 << (highest(grains) - STEP_BITS)) - 1
+    class_of(grains, &level, &step)
+    if level >= LEVELS:
+        return NULL
+    steps = pool.steps[level] & (<uint32_t>0xff << step)
+    if steps == 0:
+        above = pool.levels & ~((<uint64_t>2 << level) - 1)
+        if above == 0:
+            return NULL
+        level = lowest(above)
+        steps = pool.steps[level]
+    return pool.free[level][lowest(steps)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chunks
+
+cdef Chunk *new_chunk(Pool *pool) noexcept nogil:
+    # from the spare ones; they stay the pool's for ever
+    cdef Chunk *chunk
+    cdef Chunk *made
+    if pool.spare == NULL:
+        made = <Chunk *>calloc(SPARES, sizeof(Chunk))
+        if made == NULL:
+            return NULL
+        made[0].slab = NULL
+        made[0].after = pool.batches
+        pool.batches = made  # the first of each batch only holds the list of batches
+        for i in range(1, SPARES):
+            made[i].next = pool.spare
+            pool.spare = &made[i]
+    chunk = pool.spare
+    pool.spare = chunk.next
+    chunk.pool = pool
+    chunk.block.size_class = CLASS_LENT
+    chunk.block.release = give_chunk
+    chunk.block.owner = chunk
+    return chunk
+
+
+cdef inline void spare_chunk(Pool *pool, Chunk *chunk) noexcept nogil:
+    chunk.next = pool.spare
+    pool.spare = chunk
+
+
+cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
+    # leave `size` bytes in the chunk, the rest is free; without memory for a head the chunk stays whole
+    cdef Chunk *rest
+    if chunk.block.size == size:
+        return chunk
+    rest = new_chunk(pool)
+    if rest == NULL:
+        return chunk
+    rest.slab = chunk.slab
+    rest.block.data = chunk.block.data + size
+    rest.block.size = chunk.block.size - size
+    rest.before = chunk
+    rest.after = chunk.after
+    if rest.after != NULL:
+        rest.after.before = rest
+    chunk.after = rest
+    chunk.block.size = size
+    put_free(pool, rest)
+    return chunk
+
+
+cdef inline Chunk *join(Pool *pool, Chunk *chunk, Chunk *following) noexcept nogil:
+    # one chunk of two neighbours; `following` is gone
+    chunk.block.size += following.block.size
+    chunk.after = following.after
+    if chunk.after != NULL:
+        chunk.after.before = chunk
+    spare_chunk(pool, following)
+    return chunk
+
+
+cdef void give_chunk(void *owner) noexcept nogil:
+    cdef Chunk *chunk = <Chunk *>owner
+    cdef Pool *pool = chunk.pool
+    cdef Chunk *neighbour
+    cdef int64_t size = <int64_t>chunk.block.size
+    spin_lock(&pool.guard)
+    add_own(&pool.resource.used, -size)
+    neighbour = chunk.after
+    if neighbour != NULL and neighbour.is_free:
+        take_out(pool, neighbour)
+        join(pool, chunk, neighbour)
+    neighbour = chunk.before
+    if neighbour != NULL and neighbour.is_free:
+        take_out(pool, neighbour)
+        chunk = join(pool, neighbour, chunk)
+    put_free(pool, chunk)
+    spin_unlock(&pool.guard)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Slabs
+
+cdef bint add_slab(Pool *pool, size_t size) noexcept nogil:
+    # `size` is a multiple of SLAB_GRAIN; the growth lock is held
+    cdef Slab *slab = <Slab *>calloc(1, sizeof(Slab))
+    if slab == NULL:
+        return False
+    slab.address = <uint8_t *>pool.backing.obtain(pool.backing.context, size, &slab.mark)
+    if slab.address == NULL:
+        free(slab)
+        return False
+    slab.size = size
+    spin_lock(&pool.guard)
+    slab.first = new_chunk(pool)
+    if slab.first != NULL:
+        slab.first.slab = slab
+        slab.first.before = slab.first.after = NULL
+        slab.first.block.data = slab.address
+        slab.first.block.size = size
+        put_free(pool, slab.first)
+        slab.next = pool.slabs
+        pool.slabs = slab
+        add_own(&pool.resource.held, <int64_t>size)
+    spin_unlock(&pool.guard)
+    if slab.first == NULL:
+        release_slab(pool, slab)
+        return False
+    return True
+
+
+cdef void release_slab(Pool *pool, Slab *slab) noexcept nogil:
+    pool.backing.release(pool.backing.context, slab.address, slab.size, slab.mark)
+    free(slab)
+
+
+cdef inline size_t rounded(size_t size, size_t grain) noexcept nogil:
+    return (size + grain - 1) // grain * grain
+
+
+cdef bint grow(Pool *pool, size_t wanted) noexcept nogil:
+    # hold a slab that serves `wanted` bytes; the growth lock is held
+    cdef size_t least
+    cdef size_t most
+    cdef size_t size
+    if wanted >= <size_t>1 << 47:
+        return False
+    # a chunk is found in a class whose smallest member is large enough: an eighth more is always enough
+    least = rounded(wanted + wanted // STEPS, SLAB_GRAIN)
+    if <int64_t>least + load64(&pool.resource.held) > pool.resource.limit:
+        least = rounded(wanted, SLAB_GRAIN)
+    if <int64_t>least + load64(&pool.resource.held) > pool.resource.limit:
+        pool_trim_locked(pool)
+    most = <size_t>max(0, pool.resource.limit - load64(&pool.resource.held)) // SLAB_GRAIN * SLAB_GRAIN
+    if least > most:
+        return False
+    size = min(max(least, pool.slab_size), most)
+    return add_slab(pool, size) or (size > least and add_slab(pool, least))
+
+
+cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil:
+    cdef bint good = <int64_t>size <= pool.resource.limit
+    lock(&pool.growth)
+    while good and load64(&pool.resource.held) < <int64_t>size:
+        good = grow(pool, min(size - <size_t>load64(&pool.resource.held), pool.slab_size))
+    unlock(&pool.growth)
+    return good
+
+
+cdef size_t pool_trim_locked(Pool *pool) noexcept nogil:
+    cdef Slab *dropped = NULL
+    cdef Slab **at
+    cdef Slab *slab
+    cdef size_t freed = 0
+    spin_lock(&pool.guard)
+    at = &pool.slabs
+    while at[0] != NULL:
+        slab = at[0]
+        if slab.first.is_free and slab.first.after == NULL:
+            take_out(pool, slab.first)
+            spare_chunk(pool, slab.first)
+            at[0] = slab.next
+            slab.next = dropped
+            dropped = slab
+            add_own(&pool.resource.held, -<int64_t>slab.size)
+        else:
+            at = &slab.next
+    spin_unlock(&pool.guard)
+    while dropped != NULL:
+        slab = dropped
+        dropped = slab.next
+        freed += slab.size
+        release_slab(pool, slab)
+    return freed
+
+
+cdef size_t pool_trim(Pool *pool) noexcept nogil:
+    cdef size_t freed
+    lock(&pool.growth)
+    freed = pool_trim_locked(pool)
+    unlock(&pool.growth)
+    return freed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The pool
+
+cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
+    cdef Chunk *chunk
+    spin_lock(&pool.guard)
+    chunk = find(pool, size // POOL_GRAIN)
+    if chunk == NULL and size >= <size_t>POOL_GRAIN * STEPS:
+        chunk = last_resort(pool, size)
+    if chunk != NULL:
+        take_out(pool, chunk)
+        chunk = split(pool, chunk, size)
+        add_own(&pool.resource.used, <int64_t>chunk.block.size)
+        if pool.resource.used > pool.resource.peak:
+            add_own(&pool.resource.peak, pool.resource.used - pool.resource.peak)
+    spin_unlock(&pool.guard)
+    return chunk
+
+
+cdef Chunk *last_resort(Pool *pool, size_t size) noexcept nogil:
+    # the class of the size itself has smaller and larger chunks: look at a few
+    cdef int level, step
+    cdef Chunk *chunk
+    cdef int looked = 0
+    class_of(size // POOL_GRAIN, &level, &step)
+    chunk = pool.free[level][step]
+    while chunk != NULL and chunk.block.size < size:
+        looked += 1
+        chunk = chunk.next if looked < 16 else NULL
+    return chunk
+
+
+cdef Block *take_from_pool(Resource *resource, size_t size) noexcept nogil:
+    cdef Pool *pool = <Pool *>resource
+    cdef Chunk *chunk
+    cdef bint grown = True
+    size = rounded(max(size, <size_t>1), POOL_GRAIN) if size <= <size_t>1 << 47 else size
+    chunk = carve(pool, size) if size <= <size_t>1 << 47 else NULL
+    if chunk == NULL:
+        lock(&pool.growth)
+        chunk = carve(pool, size) if size <= <size_t>1 << 47 else NULL  # somebody may have grown it meanwhile
+        while chunk == NULL and grown:
+            grown = grow(pool, size)
+            if grown:
+                chunk = carve(pool, size)  # others may be quicker
+        unlock(&pool.growth)
+    if chunk == NULL:
+        fetch_add64(&resource.refused, 1)
+        return NULL
+    return block_lent(&chunk.block)
+
+
+cdef Pool *pool_new(const char *name, int64_t limit, size_t slab_size, const Backing *backing) noexcept nogil:
+    cdef Pool *pool = <Pool *>calloc(1, sizeof(Pool))
+    if pool == NULL:
+        return NULL
+    pool.resource.take = take_from_pool
+    pool.resource.name = name
+    pool.resource.limit = limit
+    pool.slab_size = rounded(max(slab_size, <size_t>1), SLAB_GRAIN)
+    pool.backing = backing[0]
+    mutex_init(&pool.growth, NULL)
+    return pool
+
+
+cdef void pool_free(Pool *pool) noexcept nogil:
+    cdef Chunk *batch
+    cdef Slab *slab
+    if pool == NULL:
+        return
+    while pool.slabs != NULL:
+        slab = pool.slabs
+        pool.slabs = slab.next
+        release_slab(pool, slab)
+    while pool.batches != NULL:
+        batch = pool.batches
+        pool.batches = batch.after
+        free(batch)
+    mutex_destroy(&pool.growth)
+    free(pool)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python
+
+cdef class PooledMemory(Memory):
+    """A pool as an object; the subclasses say where their slabs come from."""
+
+    cdef int make(self, const char *name, object limit, object slab_size, const Backing *backing) except -1:
+        self.pool = pool_new(name, limit, slab_size, backing)
+        if self.pool == NULL:
+            raise MemoryError
+        self.resource = &self.pool.resource
+        return 0
+
+    cdef void end(self) noexcept nogil:
+        pool_free(self.pool)
+        self.pool = NULL
+
+    def __dealloc__(self):
+        self.end()
+
+    def reserve(self, size: int) -> bool:
+        """Hold at least `size` bytes from now on, so that nobody waits for them later. False: there are not so many."""
+        cdef size_t wanted = size
+        cdef bint good
+        with nogil:
+            good = pool_reserve(self.pool, wanted)
+        return good
+
+    def trim(self) -> int:
+        """Return slabs that hold no block; how many bytes."""
+        cdef size_t freed
+        with nogil:
+            freed = pool_trim(self.pool)
+        return freed
+
+
+cdef void *map_shared(void *context, size_t size, void **mark) noexcept nogil:
+    cdef int fd = memfd_create("inferd", MFD_CLOEXEC)
+    cdef void *address
+    if fd < 0:
+        return NULL
+    address = MAP_FAILED
+    if ftruncate(fd, <off_t>size) == 0:
+        address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if address == MAP_FAILED:
+        close(fd)
+        return NULL
+    mark[0] = <void *><intptr_t>fd
+    return address
+
+
+cdef void unmap_shared(void *context, void *address, size_t size, void *mark) noexcept nogil:
+    munmap(address, size)
+    close(<int><intptr_t>mark)
+
+
+cdef int shared_fd(Block *block, size_t *offset) noexcept nogil:
+    cdef Slab *slab = slab_of(block)
+    offset[0] = <size_t>(block.data - slab.address)
+    return <int><intptr_t>slab.mark
+
+
+cdef class SharedMemory(PooledMemory):
+    """An arena that other processes can map: each slab is an anonymous file (memfd), a block is a part of one.
+
+    Args:
+        limit: the most bytes that it holds.
+        slab_size: bytes of a file, unless a block is larger.
+    """
+
+    def __cinit__(self, limit: int, slab_size: int = 32 << 20):
+        cdef Backing backing
+        backing.obtain = map_shared
+        backing.release = unmap_shared
+        backing.context = NULL
+        self.make("shared", limit, slab_size, &backing)

@@ -1,0 +1,86 @@
+# Shared memory of clients: the regions that they have registered, and access to the bytes in them.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from _native.memory.mapping cimport Mapping
+from _native.memory.resource cimport Block
+from _native.protobuf.codec cimport Str
+from _native.threads cimport Mutex
+
+cdef enum RegionKind:
+    REGION_SYSTEM            # a POSIX shared memory object
+    REGION_CUDA              # memory of a GPU
+
+cdef enum:
+    SCOPE_SHARED = -1        # regions that every caller may use; the other scopes are users, by number
+    SCOPE_NONE = -2          # of a caller that may use none
+
+ctypedef void (*close_fn)(Region *region) noexcept nogil
+
+cdef struct Region:
+    Region *next             # in its bucket
+    Registry *registry
+    RegionKind kind
+    int64_t scope            # whose region it is
+    Str name
+    uint64_t owner           # the connection that it goes with; 0: none
+    # Holds this structure: one reference for the registry, one for each user; who gives the last one back closes the
+    # region. Its `data` is where the region begins in the memory of this process, NULL where it has no such place.
+    Block *block
+    size_t size
+    bint writable
+    close_fn close           # releases what follows; called once, from any thread
+
+    # system
+    Str key
+    uint64_t offset          # of the region in the object
+    Mapping *mapping
+
+    # CUDA
+    int32_t device
+    uint64_t address         # on the device
+    void *handle             # whatever `close` needs
+
+cdef struct Placement:
+    # one tensor of a request in a region
+    Placement *next
+    Region *region           # one reference of its block
+    bint output
+    uint32_t tensor          # index of the output
+    size_t offset
+    size_t size              # bytes of the input, room for the output
+
+cdef enum:
+    BUCKETS = 1024
+
+cdef struct Registry:
+    int32_t references       # one for the owner, one for each region that is not closed; atomic
+    Mutex guard
+    Region *buckets[BUCKETS]
+    int64_t count            # regions that are not closed yet, also those that have lost their names. Atomic.
+    int64_t byte_size        # of these. Atomic.
+    int64_t max_count
+    int64_t max_byte_size
+
+# The region with this name, whose block has got one more reference; NULL when the caller knows none.
+cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
+# Why this part of a region cannot be used, from malloc; NULL when it can.
+cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
+# Whether all that was read from the region and written to it so far is worth something: its object has not been
+# shortened. To be asked after each use.
+cdef bint region_intact(const Region *region) noexcept nogil
+cdef void placements_free(Placement *first) noexcept nogil
+
+# What callers are told who may not use shared memory.
+cdef const char *SHM_DISABLED
+
+
+cdef class Regions:
+    # owns a Registry for Python
+    cdef Registry *registry
+    # Enter a region, whose `close` is set, with one more reference to its block. The caller keeps his.
+    cdef int enter(self, Region *region) except -1
+
+# A region with its own copies of `name` and `key`, not entered yet, whose block has one reference. `data` may be NULL.
+# NULL: no memory.
+cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept

@@ -1,7 +1,0 @@
-from _native.memory import Memory
-
-class PooledMemory(Memory):
-    def reserve(self, size: int) -> bool: ...
-
-class SharedMemory(PooledMemory):
-    def __init__(self, limit: int, slab_size: int = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The inference messages of the protocol: decoding and encoding without objects."""

@@ -1,0 +1,1 @@
+"""Lanes: how requests meet a model, and the queue of models without state."""

@@ -1,0 +1,91 @@
+"""Lanes: the entrance of a model version. What happens behind it is the scheduler's affair.
+
+There is one kind of lane for each way of meeting a model: `_native.scheduling.queue` for models whose requests are
+independent. All have the same head, through which requests come in and instances take batches.
+"""
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport fetch_add32, load32
+from _native.inference.request cimport Request, request_free
+from _native.inference.signature cimport signature_build, signature_clear
+from _native.inference.statistics cimport statistics_clear, statistics_dict, statistics_init
+from _native.memory.arena cimport ArenaHandle, arena_give, arena_share
+from _native.memory.resource cimport LIVE_LANES, live_add
+from _native.scheduling.order cimport order_free, order_new
+
+
+cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL:
+    cdef Lane *lane = <Lane *>calloc(1, size)
+    if lane == NULL:
+        raise MemoryError
+    try:
+        signature_build(&lane.signature, spec, version)
+    except BaseException:
+        free(lane)
+        raise
+    statistics_init(&lane.statistics)
+    live_add(LIVE_LANES, 1)
+    lane.scheduler = scheduler
+    lane.coalesces = spec.coalesces
+    lane.caches = spec.caches
+    if spec.queue.preserve_ordering:
+        lane.order = order_new(lane)
+        if lane.order == NULL:
+            lane_free(lane)
+            raise MemoryError
+    return lane
+
+
+cdef void lane_free(Lane *lane) noexcept nogil:
+    arena_give(lane.arena)
+    order_free(lane.order)
+    signature_clear(&lane.signature)
+    statistics_clear(&lane.statistics)
+    live_add(LIVE_LANES, -1)
+    free(lane)
+
+
+cdef void lane_discard(Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    request_free(request)
+    fetch_add32(&lane.in_flight, -1)
+
+
+cdef class LaneHandle:
+    """The lane of one model version, as Python holds it.
+
+    The handle must outlive the instances that take from the lane and the requests in it: see `in_flight`.
+    """
+
+    def __dealloc__(self):
+        if self.lane != NULL:
+            self.lane.scheduler.free(self.lane)
+
+    def receive_into(self, ArenaHandle arena not None) -> None:
+        """Have large messages received into this arena. Before anyone can find the lane."""
+        self.lane.arena = arena_share(arena.arena)
+
+    def close(self) -> None:
+        """Refuse further requests; instances finish what is queued and leave."""
+        self.lane.scheduler.close(self.lane)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that refer to this lane: queued, running, or answered but not yet delivered."""
+        return load32(&self.lane.in_flight)
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait."""
+        return self.lane.scheduler.pending(self.lane)
+
+    def statistics(self) -> dict[str, object]:
+        """The counters of inference.ModelStatistics; durations are (count, nanoseconds).
+
+        `failures` are the parts of `fail` by Triton's reasons: "REJECTED", "CANCELED", "BACKEND", "OTHER".
+        `queue_times` is a histogram of the times that served requests waited: (microseconds, count), where each
+        request counts once, at the first bound that it did not exceed; the last bound is None.
+        """
+        return statistics_dict(&self.lane.statistics)

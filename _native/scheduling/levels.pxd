@@ -1,0 +1,121 @@
+# The requests that wait, in the order in which they are served: by priority level, and in it first those whose time
+# is not over. Without clock, lock or thread.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from _native.inference.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #define INFERD_LONGEST_TIMEOUT_US (INT64_C(1) << 51)
+    """
+    const int64_t LONGEST_TIMEOUT_US "INFERD_LONGEST_TIMEOUT_US"     # 71 years; a time plus it does not overflow
+
+cdef enum:
+    MAX_LEVELS = 256
+
+cdef struct Level:
+    # a queue policy
+    uint32_t max_size        # requests; 0: any number
+    bint overridable         # a request may name a shorter time of its own
+    bint yields              # one whose time is over waits on behind the others; else it is refused
+    int64_t timeout_ns       # 0: as long as it takes
+
+cdef struct Segment:
+    # the requests of one level, those in time or those beyond it
+    Request *last            # when there is any
+    uint32_t count
+
+cdef struct Levels:
+    Request *first           # in the order of service
+    uint32_t count
+    uint64_t rows
+    uint32_t level_count
+    uint32_t default_level   # from 0
+    Level *levels            # the highest priority first
+    Segment *segments        # of level i: 2 * i those in time, 2 * i + 1 those beyond
+
+# Read a backends.api.QueueSpec; raises ValueError or MemoryError.
+cdef int levels_init(Levels *self, object spec) except -1
+cdef void levels_clear(Levels *self) noexcept nogil
+# The level of a request with this priority: 1 is the highest, anything that is no level stands for the default.
+cdef inline uint32_t level_of(const Levels *self, uint64_t priority) noexcept nogil:
+    return <uint32_t>priority - 1 if 1 <= priority <= self.level_count else self.default_level
+# Whether the level has as many requests waiting as it may.
+cdef inline bint level_is_full(const Levels *self, uint32_t level) noexcept nogil:
+    cdef uint32_t most = self.levels[level].max_size
+    return most and self.segments[2 * level].count + self.segments[2 * level + 1].count >= most
+cdef void levels_remove(Levels *self, Request *request) noexcept nogil
+# Put a request whose time is over behind those of its level.
+cdef void levels_yield(Levels *self, Request *request) noexcept nogil
+
+
+# ---- what every request passes ----
+
+cdef inline Request *last_up_to(const Levels *self, uint32_t segment) noexcept nogil:
+    # the last request of this segment or of those before it
+    while self.segments[segment].count == 0:
+        if segment == 0:
+            return NULL
+        segment -= 1
+    return self.segments[segment].last
+
+
+cdef inline void segment_append(Levels *self, Request *request, uint32_t segment) noexcept nogil:
+    cdef Request *previous = last_up_to(self, segment)
+    cdef Request *following
+    if previous == NULL:
+        following = self.first
+        self.first = request
+    else:
+        following = previous.next
+        previous.next = request
+    if following != NULL:
+        following.previous = request
+    request.previous = previous
+    request.next = following
+    request.place = segment
+    self.segments[segment].last = request
+    self.segments[segment].count += 1
+
+
+cdef inline int64_t time_allowed(const Level *level, const Request *request) noexcept nogil:
+    # how long the request may wait; 0: as long as it takes
+    cdef int64_t asked
+    if not level.overridable or request.timeout_us == 0:
+        return level.timeout_ns
+    asked = min(request.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    return min(asked, level.timeout_ns) if level.timeout_ns else asked
+
+
+cdef inline void levels_put(Levels *self, Request *request, uint32_t level) noexcept nogil:
+    # behind those of its level; sets expires_ns and yields
+    cdef int64_t allowed = time_allowed(&self.levels[level], request)
+    if allowed:
+        request.expires_ns = request.queued_ns + allowed
+        request.yields = self.levels[level].yields
+    segment_append(self, request, 2 * level)
+    request.state = REQUEST_QUEUED
+    self.count += 1
+    self.rows += request.rows
+
+
+cdef inline Request *levels_cut(Levels *self, uint32_t count) noexcept nogil:
+    # the first `count`, at least one, as a chain by Request.next
+    cdef Request *first = self.first
+    cdef Request *last = NULL
+    cdef Request *request = first
+    cdef uint32_t _
+    for _ in range(count):
+        request.state = REQUEST_TAKEN
+        self.rows -= request.rows
+        self.segments[request.place].count -= 1
+        last = request
+        request = request.next
+    self.count -= count
+    self.first = request
+    last.next = NULL
+    if request != NULL:
+        request.previous = NULL
+    return first

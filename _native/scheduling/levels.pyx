@@ -1,0 +1,73 @@
+"""Priority levels: the requests that wait, in the order in which they are served.
+
+They are one list: the levels one after the other, the highest first, and of each level first the requests that are in
+time and then those whose time is over and that wait on (timeout_action DELAY), both in the order in which they came.
+The end of each such segment is known, so that putting one in takes a look at the segments before it, and taking one
+out of the middle nothing at all.
+
+Priorities are strict: as long as a higher level has requests, lower ones are not served but to fill a batch up. Who
+must not wait for ever has a timeout or a deadline.
+"""
+
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free
+
+from _native.inference.request cimport REQUEST_TAKEN, Request
+
+cdef int levels_init(Levels *self, object spec) except -1:
+    cdef uint32_t i
+    if not 1 <= len(spec.levels) <= MAX_LEVELS:
+        raise ValueError(f"{len(spec.levels)} priority levels, 1 to {MAX_LEVELS} are served")
+    self.first = NULL
+    self.count = 0
+    self.rows = 0
+    self.level_count = len(spec.levels)
+    self.default_level = spec.default_level - 1
+    if self.default_level >= self.level_count:
+        raise ValueError(f"default priority level {spec.default_level}, expected 1 to {self.level_count}")
+    self.levels = <Level *>calloc(self.level_count, sizeof(Level))
+    self.segments = <Segment *>calloc(2 * self.level_count, sizeof(Segment))
+    if self.levels == NULL or self.segments == NULL:
+        levels_clear(self)
+        raise MemoryError
+    for i in range(self.level_count):
+        self.levels[i].max_size = spec.levels[i].max_size
+        self.levels[i].timeout_ns = min(spec.levels[i].timeout_us, LONGEST_TIMEOUT_US) * 1000
+        self.levels[i].overridable = spec.levels[i].overridable
+        self.levels[i].yields = spec.levels[i].yields
+    return 0
+
+
+cdef void levels_clear(Levels *self) noexcept nogil:
+    free(self.levels)
+    free(self.segments)
+    self.levels = NULL
+    self.segments = NULL
+
+
+cdef inline void unlink(Levels *self, Request *request) noexcept nogil:
+    cdef Segment *segment = &self.segments[request.place]
+    segment.count -= 1
+    if segment.last == request:
+        segment.last = request.previous  # of the same segment, if that has any left
+    if request.previous == NULL:
+        self.first = request.next
+    else:
+        request.previous.next = request.next
+    if request.next != NULL:
+        request.next.previous = request.previous
+    request.previous = NULL
+    request.next = NULL
+
+
+cdef void levels_remove(Levels *self, Request *request) noexcept nogil:
+    unlink(self, request)
+    request.state = REQUEST_TAKEN
+    self.count -= 1
+    self.rows -= request.rows
+
+
+cdef void levels_yield(Levels *self, Request *request) noexcept nogil:
+    cdef uint32_t segment = request.place | 1
+    unlink(self, request)
+    segment_append(self, request, segment)

@@ -1,0 +1,10 @@
+# Requests with more rows than the model takes at once, as several.
+
+from _native.inference.request cimport Request
+
+cdef enum:
+    MAX_PARTS = 4096         # of one request
+
+# The parts of a bound request of a lane that splits: a chain by Request.next, each to be pushed. The request waits for
+# them. NULL: no memory; the request is still the caller's.
+cdef Request *split_enter(Request *request) noexcept nogil

@@ -1,0 +1,260 @@
+"""Splitting: a request with more rows than max_batch_size becomes several, which batches and instances share.
+
+The parts share the data of the whole. It waits for them, with its own deadline, and is answered when the last one is
+there; the first error ends it, and what is queued of the others. Everything happens on the loop.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, strlen
+
+from _native.atomic cimport fetch_add32
+from _native.execution.scatter cimport bytes_of_elements
+from _native.execution.shape cimport elements_of
+from _native.inference.bridge cimport Bridge, bridge_abandon, bridge_deliver
+from _native.inference.request cimport (
+    REQUEST_TAKEN,
+    REQUEST_WAITING,
+    STATUS_INTERNAL,
+    STATUS_OK,
+    InputData,
+    OutputData,
+    Request,
+    Response,
+    request_fail,
+    request_free,
+    request_twin,
+)
+from _native.inference.response cimport response_complete, response_lacks
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.protobuf.datatype cimport DT_BYTES
+from _native.scheduling.lane cimport Lane
+from _native.text cimport format_text
+
+cdef struct Part:
+    Split *split
+    Request *request         # NULL: answered
+    OutputData *outputs      # of its answer, each with a reference; NULL: none yet
+
+cdef struct Split:
+    Request *whole
+    Part *parts
+    uint32_t count
+    uint32_t pending
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Taking apart
+
+cdef bint take_rows(const Request *whole, Request *part, uint32_t first, uint32_t rows) noexcept nogil:
+    # the inputs of the part are these rows of the whole; False: the strings of a BYTES input end before
+    cdef const InputData *given
+    cdef InputData *own
+    cdef size_t row, skip
+    cdef uint32_t i
+    part.rows = rows
+    for i in range(whole.signature.input_count):
+        given = &whole.inputs[i]
+        own = &part.inputs[i]
+        if not given.present:
+            continue
+        own.shape[0] = rows
+        row = <size_t>elements_of(given.shape + 1, given.rank - 1)
+        if whole.signature.inputs[i].datatype == DT_BYTES:
+            skip = bytes_of_elements(given.data, given.size, <long>(row * first))
+            own.data = given.data + skip
+            own.size = bytes_of_elements(own.data, given.size - skip, <long>(row * rows))
+        else:
+            skip = given.size // whole.rows * first
+            own.size = given.size // whole.rows * rows
+            if given.region != NULL:
+                own.address = given.address + skip
+            else:
+                own.data = given.data + skip
+    return True
+
+
+cdef Split *split_new(Request *whole, uint32_t count) noexcept nogil:
+    cdef Split *split = <Split *>calloc(1, sizeof(Split) + count * sizeof(Part))
+    if split != NULL:
+        split.whole = whole
+        split.parts = <Part *>(split + 1)
+        split.count = count
+    return split
+
+
+cdef void split_free(Split *split) noexcept nogil:
+    cdef uint32_t i, k
+    for i in range(split.count):
+        if split.parts[i].outputs == NULL:
+            continue
+        for k in range(split.whole.signature.output_count):
+            block_give(split.parts[i].outputs[k].block)
+        free(split.parts[i].outputs)
+    free(split)
+
+
+cdef Request *split_enter(Request *whole) noexcept nogil:
+    cdef uint32_t most = <uint32_t>whole.signature.max_batch_size
+    cdef uint32_t count = (whole.rows + most - 1) // most
+    cdef Split *split = split_new(whole, count)
+    cdef Request *first = NULL
+    cdef Request *part
+    cdef uint32_t i
+    if split == NULL:
+        return NULL
+    for i in range(count, 0, -1):
+        part = request_twin(whole)
+        if part == NULL:
+            while first != NULL:
+                part = first.next
+                request_free(first)
+                first = part
+            free(split)
+            return NULL
+        take_rows(whole, part, (i - 1) * most, min(most, whole.rows - (i - 1) * most))
+        split.parts[i - 1].split = split
+        split.parts[i - 1].request = part
+        part.deliver = part_answered
+        part.sink = &split.parts[i - 1]
+        part.next = first
+        first = part
+    part = first
+    while part != NULL:
+        fetch_add32(&(<Lane *>whole.lane).in_flight, 1)
+        part = part.next
+    split.pending = count
+    whole.state = REQUEST_WAITING
+    whole.leave = leave
+    whole.awaited = split
+    return first
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of the whole
+
+cdef void release_whole(Request *whole) noexcept nogil:
+    whole.state = REQUEST_TAKEN
+    whole.leave = NULL
+    whole.awaited = NULL
+
+
+cdef void abandon_parts(Split *split) noexcept nogil:
+    cdef Request *part
+    cdef uint32_t i
+    for i in range(split.count):
+        part = split.parts[i].request
+        if part != NULL:
+            split.parts[i].request = NULL
+            bridge_abandon(part)
+
+
+cdef void leave(Request *whole) noexcept nogil:
+    cdef Split *split = <Split *>whole.awaited
+    release_whole(whole)
+    abandon_parts(split)
+    split_free(split)
+
+
+cdef void part_answered(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef Part *part = <Part *>sink
+    cdef Split *split = part.split
+    cdef Request *whole = split.whole
+    part.request = NULL
+    split.pending -= 1
+    if status != STATUS_OK:
+        request_fail(whole, status, format_text("%.*s", <int>strlen(details), details))
+        whole.response.reason = response.reason if response != NULL else NULL
+    elif not keep_outputs(part, response):
+        request_fail(whole, STATUS_INTERNAL, NULL)
+    if response != NULL:
+        whole.phases = response.request.phases  # of a step: the last part to be answered stands for all
+    if whole.response.status == STATUS_OK and split.pending:
+        return
+    release_whole(whole)
+    if whole.response.status == STATUS_OK and join_all(split):
+        response_complete(&whole.response)
+    abandon_parts(split)
+    split_free(split)
+    bridge_deliver(<Bridge *>whole.bridge, &whole.response)
+
+
+cdef bint keep_outputs(Part *part, const Response *response) noexcept nogil:
+    cdef uint32_t count = response.request.signature.output_count
+    cdef uint32_t i
+    part.outputs = <OutputData *>calloc(max(count, <uint32_t>1), sizeof(OutputData))
+    if part.outputs == NULL:
+        return False
+    for i in range(count):
+        part.outputs[i] = response.outputs[i]
+        if not response.outputs[i].wanted:
+            part.outputs[i].block = NULL
+        elif part.outputs[i].block != NULL:
+            block_share(part.outputs[i].block)
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Joining
+
+cdef bint join_all(Split *split) noexcept nogil:
+    # False: the whole carries the error
+    cdef uint32_t i
+    for i in range(split.whole.signature.output_count):
+        if split.whole.response.outputs[i].wanted and not join(split, i):
+            return False
+    return True
+
+
+cdef uint32_t lacking(const Split *split, uint32_t output) noexcept nogil:
+    # parts of a step that the model has answered without this output
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(split.count):
+        count += not split.parts[i].outputs[output].wanted
+    return count
+
+
+cdef bint join(Split *split, uint32_t output) noexcept nogil:
+    cdef OutputData *out = &split.whole.response.outputs[output]
+    cdef const OutputData *first = &split.parts[0].outputs[output]
+    cdef const OutputData *part
+    cdef Block *block
+    cdef uint8_t *at
+    cdef size_t size = 0
+    cdef uint32_t lacks = lacking(split, output)
+    cdef uint32_t i
+    if lacks == split.count:
+        return True
+    if lacks:
+        response_lacks(&split.whole.response, output)
+        return False
+    for i in range(split.count):
+        part = &split.parts[i].outputs[output]
+        if part.rank != first.rank or part.rank == 0 or memcmp(
+                part.shape + 1, first.shape + 1, (first.rank - 1) * sizeof(first.shape[0])) != 0:
+            request_fail(split.whole, STATUS_INTERNAL, format_text(
+                "output '%s' has another shape in each part of a request that was split",
+                split.whole.signature.outputs[output].name.data))
+            return False
+        size += part.size
+    block = block_take(size)
+    if block == NULL:
+        request_fail(split.whole, STATUS_INTERNAL, NULL)
+        return False
+    at = block.data
+    for i in range(split.count):
+        part = &split.parts[i].outputs[output]
+        if part.size:
+            memcpy(at, part.data, part.size)
+        at += part.size
+    out.block = block
+    out.data = block.data
+    out.size = size
+    out.classes = 0  # the parts are classified
+    out.datatype = first.datatype
+    out.rank = first.rank
+    memcpy(out.shape, first.shape, first.rank * sizeof(first.shape[0]))
+    out.shape[0] = split.whole.rows
+    return True

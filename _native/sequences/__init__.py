@@ -1,0 +1,1 @@
+"""Lanes of models with state: requests that belong together."""

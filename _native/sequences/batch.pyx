@@ -1,0 +1,307 @@
+"""Batches of sequences: which requests an instance gets next, by the model's strategy (`_native.sequences.slots`)."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from _native.execution.supply cimport END_CLIENT
+from _native.inference.request cimport (
+    REQUEST_TAKEN,
+    STATUS_RESOURCE_EXHAUSTED,
+    InputData,
+    Request,
+    request_alike,
+    request_free,
+    request_new,
+    request_reserve,
+)
+from _native.memory.resource cimport block_share
+from _native.scheduling.preferred cimport is_preferred, next_preferred
+from _native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
+from _native.sequences.slots cimport (
+    Bench,
+    Slots,
+    slots_bench,
+    slots_count,
+    slots_end,
+    slots_let_fall,
+    slots_release,
+    slots_unlist,
+)
+
+cdef int64_t NEVER = 0x7fffffffffffffff
+cdef int64_t RETRY_NS = 10_000_000           # after a lack of memory
+
+
+cdef bint states_alike(const Slots *slots, const Sequence *a, const Sequence *b) noexcept nogil:
+    # the states that they bring have the same shapes, but for the batch dimension
+    cdef bint batches = slots.lane.signature.max_batch_size > 0
+    cdef const InputData *x
+    cdef const InputData *y
+    cdef uint32_t i
+    for i in range(slots.lane.signature.state_count):
+        x = state_ahead(a, slots.plans, i)
+        y = state_ahead(b, slots.plans, i)
+        if memcmp(x.shape + batches, y.shape + batches, (x.rank - batches) * sizeof(int64_t)) != 0:
+            return False
+    return True
+
+
+cdef inline bint may_share(const Slots *slots, const Sequence *a, const Sequence *b) noexcept nogil:
+    # their next requests may share a batch
+    if not slots.lane.signature.uniform and not request_alike(a.head, b.head):
+        return False
+    return slots.steady or states_alike(slots, a, b)
+
+
+cdef bint begin_state(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # of its next request, which stands for a batch; False: no memory, and the sequence is gone with all its requests
+    cdef Request *request = sequence.head
+    if not request.sequence_start or states_begin(sequence, slots.plans, request.rows):
+        return True
+    slots_unlist(slots, sequence)
+    slots_let_fall(slots, sequence, request, STATUS_RESOURCE_EXHAUSTED, NULL, NULL)
+    slots_end(slots, sequence, now)
+    return False
+
+
+cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # its next request to the instance
+    cdef Request *request
+    slots_unlist(slots, sequence)
+    request = sequence_pop(sequence)
+    slots_count(slots, sequence, -1)
+    request.state = REQUEST_TAKEN
+    request.states = sequence.states
+    if request.sequence_end and not request.unasked:
+        request.end_reason = END_CLIENT
+    sequence.running = request
+    sequence.begun = True
+    slots_bench(slots, sequence).running += 1
+    if slots.direct and request.sequence_end and sequence.head == NULL:
+        slots_release(slots, sequence, now)   # its row is free for the next batch
+    return request
+
+
+cdef inline Request *join(Request *last, Request *request) noexcept nogil:
+    # behind the others of a chain; the last of it now
+    if last != NULL:
+        last.next = request
+    request.next = NULL
+    return request
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Oldest
+
+cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+    # how many of the ready sequences form a batch; 0: none yet. By the rules of _native.scheduling.policy.
+    cdef const Sequence *oldest = bench.ready.first
+    cdef const Sequence *sequence
+    cdef uint64_t rows
+    cdef uint32_t count = 1
+    cdef uint32_t preferred = 0
+    cdef bint full
+    bench.wake_rows = 1
+    if oldest == NULL:
+        return 0
+    rows = oldest.head.rows
+    if is_preferred(&slots.preferred, rows):
+        preferred = 1
+    full = rows >= slots.max_rows
+    sequence = oldest.next
+    while sequence != NULL and not full:
+        if rows + sequence.head.rows > slots.max_rows or not may_share(slots, oldest, sequence):
+            full = True
+        else:
+            rows += sequence.head.rows
+            count += 1
+            if is_preferred(&slots.preferred, rows):
+                preferred = count
+            full = rows >= slots.max_rows
+            sequence = sequence.next
+    if slots.closed or now - oldest.since_ns >= slots.delay_ns:
+        return count
+    if preferred:
+        return preferred
+    if full:
+        return count
+    wake[0] = oldest.since_ns + slots.delay_ns
+    bench.wake_rows = next_preferred(&slots.preferred, rows, slots.max_rows)
+    return 0
+
+
+cdef Request *take_oldest(Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+    cdef uint32_t count = plan_oldest(slots, bench, now, wake)
+    cdef Sequence *sequence = bench.ready.first
+    cdef Request *first = NULL
+    cdef Request *last = NULL
+    cdef uint32_t _
+    for _ in range(count):
+        if not begin_state(slots, sequence, now):
+            wake[0] = now
+            return NULL
+        sequence = sequence.next
+    for _ in range(count):
+        last = join(last, give_out(slots, bench.ready.first, now))
+        if first == NULL:
+            first = last
+    return first
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Direct
+
+cdef Sequence *plan_direct(const Slots *slots, const Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+    # the sequence whose request decides what a batch looks like; NULL: there is none yet
+    cdef Sequence *oldest = NULL
+    cdef Sequence *sequence
+    cdef uint32_t ready = 0
+    cdef uint32_t slot
+    if bench.running:
+        return NULL   # rows keep their place from one batch to the next
+    for slot in range(slots.per_seat if bench.waiting else 0):
+        sequence = bench.slots[slot]
+        if sequence != NULL and sequence.head != NULL:
+            ready += 1
+            if oldest == NULL or sequence.head.queued_ns < oldest.head.queued_ns:
+                oldest = sequence
+    if oldest == NULL or slots.closed or slots.delay_ns == 0 or slots.min_utilization == 0:
+        return oldest
+    if now - oldest.head.queued_ns >= slots.delay_ns or ready >= slots.min_utilization * slots.per_seat:
+        return oldest
+    wake[0] = oldest.head.queued_ns + slots.delay_ns
+    return NULL
+
+
+cdef Request *null_new(const Request *like) noexcept nogil:
+    # an idle row with the tensors of another; NULL: no memory
+    cdef Request *request = request_new()
+    cdef uint32_t i
+    if request == NULL:
+        return NULL
+    request.unasked = request.null = True
+    request.state = REQUEST_TAKEN
+    if not request_reserve(request, like.signature):
+        request_free(request)
+        return NULL
+    for i in range(like.signature.input_count):
+        request.inputs[i] = like.inputs[i]
+        if like.inputs[i].present:
+            block_share(like.inputs[i].block)
+        else:
+            request.inputs[i].block = NULL
+    request.rows = 1
+    request.states = (<Sequence *>like.sequence).states
+    request.bridge = like.bridge
+    request.arrived_ns = like.arrived_ns
+    request.queued_ns = like.queued_ns
+    return request
+
+
+cdef void free_chain(Request *chain) noexcept nogil:
+    cdef Request *following
+    while chain != NULL:
+        following = chain.next
+        request_free(chain)
+        chain = following
+
+
+cdef Request *null_rows(const Request *like, uint32_t count, bint *good) noexcept nogil:
+    # so many idle rows, or none
+    cdef Request *chain = NULL
+    cdef Request *request
+    cdef uint32_t _
+    good[0] = True
+    for _ in range(count):
+        request = null_new(like)
+        if request == NULL:
+            free_chain(chain)
+            good[0] = False
+            return NULL
+        request.next = chain
+        chain = request
+    return chain
+
+
+cdef bint begin_states(Slots *slots, Bench *bench, int64_t now) noexcept nogil:
+    cdef Sequence *sequence
+    cdef uint32_t slot
+    for slot in range(slots.per_seat):
+        sequence = bench.slots[slot]
+        if sequence != NULL and sequence.head != NULL and not begin_state(slots, sequence, now):
+            return False
+    return True
+
+
+cdef uint32_t choose_rows(const Slots *slots, const Bench *bench, const Sequence *like, uint32_t *idle) noexcept nogil:
+    # mark the sequences that get their row; the number of rows, and how many of them are idle
+    cdef Sequence *sequence
+    cdef uint32_t rows = 0
+    cdef uint32_t ready = 0
+    cdef uint32_t slot
+    for slot in range(slots.per_seat):
+        sequence = bench.slots[slot]
+        if sequence != NULL and sequence.head != NULL and may_share(slots, like, sequence):
+            sequence.chosen = True
+            rows = slot + 1
+            ready += 1
+    idle[0] = rows - ready
+    return rows
+
+
+cdef Request *take_direct(Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+    cdef Sequence *like = plan_direct(slots, bench, now, wake)
+    cdef Sequence *sequence
+    cdef Request *nulls
+    cdef Request *following
+    cdef Request *first = NULL
+    cdef Request *last = NULL
+    cdef uint32_t idle = 0
+    cdef uint32_t rows, slot
+    cdef bint good
+    if like == NULL:
+        return NULL
+    if slots.lane.signature.state_count and not begin_states(slots, bench, now):
+        wake[0] = now
+        return NULL
+    rows = choose_rows(slots, bench, like, &idle)
+    nulls = null_rows(like.head, idle, &good)
+    for slot in range(rows):
+        sequence = bench.slots[slot]
+        if sequence != NULL and sequence.chosen:
+            sequence.chosen = False
+            if good:
+                last = join(last, give_out(slots, sequence, now))
+        elif good:
+            following = nulls.next
+            last = join(last, nulls)
+            nulls = following
+        if first == NULL:
+            first = last
+    if not good:
+        wake[0] = now + RETRY_NS
+    return first
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef bint is_held(const Slots *slots, Bench *bench) noexcept nogil:
+    # for outside tests, which want requests to meet: see TRITONSERVER_DELAY_SCHEDULER
+    cdef uint32_t waiting
+    if bench.released or slots.closed or (slots.hold == 0 and slots.hold_backlog == 0):
+        return False
+    waiting = slots.waiting - slots.backlog_waiting if slots.direct else bench.ready.count
+    bench.released = waiting >= slots.hold and slots.backlog_waiting >= slots.hold_backlog
+    return not bench.released
+
+
+cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake) noexcept nogil:
+    cdef Bench *bench = slots.benches[seat]
+    wake[0] = NEVER
+    bench.stirred = False
+    bench.wake_rows = 1
+    if is_held(slots, bench):
+        return NULL
+    if slots.direct:
+        return take_direct(slots, bench, now, wake)
+    return take_oldest(slots, bench, now, wake)

@@ -1,0 +1,34 @@
+# The lane of a model whose requests belong to sequences.
+
+from libc.stdint cimport int64_t, uint32_t
+
+from _native.inference.bridge cimport Errand
+from _native.inference.timers cimport Timer
+from _native.scheduling.lane cimport Lane, LaneHandle
+from _native.sequences.slots cimport Slots
+from _native.threads cimport Condition, Mutex
+
+cdef struct Waiter:
+    # the thread of one instance
+    Condition work
+    bint idle
+
+cdef struct Leaving:
+    # takes the timer out when the lane has been closed
+    Errand errand
+    Sequencer *lane
+
+cdef struct Sequencer:
+    Lane lane
+    Mutex guard              # guards all below but the timer, and Request.state of those that wait
+    Slots slots
+    Waiter **waiters         # slots.bench_count of them
+    # on the loop
+    Timer timer              # for sequences that idle
+    bint armed               # it is set, and counts as in flight
+    Leaving leaving
+
+
+cdef class SequenceLane(LaneHandle):
+    cdef inline Sequencer *sequencer(self) noexcept:
+        return <Sequencer *>self.lane

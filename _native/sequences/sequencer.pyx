@@ -1,0 +1,403 @@
+"""Sequencers: the lane of a model whose requests belong to sequences.
+
+The policy is that of `_native.sequences.slots`; here are its lock, its waiting instances, its answers and its clock.
+One timer of the loop ends idle sequences. It is set while any sequence lives, and then counts as in flight, so that the
+lane outlives it.
+"""
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+
+from _native.atomic cimport fetch_add32, load32
+from _native.clock cimport now_ns
+from _native.inference.accounting cimport account_failed
+from _native.inference.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
+from _native.inference.request cimport (
+    STATUS_CANCELLED,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    InputData,
+    Request,
+    request_fail,
+)
+from _native.inference.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from _native.inference.statistics cimport FAILURE_OTHER
+from _native.inference.timers cimport Timer
+from _native.memory.resource cimport block_take
+from _native.scheduling.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_free, lane_new, stricter
+from _native.scheduling.preferred cimport preferred_set
+from _native.sequences.batch cimport slots_take
+from _native.sequences.entry cimport slots_push
+from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop
+from _native.sequences.slots cimport (
+    EVICTIONS,
+    Eviction,
+    Slots,
+    slots_add_bench,
+    slots_again,
+    slots_clear,
+    slots_close,
+    slots_done,
+    slots_evict,
+    slots_expire,
+    slots_leave,
+    slots_remove,
+    slots_settle,
+)
+from _native.text cimport format_text
+from _native.threads cimport (
+    condition_destroy,
+    condition_init,
+    lock,
+    mutex_destroy,
+    mutex_init,
+    notify_all,
+    unlock,
+    wait,
+    wait_until,
+)
+
+import os
+
+cdef int64_t NEVER = 0x7fffffffffffffff
+cdef int64_t LONGEST = NEVER // 4            # 73 years; a time plus it does not overflow
+cdef int64_t SHORTEST_SWEEP_NS = 1_000_000   # between two looks for idle sequences
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answering and waking, for all that follows
+
+cdef void answer(Sequencer *self, Request *chain) noexcept nogil:
+    # requests that have failed in the lane; without the lock
+    cdef int64_t now = now_ns()
+    cdef Request *following
+    while chain != NULL:
+        following = chain.next
+        account_failed(chain, now, FAILURE_OTHER)
+        bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
+        chain = following
+
+
+cdef inline Request *take_fallen(Sequencer *self) noexcept nogil:
+    cdef Request *fallen = self.slots.fallen
+    self.slots.fallen = NULL
+    return fallen
+
+
+cdef void stir(Sequencer *self) noexcept nogil:
+    # wake the instances that may have something to do; with the lock
+    cdef bint ending = self.slots.closed and self.slots.backlog.count == 0
+    cdef uint32_t i
+    for i in range(self.slots.bench_count):
+        if self.waiters[i].idle and (self.slots.benches[i].stirred or ending):
+            self.waiters[i].idle = False
+            notify_all(&self.waiters[i].work)
+
+
+cdef void leave(Sequencer *self) noexcept nogil:
+    # the end of whatever changed the slots: wake, unlock, answer
+    cdef Request *fallen = take_fallen(self)
+    stir(self)
+    unlock(&self.guard)
+    answer(self, fallen)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The lane
+
+cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef Pushed pushed
+    lock(&self.guard)
+    self.slots.bridge = request.bridge
+    pushed = slots_push(&self.slots, request, request.queued_ns)
+    unlock(&self.guard)
+    if pushed == PUSHED and not self.armed:
+        arm(self, request.queued_ns + self.slots.idle_ns)
+    return pushed
+
+
+cdef void wake(Lane *lane) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    lock(&self.guard)
+    leave(self)
+
+
+cdef bint remove(Lane *lane, Request *request) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef bint removed
+    lock(&self.guard)
+    removed = slots_remove(&self.slots, request, now_ns())
+    leave(self)
+    return removed
+
+
+cdef bint expire(Lane *lane, Request *request) noexcept nogil:
+    # its whole sequence goes with it, and is answered here
+    cdef Sequencer *self = <Sequencer *>lane
+    lock(&self.guard)
+    slots_expire(&self.slots, request, now_ns())
+    leave(self)
+    return False
+
+
+cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef Request *batch = NULL
+    cdef Request *fallen
+    cdef int64_t wake_at
+    cdef bint over = False
+    lock(&self.guard)
+    while batch == NULL and not over:
+        if seat.index >= self.slots.bench_count and not add_waiter(self):
+            wait_until(&self.waiters[0].work, &self.guard, now_ns() + SHORTEST_SWEEP_NS)  # for memory
+            continue
+        batch = slots_take(&self.slots, seat.index, now_ns(), &wake_at)
+        fallen = take_fallen(self)
+        if fallen != NULL:
+            unlock(&self.guard)
+            answer(self, fallen)
+            lock(&self.guard)
+        elif batch == NULL:
+            over = slots_done(&self.slots, seat.index)
+            if not over:
+                sleep(self, self.waiters[seat.index], wake_at)
+    stir(self)
+    unlock(&self.guard)
+    return batch
+
+
+cdef void sleep(Sequencer *self, Waiter *waiter, int64_t wake_at) noexcept nogil:
+    waiter.idle = True
+    if wake_at == NEVER:
+        wait(&waiter.work, &self.guard)
+    else:
+        wait_until(&waiter.work, &self.guard, wake_at)
+    waiter.idle = False
+
+
+cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
+    # Without the lock: nobody else looks at the state of a sequence while a request of it runs, and to give back what
+    # the request has brought may need the GIL, which a thread that waits for the lock may hold.
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    if request.response.status != STATUS_OK:
+        states_drop(sequence)
+    elif not states_commit(sequence, self.slots.plans, request):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+
+
+cdef void settle(Lane *lane, Request *request) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    settle_state(self, request)
+    lock(&self.guard)
+    slots_settle(&self.slots, request, now_ns())
+    leave(self)
+
+
+cdef void again(Lane *lane, Request *request) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    settle_state(self, request)
+    lock(&self.guard)
+    slots_again(&self.slots, request, now_ns())
+    if load32(&request.abandoned):  # before it could have been removed
+        slots_remove(&self.slots, request, now_ns())
+        request_fail(request, STATUS_CANCELLED, format_text("nobody waits for the answer any more"))
+        request.next = self.slots.fallen
+        self.slots.fallen = request
+    leave(self)
+
+
+cdef uint32_t pending(Lane *lane) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef uint32_t count
+    lock(&self.guard)
+    count = self.slots.waiting
+    unlock(&self.guard)
+    return count
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Idle sequences, and the end
+
+cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
+    # on the loop
+    self.timer.fire = sweep
+    self.timer.owner = self
+    if bridge_set_timer(<Bridge *>self.slots.bridge, &self.timer, due):
+        self.armed = True
+        fetch_add32(&self.lane.in_flight, 1)
+
+
+cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
+    # on the loop: end what has idled for too long. Nothing comes to idle without being due after the next sweep.
+    cdef Sequencer *self = <Sequencer *>timer.owner
+    cdef int64_t next
+    lock(&self.guard)
+    next = slots_evict(&self.slots, now)
+    leave(self)
+    self.armed = next != NEVER and bridge_set_timer(
+        <Bridge *>self.slots.bridge, timer, max(next, now + SHORTEST_SWEEP_NS))
+    if not self.armed:
+        fetch_add32(&self.lane.in_flight, -1)
+
+
+cdef void disarm(Errand *errand) noexcept nogil:
+    # on the loop, after the lane was closed
+    cdef Sequencer *self = (<Leaving *>errand).lane
+    if self.armed:
+        bridge_clear_timer(<Bridge *>self.slots.bridge, &self.timer)
+        self.armed = False
+        fetch_add32(&self.lane.in_flight, -1)
+    fetch_add32(&self.lane.in_flight, -1)
+
+
+cdef void close(Lane *lane) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef bint before
+    lock(&self.guard)
+    before = self.slots.closed
+    slots_close(&self.slots, now_ns())
+    if self.slots.bridge != NULL and not before:
+        fetch_add32(&self.lane.in_flight, 1)
+        self.leaving.errand.run = disarm
+        self.leaving.lane = self
+        bridge_post(<Bridge *>self.slots.bridge, &self.leaving.errand)
+    leave(self)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Life
+
+cdef bint add_waiter(Sequencer *self) noexcept nogil:
+    # and its slots
+    cdef Waiter *waiter = <Waiter *>calloc(1, sizeof(Waiter))
+    cdef Waiter **waiters = <Waiter **>realloc(self.waiters, (self.slots.bench_count + 1) * sizeof(Waiter *))
+    if waiters != NULL:
+        self.waiters = waiters
+    if waiter == NULL or waiters == NULL or not slots_add_bench(&self.slots):
+        free(waiter)
+        return False
+    condition_init(&waiter.work)
+    self.waiters[self.slots.bench_count - 1] = waiter
+    return True
+
+
+cdef void sequencer_free(Lane *lane) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef uint32_t i
+    for i in range(self.slots.bench_count):
+        condition_destroy(&self.waiters[i].work)
+        free(self.waiters[i])
+    free(self.waiters)
+    slots_clear(&self.slots)
+    mutex_destroy(&self.guard)
+    lane_free(lane)
+
+
+cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, sequencer_free, expire)
+
+
+cdef int set_policy(Slots *slots, object spec) except -1:
+    cdef object sequence = spec.sequence
+    slots.direct = sequence.direct
+    slots.iterative = sequence.iterative
+    slots.notice = sequence.notices_end
+    slots.tied = sequence.ends_with_stream
+    slots.max_rows = max(1, spec.max_batch_size)
+    slots.per_seat = slots.max_rows if sequence.direct else sequence.max_candidates or slots.max_rows
+    slots.delay_ns = min(sequence.max_queue_delay_us * 1000, LONGEST)
+    slots.idle_ns = min(sequence.max_idle_us * 1000, LONGEST)
+    slots.min_utilization = sequence.min_slot_utilization
+    slots.max_backlog = sequence.max_backlog
+    slots.timeout_ns = min(spec.queue.levels[0].timeout_us * 1000, LONGEST)
+    slots.hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", 0))
+    slots.hold_backlog = int(os.environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", 0))
+    return preferred_set(&slots.preferred, sequence.preferred_sizes or (slots.max_rows,))
+
+
+cdef int plan_state(StatePlan *plan, const TensorSignature *tensor, object state, bint batches) except -1:
+    cdef InputData *initial = &plan.initial
+    cdef bytes data = state.initial
+    cdef uint32_t k
+    plan.same_buffer = state.same_buffer
+    plan.growable = state.growable
+    initial.rank = tensor.rank + batches
+    initial.shape[0] = 1
+    for k in range(tensor.rank):
+        initial.shape[k + batches] = state.dims[k]
+    initial.size = len(data)
+    initial.block = block_take(initial.size)
+    if initial.block == NULL:
+        raise MemoryError
+    initial.data = initial.block.data
+    memcpy(initial.block.data, <const char *>data, initial.size)
+    return 0
+
+
+cdef int plan_states(Slots *slots, object spec) except -1:
+    cdef const Signature *signature = &slots.lane.signature
+    cdef const TensorSignature *tensor
+    cdef uint32_t i
+    slots.plans = <StatePlan *>calloc(max(1, signature.state_count), sizeof(StatePlan))
+    slots.evictions = <Eviction *>calloc(EVICTIONS, sizeof(Eviction))
+    if slots.plans == NULL or slots.evictions == NULL:
+        raise MemoryError
+    slots.steady = True
+    for i in range(signature.supplied_count):
+        if signature.supplied[i].kind == SUPPLY_STATE:
+            tensor = &signature.inputs[signature.input_count + i]
+            slots.steady = slots.steady and not tensor.variable
+            plan_state(&slots.plans[signature.supplied[i].source], tensor,
+                       spec.sequence.states[signature.supplied[i].source], signature.max_batch_size > 0)
+    return 0
+
+
+cdef Sequencer *sequencer_new(object spec, int64_t version) except NULL:
+    cdef Sequencer *self = <Sequencer *>lane_new(sizeof(Sequencer), &SEQUENCER, spec, version)
+    mutex_init(&self.guard, NULL)
+    self.lane.settle = settle
+    if spec.sequence.iterative:
+        self.lane.again = again
+    self.slots.lane = &self.lane
+    try:
+        set_policy(&self.slots, spec)
+        plan_states(&self.slots, spec)
+        for _ in range(max(1, len(spec.instances))):
+            if not add_waiter(self):
+                raise MemoryError
+    except BaseException:
+        sequencer_free(&self.lane)
+        raise
+    return self
+
+
+cdef class SequenceLane(LaneHandle):
+    """The lane of a model whose requests belong to sequences.
+
+    Args:
+        spec: the version's backends.api.ModelSpec, with its `sequence`.
+        version: its number.
+        max_queue: requests that may wait in it, if its queue policy does not say fewer; 0 for any number.
+    """
+
+    def __cinit__(self, spec, version: int, *, max_queue: int = 0):
+        self.lane = &sequencer_new(spec, version).lane
+        self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
+
+    @property
+    def live(self) -> int:
+        """Sequences that have begun and not ended."""
+        return self.sequencer().slots.live
+
+    @property
+    def backlog(self) -> int:
+        """Sequences that wait for a slot."""
+        return self.sequencer().slots.backlog.count
+
+    def stream_ended(self, stream: int) -> None:
+        """End the sequences that are tied to this stream. On the loop."""
+        cdef Sequencer *self_ = self.sequencer()
+        lock(&self_.guard)
+        slots_leave(&self_.slots, stream, now_ns())
+        leave(self_)

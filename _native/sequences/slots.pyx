@@ -1,0 +1,425 @@
+"""Slots: the policy of sequence batching.
+
+Every instance has slots. A sequence gets a free one with its first request, the lowest slot of all instances first, and
+keeps it until it ends; so one instance executes all its requests, in order. Sequences that find none wait in the
+backlog, as a whole and in the order in which they started. An instance never has two requests of one sequence.
+
+*direct*: a slot is a row of the batch, `max_batch_size` to an instance. A batch consists of the rows up to the last
+that has a request; the others are null requests, for which the model is told READY = false. With a delay and a minimum
+utilization, a batch waits until so many slots have a request, or until the oldest has waited for the delay. The oldest
+request decides which shapes a batch has; rows of other shapes wait for the next one.
+
+*oldest*: a slot is a candidate, and each instance batches the next requests of its candidates by the rules of dynamic
+batching (`_native.scheduling.queue`), in the order in which they became ready.
+
+A sequence ends with the request that says END; when it has had no request for `max_sequence_idle_microseconds`; when a
+request of it is cancelled while it waits, with the requests behind it; and with its stream, if it is tied to it. Where
+the model asks for it, it is told of the last three by a request that the policy makes, with END and the reason.
+
+Behaviour follows Triton's sequence batcher ("sequence_batch_scheduler.cc"); docs/differences.md says where it does not.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from _native.atomic cimport fetch_add32
+from _native.execution.supply cimport END_CANCELLED, END_IDLE, END_STREAM, END_TIMEOUT, EndReason
+from _native.inference.request cimport (
+    REQUEST_QUEUED,
+    REQUEST_TAKEN,
+    STATUS_CANCELLED,
+    STATUS_UNAVAILABLE,
+    InputData,
+    Request,
+    request_fail,
+    request_new,
+    request_reserve,
+)
+from _native.inference.signature cimport Signature, TensorSignature
+from _native.memory.resource cimport block_give, block_take
+from _native.protobuf.datatype cimport DT_BYTES, datatype_size
+from _native.scheduling.lane cimport lane_discard
+from _native.sequences.sequence cimport (
+    Sequence,
+    sequence_append,
+    sequence_cut,
+    sequence_free,
+    sequence_prepend,
+    sequences_append,
+    sequences_remove,
+    table_free_sequences,
+    table_remove_sequence,
+)
+from _native.text cimport format_text
+
+cdef int64_t NEVER = 0x7fffffffffffffff
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who has which slot
+
+cdef inline bint is_lower(Vacancy a, Vacancy b) noexcept nogil:
+    return a.slot < b.slot or (a.slot == b.slot and a.seat < b.seat)
+
+
+cdef void vacate(Slots *slots, Vacancy vacancy) noexcept nogil:
+    cdef uint32_t at
+    slots.vacant_count += 1
+    at = slots.vacant_count
+    while at > 1 and is_lower(vacancy, slots.vacant[at // 2]):
+        slots.vacant[at] = slots.vacant[at // 2]
+        at //= 2
+    slots.vacant[at] = vacancy
+
+
+cdef Vacancy lowest_vacancy(Slots *slots) noexcept nogil:
+    # take it out
+    cdef Vacancy found = slots.vacant[1]
+    cdef Vacancy last = slots.vacant[slots.vacant_count]
+    cdef uint32_t at = 1
+    cdef uint32_t child = 2
+    slots.vacant_count -= 1
+    while child <= slots.vacant_count:
+        if child < slots.vacant_count and is_lower(slots.vacant[child + 1], slots.vacant[child]):
+            child += 1
+        if not is_lower(slots.vacant[child], last):
+            break
+        slots.vacant[at] = slots.vacant[child]
+        at = child
+        child = 2 * at
+    slots.vacant[at] = last
+    return found
+
+
+cdef void place(Slots *slots, Sequence *sequence, Vacancy vacancy) noexcept nogil:
+    sequence.slot = <int32_t>vacancy.slot
+    sequence.seat = vacancy.seat
+    slots.benches[vacancy.seat].slots[vacancy.slot] = sequence
+
+
+cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil:
+    place(slots, sequence, lowest_vacancy(slots))
+
+
+cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # the next of the backlog gets it
+    cdef Sequence *following = slots.backlog.first
+    cdef Bench *bench = slots_bench(slots, sequence)
+    cdef Vacancy vacancy
+    if sequence.slot < 0:
+        return
+    vacancy.slot = <uint32_t>sequence.slot
+    vacancy.seat = sequence.seat
+    sequence.slot = -1
+    bench.slots[vacancy.slot] = NULL
+    if following == NULL:
+        vacate(slots, vacancy)
+        return
+    sequences_remove(following)
+    place(slots, following, vacancy)
+    slots.backlog_waiting -= following.waiting
+    bench.waiting += following.waiting
+    slots_ready(slots, following, now)
+
+
+cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # its next request may run
+    cdef Bench *bench = slots_bench(slots, sequence)
+    if not slots.direct:
+        sequences_append(&bench.ready, sequence, now)
+        bench.ready_rows += sequence.head.rows
+    if slots.direct or bench.ready_rows >= bench.wake_rows or not slots.lane.signature.uniform:
+        bench.stirred = True
+
+
+cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
+    # idle or ready, but not the backlog
+    cdef Bench *bench
+    if sequence.list == NULL or sequence.list == &slots.backlog:
+        return
+    if sequence.list != &slots.idle:
+        bench = slots_bench(slots, sequence)
+        bench.ready_rows -= sequence.head.rows
+    sequences_remove(sequence)
+
+
+cdef bint slots_add_bench(Slots *slots) noexcept nogil:
+    cdef uint32_t count = slots.bench_count + 1
+    cdef Bench *bench = <Bench *>calloc(1, sizeof(Bench))
+    cdef Bench **benches = <Bench **>realloc(slots.benches, count * sizeof(Bench *))
+    cdef Vacancy *vacant = <Vacancy *>realloc(
+        slots.vacant, (<size_t>count * slots.per_seat + 1) * sizeof(Vacancy))
+    cdef Vacancy vacancy
+    if benches != NULL:
+        slots.benches = benches
+    if vacant != NULL:
+        slots.vacant = vacant
+    if bench != NULL:
+        bench.slots = <Sequence **>calloc(slots.per_seat, sizeof(Sequence *))
+    if bench == NULL or benches == NULL or vacant == NULL or bench.slots == NULL:
+        if bench != NULL:
+            free(bench.slots)
+        free(bench)
+        return False
+    slots.benches[slots.bench_count] = bench
+    slots.bench_count = count
+    vacancy.seat = count - 1
+    for vacancy.slot in range(slots.per_seat):
+        vacate(slots, vacancy)
+    return True
+
+
+cdef void slots_clear(Slots *slots) noexcept nogil:
+    cdef uint32_t i, k
+    cdef Sequence *sequence
+    for i in range(slots.bench_count):
+        for k in range(slots.per_seat):
+            sequence = slots.benches[i].slots[k]
+            if sequence != NULL:
+                sequence_free(sequence)
+        free(slots.benches[i].slots)
+        free(slots.benches[i])
+    table_free_sequences(&slots.table)
+    free(slots.benches)
+    free(slots.vacant)
+    free(slots.evictions)
+    if slots.plans != NULL:
+        for i in range(slots.lane.signature.state_count):
+            block_give(slots.plans[i].initial.block)
+    free(slots.plans)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The life of a sequence
+
+cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # it has no requests
+    slots_unlist(slots, sequence)
+    sequences_remove(sequence)
+    table_remove_sequence(&slots.table, sequence)
+    slots_release(slots, sequence, now)
+    slots.live -= 1
+    sequence_free(sequence)
+
+
+cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
+    # no request of it runs, and it is in no list but perhaps the backlog: what next
+    if sequence.head != NULL:
+        if sequence.slot >= 0:
+            slots_ready(slots, sequence, now)
+    elif sequence.over or slots.closed:
+        slots_end(slots, sequence, now)
+    else:
+        sequences_append(&slots.idle, sequence, now)
+
+
+cdef void slots_stir(Slots *slots) noexcept nogil:
+    cdef uint32_t i
+    for i in range(slots.bench_count):
+        slots.benches[i].stirred = True
+
+
+cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil:
+    slots.waiting += count
+    if sequence.slot >= 0:
+        slots_bench(slots, sequence).waiting += count
+    else:
+        slots.backlog_waiting += count
+
+
+cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
+    # a request that will not run; `details` is taken over
+    request.sequence = NULL
+    request.state = REQUEST_TAKEN
+    request_fail(request, status, details)
+    request.response.reason = reason
+    request.next = slots.fallen
+    slots.fallen = request
+
+
+cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
+                         const char *reason) noexcept nogil:
+    # a request that waits and all behind it; `text` NULL: no memory
+    cdef Request *request = first
+    cdef Request *following
+    slots_count(slots, sequence, -<int32_t>chain_length(first))
+    sequence_cut(sequence, first)
+    while request != NULL:
+        following = request.next
+        if request.unasked:
+            lane_discard(request)
+        else:
+            let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), reason)
+        request = following
+
+
+cdef uint32_t chain_length(const Request *request) noexcept nogil:
+    cdef uint32_t count = 0
+    while request != NULL:
+        count += 1
+        request = request.next
+    return count
+
+
+cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
+    # it ends without an END of the client, after what still waits in it; its lists fit that already
+    table_remove_sequence(&slots.table, sequence)
+    sequence.over = True
+    slots_eviction(slots, sequence.hash).hash = sequence.hash
+    slots_eviction(slots, sequence.hash).reason = reason
+    if sequence.list == &slots.idle:
+        sequences_remove(sequence)
+    slots_notify(slots, sequence, reason, now)
+    if sequence.running == NULL and (sequence.list == NULL or sequence.head == NULL):
+        go_on(slots, sequence, now)
+
+
+cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
+    if sequence.tail != NULL:
+        return sequence.tail.sequence_end
+    return sequence.running != NULL and sequence.running.sequence_end
+
+
+cdef void fill_zero(const TensorSignature *tensor, bint batches, uint32_t rows, InputData *out) noexcept nogil:
+    # zeros, or empty strings, of the smallest shape that the model takes
+    cdef size_t elements = rows
+    cdef uint32_t k
+    out.rank = tensor.rank + batches
+    if batches:
+        out.shape[0] = rows
+    for k in range(tensor.rank):
+        out.shape[k + batches] = max(<int64_t>1, tensor.dims[k])
+        elements *= <size_t>out.shape[k + batches]
+    out.size = elements * (4 if tensor.datatype == DT_BYTES else datatype_size(tensor.datatype))
+    out.block = block_take(out.size)
+    if out.block != NULL:
+        memset(out.block.data, 0, out.size)
+        out.data = out.block.data
+        out.present = True
+
+
+cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
+    # the request by which the model hears that a sequence has ended; NULL: no memory
+    cdef const Signature *signature = &slots.lane.signature
+    cdef Request *request = request_new()
+    cdef bint good
+    cdef uint32_t i
+    if request == NULL:
+        return NULL
+    request.unasked = True
+    request.lane = slots.lane
+    fetch_add32(&slots.lane.in_flight, 1)
+    request.bridge = slots.bridge
+    request.rows = sequence.rows
+    request.correlation = sequence.correlation
+    request.sequence_end = True
+    request.end_reason = reason
+    request.state = REQUEST_QUEUED
+    request.arrived_ns = request.queued_ns = now
+    good = request_reserve(request, signature)
+    for i in range(signature.input_count if good else 0):
+        if not signature.inputs[i].optional:
+            fill_zero(&signature.inputs[i], signature.max_batch_size > 0, request.rows, &request.inputs[i])
+            good = good and request.inputs[i].present
+    if not good:
+        lane_discard(request)
+        return NULL
+    return request
+
+
+cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
+    cdef Request *notice = NULL
+    if slots.notice and (sequence.begun or sequence.head != NULL) and not ends_itself(sequence):
+        notice = notice_new(slots, sequence, reason, now)
+    if notice != NULL:
+        sequence_append(sequence, notice)
+        slots_count(slots, sequence, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests come back, or do not
+
+cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil:
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Bench *bench = slots_bench(slots, sequence)
+    request.sequence = NULL
+    request.states = NULL
+    sequence.running = NULL
+    bench.running -= 1
+    if slots.direct and bench.running == 0:
+        bench.stirred = True
+    go_on(slots, sequence, now)
+
+
+cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil:
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Bench *bench = slots_bench(slots, sequence)
+    request.sequence_start = False
+    request.state = REQUEST_QUEUED
+    request.queued_ns = now
+    sequence.running = NULL
+    bench.running -= 1
+    sequence_prepend(sequence, request)
+    slots_count(slots, sequence, 1)
+    go_on(slots, sequence, now)
+
+
+cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil:
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    if request.state != REQUEST_QUEUED:
+        return False
+    if request == sequence.head:
+        slots_unlist(slots, sequence)
+    if request.next != NULL:
+        slots_let_fall(slots, sequence, request.next, STATUS_CANCELLED,
+                       "the sequence has ended: an earlier request of it was cancelled or its deadline passed", NULL)
+    slots_count(slots, sequence, -1)
+    sequence_cut(sequence, request)
+    request.sequence = NULL
+    request.state = REQUEST_TAKEN
+    cut_short(slots, sequence, END_CANCELLED, now)
+    return True
+
+
+cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil:
+    cdef Sequence *sequence = <Sequence *>request.sequence
+    if request.state != REQUEST_QUEUED or sequence.slot >= 0:
+        return
+    slots_let_fall(slots, sequence, sequence.head, STATUS_UNAVAILABLE,
+                   "timeout of the corresponding sequence has been expired", "QUEUE_TIMEOUT")
+    cut_short(slots, sequence, END_TIMEOUT, now)
+
+
+cdef int64_t slots_evict(Slots *slots, int64_t now) noexcept nogil:
+    while slots.idle.first != NULL and now - slots.idle.first.since_ns >= slots.idle_ns:
+        cut_short(slots, slots.idle.first, END_IDLE, now)
+    if slots.idle.first != NULL:
+        return slots.idle.first.since_ns + slots.idle_ns
+    return now + slots.idle_ns if slots.live else NEVER
+
+
+cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil:
+    cdef Sequence *sequence
+    cdef Sequence *following
+    cdef uint32_t i
+    for i in range(slots.table.bucket_count if slots.tied else 0):
+        sequence = slots.table.buckets[i]
+        while sequence != NULL:
+            following = sequence.in_bucket
+            if sequence.stream == stream:
+                cut_short(slots, sequence, END_STREAM, now)
+            sequence = following
+
+
+cdef void slots_close(Slots *slots, int64_t now) noexcept nogil:
+    slots.closed = True
+    while slots.idle.first != NULL:
+        slots_end(slots, slots.idle.first, now)
+    slots_stir(slots)
+
+
+cdef bint slots_done(const Slots *slots, uint32_t seat) noexcept nogil:
+    cdef const Bench *bench = slots.benches[seat]
+    return slots.closed and bench.waiting == 0 and bench.running == 0 and slots.backlog.count == 0

@@ -1,0 +1,430 @@
+"""Compression of whole messages with zlib, into blocks that grow as the result does.
+
+Inflating holds its limit at every moment: no byte is written beyond it, and memory grows geometrically with what has
+come out. A gzip message tells its inflated size in its last four bytes; it gets exactly that much, so an honest bomb
+is refused before anything is inflated and a lying one ends at the size that it claimed.
+
+Results of MAPPED_FROM bytes and more lie in memory mappings of their own: those grow without being copied, untouched
+pages cost nothing, and nothing stays behind in the pool when the message is gone.
+"""
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.string cimport memcmp, memcpy, memset
+
+from _native.atomic cimport load32
+from _native.memory.resource cimport Block, block_give, block_take, block_wrap
+from _native.transport.outgoing cimport (
+    Outgoing,
+    Segment,
+    outgoing_add,
+    outgoing_free,
+    outgoing_new,
+    write_message_prefix,
+)
+from _native.transport.zlib cimport *
+
+cdef extern from *:
+    """
+    #include <sys/mman.h>
+    static inline void *inferd_map(size_t size) {
+        void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return address == MAP_FAILED ? NULL : address;
+    }
+    static inline void *inferd_remap(void *address, size_t size, size_t grown) {
+        address = mremap(address, size, grown, MREMAP_MAYMOVE);
+        return address == MAP_FAILED ? NULL : address;
+    }
+    """
+    void *map_memory "inferd_map"(size_t size) nogil
+    void *remap_memory "inferd_remap"(void *address, size_t size, size_t grown) nogil
+    int munmap(void *address, size_t size) nogil
+
+cdef enum:
+    ALIGNMENT = 64
+    PREFIX = 5               # bytes of gRPC in front of a message
+    MAPPED_FROM = 1 << 20
+    SLICE = 256 << 10        # bytes between two looks at `cancelled`
+    FIRST_GUESS = 4          # an inflated message is taken to be so many times larger
+    SMALLEST = 1024
+    MAX_RATIO = 1032         # of deflate: a match of 258 bytes in two bits
+    GZIP_FRAME = 18          # bytes of an empty gzip header and of the trailer
+    GZIP_BITS = 16           # added to the window bits: gzip instead of zlib format
+    MAX_WINDOW_BITS = 15
+    PROBE_FROM = 64 << 10    # larger messages are tried on a sample first
+    SAMPLE = 8 << 10
+
+cdef size_t UNLIMITED = 0xffffffff  # the length of a gRPC message has four bytes
+cdef int32_t NEVER = 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names
+
+cdef Encoding encoding_parse(const uint8_t *name, size_t size) noexcept nogil:
+    if size == 8 and memcmp(name, "identity", 8) == 0:
+        return ENCODING_IDENTITY
+    if size == 7 and memcmp(name, "deflate", 7) == 0:
+        return ENCODING_DEFLATE
+    if size == 4 and memcmp(name, "gzip", 4) == 0:
+        return ENCODING_GZIP
+    return ENCODING_UNKNOWN
+
+
+cdef uint8_t encodings_parse(const uint8_t *names, size_t size) noexcept nogil:
+    cdef uint8_t found = 0
+    cdef size_t begin = 0
+    cdef size_t end
+    while begin < size:
+        while begin < size and (names[begin] == c" " or names[begin] == c","):
+            begin += 1
+        end = begin
+        while end < size and names[end] != c" " and names[end] != c",":
+            end += 1
+        found |= 1 << <int>encoding_parse(names + begin, end - begin)
+        begin = end
+    return found
+
+
+cdef const char *encoding_name(Encoding encoding) noexcept nogil:
+    if encoding == ENCODING_GZIP:
+        return "gzip"
+    return "deflate" if encoding == ENCODING_DEFLATE else "identity"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Room that grows
+
+cdef struct Mapping:
+    # the first cache line of a mapping
+    size_t size
+
+cdef struct Room:
+    uint8_t *data
+    size_t used
+    size_t capacity
+    size_t limit             # of the capacity
+    Block *block             # from the pool; NULL: a mapping
+    Mapping *mapping
+
+
+cdef void unmap(void *mapping) noexcept nogil:
+    munmap(mapping, (<Mapping *>mapping).size)
+
+
+cdef bint room_map(Room *room, size_t capacity) noexcept nogil:
+    cdef size_t size = ALIGNMENT + capacity
+    cdef void *address
+    if room.mapping == NULL:
+        address = map_memory(size)
+    else:
+        address = remap_memory(room.mapping, room.mapping.size, size)
+    if address == NULL:
+        return False
+    room.mapping = <Mapping *>address
+    room.mapping.size = size
+    room.data = <uint8_t *>address + ALIGNMENT
+    room.capacity = capacity
+    return True
+
+
+cdef bint room_set(Room *room, size_t capacity) noexcept nogil:
+    # make it so large, keeping what is in it
+    cdef Block *old = room.block
+    cdef const uint8_t *data = room.data
+    if capacity >= MAPPED_FROM:
+        if not room_map(room, capacity):
+            return False
+        room.block = NULL
+    else:
+        room.block = block_take(capacity)
+        if room.block == NULL:
+            room.block = old
+            return False
+        room.data = room.block.data
+        room.capacity = capacity
+    if old != NULL:
+        memcpy(room.data, data, room.used)
+        block_give(old)
+    return True
+
+
+cdef bint room_open(Room *room, size_t capacity, size_t limit) noexcept nogil:
+    memset(room, 0, sizeof(Room))
+    room.limit = limit
+    return room_set(room, min(capacity, limit))
+
+
+cdef Result room_grow(Room *room) noexcept nogil:
+    if room.capacity == room.limit:
+        return RESULT_TOO_LARGE
+    return RESULT_OK if room_set(room, min(2 * room.capacity, room.limit)) else RESULT_NO_MEMORY
+
+
+cdef void room_drop(Room *room) noexcept nogil:
+    block_give(room.block)
+    if room.mapping != NULL:
+        unmap(room.mapping)
+
+
+cdef Block *room_take(Room *room) noexcept nogil:
+    # the block with everything in it; NULL when there is no memory, the room is dropped then
+    cdef Block *block = room.block
+    if block == NULL:
+        block = block_wrap(room.data, room.capacity, unmap, room.mapping)
+        if block == NULL:
+            room_drop(room)
+    return block
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inflating
+
+cdef inline size_t gzip_declared(const uint8_t *data, size_t size) noexcept nogil:
+    data += size - 4
+    return (<size_t>data[0] | <size_t>data[1] << 8 | <size_t>data[2] << 16 | <size_t>data[3] << 24)
+
+
+cdef Result run_inflate(z_stream *stream, const uint8_t *data, size_t size, Room *room,
+                        int32_t *cancelled) noexcept nogil:
+    cdef size_t offered
+    cdef Result result
+    cdef int code
+    stream.next_in = <uint8_t *>data
+    stream.avail_in = <unsigned int>size
+    while not load32(cancelled):
+        offered = min(<size_t>SLICE, room.capacity - room.used)
+        stream.next_out = room.data + room.used
+        stream.avail_out = <unsigned int>offered
+        code = inflate(stream, Z_NO_FLUSH)
+        room.used += offered - stream.avail_out
+        if code == Z_STREAM_END:
+            return RESULT_OK if stream.avail_in == 0 else RESULT_CORRUPT
+        if code == Z_MEM_ERROR:
+            return RESULT_NO_MEMORY
+        if code != Z_OK and code != Z_BUF_ERROR:
+            return RESULT_CORRUPT
+        if stream.avail_out:
+            return RESULT_TRUNCATED  # there was room and no more came: the input is used up
+        # A full room may hold all there is: only a call without any room finds out whether just the trailer is left.
+        if offered == 0:
+            result = room_grow(room)
+            if result != RESULT_OK:
+                return result
+    return RESULT_CANCELLED
+
+
+cdef Result inflate_into(Encoding encoding, const uint8_t *data, size_t size, Room *room,
+                         int32_t *cancelled) noexcept nogil:
+    cdef z_stream stream
+    cdef Result result
+    memset(&stream, 0, sizeof(z_stream))
+    if inflateInit2(&stream, MAX_WINDOW_BITS + (GZIP_BITS if encoding == ENCODING_GZIP else 0)) != Z_OK:
+        return RESULT_NO_MEMORY
+    result = run_inflate(&stream, data, size, room, cancelled)
+    inflateEnd(&stream)
+    return result
+
+
+cdef Result inflate_message(Encoding encoding, const uint8_t *data, size_t size, size_t limit, int32_t *cancelled,
+                            Inflated *out) noexcept nogil:
+    cdef size_t most = limit if limit else UNLIMITED
+    cdef size_t declared = most
+    cdef size_t ahead = 0    # bytes in front of the message, so that it ends at a cache line like any other message
+    cdef Room room
+    cdef Result result
+    if encoding == ENCODING_GZIP:
+        if size < GZIP_FRAME:
+            return RESULT_TRUNCATED
+        declared = gzip_declared(data, size)
+        if declared // MAX_RATIO > size:
+            return RESULT_CORRUPT
+        if declared > most:
+            return RESULT_TOO_LARGE
+        ahead = -declared & (ALIGNMENT - 1)
+        if not room_open(&room, ahead + declared, ahead + declared):
+            return RESULT_NO_MEMORY
+        room.used = ahead
+    elif not room_open(&room, max(<size_t>SMALLEST, FIRST_GUESS * size), most):
+        return RESULT_NO_MEMORY
+    result = inflate_into(encoding, data, size, &room, cancelled)
+    if result == RESULT_OK:
+        out.data = room.data + ahead
+        out.size = room.used - ahead
+        out.block = room_take(&room)
+        return RESULT_OK if out.block != NULL else RESULT_NO_MEMORY
+    room_drop(&room)
+    # more than the trailer says is not too large, it is not true
+    return RESULT_CORRUPT if result == RESULT_TOO_LARGE and encoding == ENCODING_GZIP else result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Deflating
+
+cdef bint deflate_open(z_stream *stream, Encoding encoding, int level, size_t size) noexcept nogil:
+    # the window and the tables follow the size: those of a large message would cost a small one more than its bytes
+    cdef int bits = 9
+    while bits < MAX_WINDOW_BITS and <size_t>1 << bits < size:
+        bits += 1
+    memset(stream, 0, sizeof(z_stream))
+    return deflateInit2(stream, level, Z_DEFLATED, bits + (GZIP_BITS if encoding == ENCODING_GZIP else 0), bits - 7,
+                        Z_DEFAULT_STRATEGY) == Z_OK
+
+
+cdef bint run_deflate(z_stream *stream, int flush, Room *room) noexcept nogil:
+    # all of the input; False: there is no more room
+    cdef size_t offered
+    cdef int code
+    while True:
+        if room.used == room.capacity and room_grow(room) != RESULT_OK:
+            return False
+        offered = min(<size_t>SLICE, room.capacity - room.used)
+        stream.next_out = room.data + room.used
+        stream.avail_out = <unsigned int>offered
+        code = deflate(stream, flush)
+        room.used += offered - stream.avail_out
+        if code == Z_STREAM_END or (flush == Z_NO_FLUSH and stream.avail_in == 0 and stream.avail_out):
+            return True
+        if code != Z_OK and code != Z_BUF_ERROR:
+            return False
+
+
+cdef bint deflate_segments(z_stream *stream, const Outgoing *message, Room *room, int32_t *cancelled) noexcept nogil:
+    cdef const Segment *segment
+    cdef size_t skip = PREFIX
+    cdef size_t at
+    cdef size_t part
+    cdef uint32_t i
+    for i in range(message.count):
+        segment = &message.segments[i]
+        at = skip
+        skip = 0
+        while at < segment.size:
+            if load32(cancelled):
+                return False
+            part = min(<size_t>SLICE, segment.size - at)
+            stream.next_in = <uint8_t *>segment.data + at
+            stream.avail_in = <unsigned int>part
+            if not run_deflate(stream, Z_NO_FLUSH, room):
+                return False
+            at += part
+    return run_deflate(stream, Z_FINISH, room)
+
+
+cdef inline size_t worthwhile(size_t size) noexcept nogil:
+    return size - size // 16
+
+
+cdef bint sample_shrinks(const Outgoing *message) noexcept nogil:
+    # what is in the middle of the largest segment speaks for the message
+    cdef const Segment *largest = message.segments
+    cdef z_stream stream
+    cdef Room room
+    cdef size_t size
+    cdef bint fits = False
+    cdef uint32_t i
+    for i in range(message.count):
+        if message.segments[i].size > largest.size:
+            largest = &message.segments[i]
+    size = min(<size_t>SAMPLE, largest.size)
+    if not room_open(&room, worthwhile(size), worthwhile(size)):
+        return False
+    if deflate_open(&stream, ENCODING_DEFLATE, 1, size):
+        stream.next_in = <uint8_t *>largest.data + (largest.size - size) // 2
+        stream.avail_in = <unsigned int>size
+        fits = run_deflate(&stream, Z_FINISH, &room)
+        deflateEnd(&stream)
+    room_drop(&room)
+    return fits
+
+
+cdef Outgoing *deflate_message(Encoding encoding, int level, const Outgoing *message,
+                               int32_t *cancelled) noexcept nogil:
+    cdef size_t size = message.left - PREFIX
+    cdef z_stream stream
+    cdef Room room
+    cdef Block *block
+    cdef Outgoing *out
+    cdef bint fits = False
+    if size == 0 or (size >= PROBE_FROM and not sample_shrinks(message)):
+        return NULL
+    if not room_open(&room, max(<size_t>SMALLEST, size // FIRST_GUESS), worthwhile(size)):
+        return NULL
+    if deflate_open(&stream, encoding, level, size):
+        fits = deflate_segments(&stream, message, &room, cancelled)
+        deflateEnd(&stream)
+    if not fits:
+        room_drop(&room)
+        return NULL
+    size = room.used
+    block = room_take(&room)
+    out = outgoing_new(2, PREFIX) if block != NULL else NULL
+    if out != NULL:
+        write_message_prefix(out.room, size)
+        out.room[0] = 1  # compressed
+        outgoing_add(out, out.home, out.room, PREFIX)
+        outgoing_add(out, block, room.data, size)
+    block_give(block)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For tests.
+
+GZIP = <int>ENCODING_GZIP
+DEFLATE = <int>ENCODING_DEFLATE
+
+RESULTS = {
+    <int>RESULT_CORRUPT: "corrupt",
+    <int>RESULT_TRUNCATED: "truncated",
+    <int>RESULT_TOO_LARGE: "too large",
+    <int>RESULT_NO_MEMORY: "no memory",
+}
+
+
+def _inflate(encoding: int, data: bytes, limit: int = 0) -> bytes:
+    """The inflated message.
+
+    Raises:
+        ValueError: one of RESULTS.
+    """
+    cdef Inflated out
+    cdef Result result
+    cdef const uint8_t *start = data
+    cdef size_t size = len(data)
+    cdef size_t most = limit
+    cdef Encoding how = <Encoding><int>encoding
+    with nogil:
+        result = inflate_message(how, start, size, most, &NEVER, &out)
+    if result != RESULT_OK:
+        raise ValueError(RESULTS[<int>result])
+    try:
+        return (<const char *>out.data)[:out.size]
+    finally:
+        block_give(out.block)
+
+
+def _deflate(encoding: int, pieces: list, level: int = 6) -> bytes | None:
+    """The compressed message that consists of these pieces, None when it does not pay."""
+    cdef Outgoing *message
+    cdef Outgoing *out
+    cdef bytes piece
+    cdef size_t size = sum(map(len, pieces))
+    cdef uint8_t *at
+    message = outgoing_new(len(pieces) + 1, PREFIX + size)
+    if message == NULL:
+        raise MemoryError
+    write_message_prefix(message.room, size)
+    outgoing_add(message, message.home, message.room, PREFIX)
+    at = message.room + PREFIX
+    for piece in pieces:
+        memcpy(at, <const char *>piece, len(piece))
+        outgoing_add(message, message.home, at, len(piece))
+        at += len(piece)
+    out = deflate_message(<Encoding><int>encoding, level, message, &NEVER)
+    outgoing_free(message)
+    if out == NULL:
+        return None
+    try:
+        return (<const char *>out.segments[1].data)[:out.segments[1].size]
+    finally:
+        outgoing_free(out)

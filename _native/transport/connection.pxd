@@ -1,0 +1,50 @@
+# Connections and their calls as Python sees them.
+
+from libc.stdint cimport int64_t, uint8_t
+
+from _native.transport.client cimport ClientUse
+from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream, cancel_fn, unary_fn
+from _native.transport.workers cimport Workers
+
+
+cdef class Endpoint:
+    cdef Host host
+    cdef Workers workers
+    cdef uint8_t *receive        # where sockets are read to, one at a time
+    cdef object on_call          # called with each new Call
+    cdef public object on_dirty  # called when flush_dirty has become necessary
+    cdef public object on_waiting  # called while calls wait until peers take their answers
+    cdef public object clock     # seconds; None: time.monotonic()
+    cdef int look_at_clock(self) except -1
+    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1
+
+
+cdef class Entrance:
+    # what the native calls of some connections must pass, for example of those of one listener
+    cdef Gatekeeper gatekeeper
+
+
+cdef class Connection:
+    cdef Conn conn
+    cdef Endpoint endpoint
+    cdef ClientUse use           # what limits count; None: nothing does
+    cdef Entrance entrance
+    cdef public object flush     # called without arguments when there is output to take
+    cdef public object on_ping   # called without arguments for each PING of the peer
+    cdef readonly object peer
+    cdef public object guest     # what it has been counted for, for its owner
+    cdef public object client    # what else its owner knows of the peer, for handlers
+    cdef object events           # deque of (Call, kind) for the calls' owners
+    cdef int dispatch(self) except -1
+
+
+cdef class Call:
+    cdef Stream *stream          # NULL once the stream is closed
+    cdef readonly Connection connection
+    cdef readonly str path
+    cdef readonly tuple metadata
+    cdef readonly int64_t timeout_ns
+    cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
+    cdef public object on_event      # called with one of the EVENT_* names
+    cdef Stream *open_stream(self) except NULL
+    cdef void touched(self)

@@ -1,0 +1,563 @@
+"""Connections and their calls as Python sees them.
+
+The owner of a connection reads from its socket into `Endpoint.receive_buffer`, calls `Connection.received`, and writes
+what `Connection.take_output` gives. Calls of methods that are not native come to `Endpoint.on_call` as `Call` objects,
+which never wait: they have events instead.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from _native.clock cimport now_ns
+from _native.transport.client cimport ClientUse
+from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from _native.transport.headers cimport metadata_headers, metadata_pairs
+from _native.transport.http2 cimport (
+    conn_announce_shutdown,
+    conn_calm,
+    conn_close,
+    conn_collect,
+    conn_fail_calls,
+    conn_finished,
+    conn_go_away,
+    conn_open,
+    conn_ping,
+    conn_receive,
+    host_expire,
+)
+from _native.transport.incoming cimport end_round, stream_drop_message
+from _native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.transport.outgoing cimport (
+    Outgoing,
+    outgoing_add,
+    outgoing_new,
+    output_take,
+    output_write,
+    write_message_prefix,
+)
+from _native.transport.stream cimport (
+    MAX_NATIVES,
+    WRITABLE_BELOW,
+    Conn,
+    Incoming,
+    Method,
+    Stream,
+    cancel_fn,
+    stream_begin,
+    stream_compress,
+    stream_end,
+    stream_inflates,
+    stream_reset,
+    stream_send,
+    stream_unsent,
+    unary_fn,
+)
+from _native.transport.workers cimport Workers, crew_drain
+
+from collections import deque
+
+cdef enum:
+    RECEIVE_BUFFER = 256 << 10
+
+# What Call.on_event is told.
+EVENT_MESSAGE = "message"        # take_message will give one more
+EVENT_HALF_CLOSE = "half-close"  # the client sends no more
+EVENT_WRITABLE = "writable"      # little is unsent: go on writing
+EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
+cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
+cdef str EVENT_PING = "ping"     # internal: for Connection.on_ping
+
+
+cdef class ReceiveBuffer:
+    """Where all sockets of an endpoint are read to, one read at a time."""
+
+    cdef Endpoint endpoint
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.endpoint.receive, RECEIVE_BUFFER, 0, flags)
+
+
+cdef class Endpoint:
+    """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
+
+    Args:
+        on_call: called with each new `Call`, that is for every path that is not a native method's.
+        max_message: largest request message in bytes; 0 for no limit.
+        max_streams: open streams that a connection may have.
+        max_unsent: bytes of answers that may wait for their peers, over all connections; 0 for no limit.
+        spare_frames: frames a second that a connection may send without bringing a call forward.
+        max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
+        native_level: zlib's level for answers of native methods; 0 for not compressing them.
+        workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
+        max_held: bytes of request messages that may be incomplete or not taken, over all connections; 0 for no limit.
+        receive_timeout: seconds that a request may take to arrive, and one more for each 16 KiB; 0 for any time. Needs
+            `expire` to be called.
+
+    Set `clock`, a function that returns seconds, for another clock than time.monotonic().
+    """
+
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
+                 spare_frames: int = 10_000, max_inflated: int = 0, native_level: int = 0, Workers workers=None,
+                 max_held: int = 0, receive_timeout: float = 0.0):
+        self.on_call = on_call
+        self.host.max_message = max_message
+        self.host.max_streams = max_streams
+        self.host.unsent_limit = max_unsent
+        self.host.spare_frames = spare_frames
+        self.host.held_limit = max_held
+        self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
+        self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
+        self.host.native_level = native_level
+        self.workers = workers
+        if workers is not None:
+            self.host.crew = &workers.crew
+        self.host.hooks.begin = call_begins
+        self.host.hooks.message = message_arrived
+        self.host.hooks.half_closed = client_half_closed
+        self.host.hooks.writable = little_unsent
+        self.host.hooks.closed = call_closed
+        self.host.hooks.pinged = peer_pinged
+        self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
+        if self.receive == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.host.native_count):
+            free(self.host.natives[i].path)
+        free(self.receive)
+
+    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1:
+        cdef Method *method = &self.host.natives[self.host.native_count]
+        if self.host.native_count == MAX_NATIVES:
+            raise ValueError(f"at most {MAX_NATIVES} native methods")
+        method.path = <char *>malloc(len(path) + 1)
+        if method.path == NULL:
+            raise MemoryError
+        memcpy(method.path, <const char *>path, len(path) + 1)
+        method.path_size = len(path)
+        method.unary = unary
+        method.cancel = cancel
+        method.context = context
+        self.host.native_count += 1
+        return 0
+
+    cdef int look_at_clock(self) except -1:
+        self.host.now_ns = now_ns() if self.clock is None else <int64_t>(<double>self.clock() * 1e9)
+        return 0
+
+    def receive_buffer(self):
+        """The writable buffer for the next read from a socket; valid until `Connection.received`."""
+        cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
+        buffer.endpoint = self
+        return buffer
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for their peers."""
+        return self.host.unsent
+
+    @property
+    def waiting(self) -> bool:
+        """Calls wait because too many bytes of answers do."""
+        return self.host.waiting.first != NULL
+
+    @property
+    def held(self) -> int:
+        """Bytes of request messages that are incomplete or that nobody has taken yet."""
+        return self.host.held
+
+    def expire(self) -> None:
+        """End requests that have not arrived in time, and calls that wait at their deadline; about once a second."""
+        self.look_at_clock()
+        host_expire(&self.host)
+        self.flush_dirty()
+
+    def flush_dirty(self) -> None:
+        """Call `flush` of every connection that has got output since it was last asked."""
+        cdef Conn *conn
+        cdef Connection connection
+        while self.host.first_dirty != NULL:
+            conn = self.host.first_dirty
+            self.host.first_dirty = conn.next_dirty
+            conn.dirty = False
+            connection = <Connection>conn.owner
+            connection.dispatch()  # events of jobs; a receiver may close the connection
+            if connection.flush is not None:
+                connection.flush()
+
+    def collect_jobs(self) -> None:
+        """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
+        self.look_at_clock()
+        crew_drain(&self.workers.crew)
+        end_round(&self.host)
+        self.flush_dirty()
+
+
+cdef class Entrance:
+    """What native calls must pass; nothing, until a guard is put there (`_native.transport.access.Judge.guard`)."""
+
+
+@cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
+cdef class Connection:
+    """One peer.
+
+    Args:
+        endpoint: what it belongs to.
+        peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
+        user: whose process that is, on a unix socket; -1 when it is not known.
+        use: what the limits of its client count; None for no such limits.
+        entrance: what its native calls must pass instead of what the endpoint's must.
+
+    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the
+    peer is gone.
+    """
+
+    def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
+                 Entrance entrance=None):
+        self.endpoint = endpoint
+        self.peer = peer
+        self.events = deque()
+        endpoint.look_at_clock()
+        if not conn_open(&self.conn, &endpoint.host, <void *>self):
+            raise MemoryError("no memory for an HTTP/2 session")
+        self.conn.user = user
+        if use is not None:
+            self.use = use
+            self.conn.client = &use.client
+        if entrance is not None:
+            self.entrance = entrance
+            self.conn.gatekeeper = &entrance.gatekeeper
+
+    def __dealloc__(self):
+        conn_close(&self.conn)
+
+    cdef int dispatch(self) except -1:
+        if self.endpoint.host.others_ran:
+            self.endpoint.host.others_ran = False
+            if self.endpoint.on_dirty is not None:
+                self.endpoint.on_dirty()
+        if self.endpoint.host.waiting.first != NULL and self.endpoint.on_waiting is not None:
+            self.endpoint.on_waiting()
+        # when a receiver raises, the events behind it wait for the next call: none is lost
+        while self.events:
+            call, kind = self.events.popleft()
+            if kind is EVENT_CALL:
+                # else it was reset, or failed, in the read in which it began: nobody has heard of it
+                if (<Call>call).open:
+                    self.endpoint.on_call(call)
+            elif kind is EVENT_PING:
+                if self.on_ping is not None:
+                    self.on_ping()
+            elif (<Call>call).on_event is not None:
+                (<Call>call).on_event(kind)
+        return 0
+
+    def received(self, size: int) -> None:
+        """Process `size` bytes at the start of the endpoint's receive buffer."""
+        if not 0 <= size <= RECEIVE_BUFFER:
+            raise ValueError(f"the receive buffer has {RECEIVE_BUFFER} bytes, got {size}")
+        self.endpoint.look_at_clock()
+        conn_receive(&self.conn, self.endpoint.receive, size)
+        self.dispatch()
+
+    def collect_output(self, limit: int = 1 << 20) -> int:
+        """Make ready what is to be written to the socket now, about `limit` bytes at most; how many bytes that are."""
+        self.endpoint.look_at_clock()
+        conn_collect(&self.conn, limit)
+        self.dispatch()
+        return self.conn.output.size
+
+    def write_output(self, int fd) -> bool:
+        """Write what is ready to a socket that does not block. False: it takes no more now; `take_ready` has the rest.
+        """
+        return output_write(&self.conn.output, fd)
+
+    def take_ready(self) -> list:
+        """What is ready, as objects with the buffer protocol."""
+        return output_take(&self.conn.output)
+
+    def take_output(self, limit: int = 1 << 20) -> list:
+        """What to write to the socket now, as objects with the buffer protocol; about `limit` bytes at most."""
+        self.collect_output(limit)
+        return self.take_ready()
+
+    @property
+    def finished(self) -> bool:
+        """The peer broke the protocol, or everything is said after `go_away`: close the socket."""
+        return conn_finished(&self.conn)
+
+    @property
+    def told(self) -> bool:
+        """The peer has read what `announce_shutdown` sent: it opens no more streams, and none is on its way."""
+        return self.conn.told
+
+    @property
+    def streams(self) -> int:
+        """Open streams."""
+        return self.conn.streams
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that flow control or a slow socket keeps back."""
+        return self.conn.unsent
+
+    @property
+    def received_at(self) -> float:
+        """When the peer last sent anything, in seconds on the endpoint's clock."""
+        return self.conn.received_ns * 1e-9
+
+    @property
+    def taken_at(self) -> float:
+        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock;
+        negative when they have not been offered yet."""
+        return self.conn.taken_ns * 1e-9
+
+    @property
+    def greeted(self) -> bool:
+        """The peer speaks HTTP/2: its preface and first SETTINGS have come."""
+        return self.conn.greeted
+
+    @property
+    def answer_frames(self) -> int:
+        """Frames with headers or data that have been sent."""
+        return self.conn.answer_frames
+
+    def ping(self) -> None:
+        """Send a PING; when the peer answers it, `received_at` moves."""
+        conn_ping(&self.conn)
+
+    def calm(self, reason: str) -> None:
+        """Send the peer away: a GOAWAY ENHANCE_YOUR_CALM with this text is the last frame, then it is `finished`."""
+        cdef bytes text = reason.encode()
+        conn_calm(&self.conn, text)
+
+    def announce_shutdown(self) -> None:
+        """Ask the peer to open no more streams; those that it opens meanwhile are still served."""
+        conn_announce_shutdown(&self.conn)
+
+    def go_away(self, reason: str = "") -> None:
+        """Refuse further streams; `finished` once the open ones are answered."""
+        cdef bytes text = reason.encode()
+        conn_go_away(&self.conn, text)
+
+    def fail_calls(self, status: int, details: str) -> None:
+        """End every call that is not answered yet, native ones too, with this status."""
+        cdef bytes text = details.encode()
+        conn_fail_calls(&self.conn, status, text)
+
+    def close(self) -> None:
+        """The peer is gone: end every call."""
+        conn_close(&self.conn)
+        self.flush = None
+        self.dispatch()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calls: the hooks
+
+cdef inline void note(Stream *stream, str kind) noexcept:
+    (<Connection>stream.conn.owner).events.append((<Call>stream.call, kind))
+
+
+cdef void call_begins(Stream *stream) noexcept nogil:
+    with gil:
+        call_new(stream)
+
+
+cdef void message_arrived(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_MESSAGE)
+
+
+cdef void client_half_closed(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_HALF_CLOSE)
+
+
+cdef void little_unsent(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_WRITABLE)
+
+
+cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
+    with gil:
+        note(stream, EVENT_CLOSED)
+        (<Call>stream.call).closed_by = error_code
+        (<Call>stream.call).stream = NULL
+        Py_DECREF(<Call>stream.call)
+
+
+cdef void peer_pinged(Conn *conn) noexcept nogil:
+    with gil:
+        (<Connection>conn.owner).events.append((None, EVENT_PING))
+
+
+cdef void call_new(Stream *stream) noexcept:
+    cdef Call call = Call.__new__(Call)
+    cdef nghttp2_vec name, value
+    cdef uint32_t i
+    cdef list metadata = []
+    for i in range(stream.field_count):
+        name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
+        value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
+        metadata += metadata_pairs(name.base, name.len, value.base, value.len)
+    call.stream = stream
+    call.connection = <Connection>stream.conn.owner
+    call.path = stream.path.decode("ascii", "replace")
+    call.metadata = tuple(metadata)
+    call.timeout_ns = stream.timeout_ns
+    Py_INCREF(call)
+    stream.call = <void *>call
+    note(stream, EVENT_CALL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calls: what their owner does with them
+
+cdef nghttp2_nv *nv_of(list pairs) except? NULL:
+    # header pairs with their bytes in one allocation from malloc; NULL without an exception for no pairs
+    cdef size_t size = len(pairs) * sizeof(nghttp2_nv)
+    cdef bytes name, value
+    cdef nghttp2_nv *nv
+    cdef uint8_t *at
+    cdef size_t i = 0
+    if not pairs:
+        return NULL
+    for name, value in pairs:
+        size += len(name) + len(value)
+    nv = <nghttp2_nv *>malloc(size)
+    if nv == NULL:
+        raise MemoryError
+    at = <uint8_t *>(nv + len(pairs))
+    for name, value in pairs:
+        nv[i].flags = NGHTTP2_NV_FLAG_NONE
+        nv[i].name = at
+        nv[i].namelen = len(name)
+        memcpy(at, <const char *>name, len(name))
+        at += len(name)
+        nv[i].value = at
+        nv[i].valuelen = len(value)
+        memcpy(at, <const char *>value, len(value))
+        at += len(value)
+        i += 1
+    return nv
+
+
+cdef class Call:
+    """One call of a method that Python handles: messages in, messages and a status out, nothing waits.
+
+    `on_event` is called with an EVENT_* name, never from inside a method of the call.
+    """
+
+    def __init__(self):
+        raise TypeError("Call cannot be created from Python")
+
+    cdef Stream *open_stream(self) except NULL:
+        if self.stream == NULL or self.stream.ended:
+            raise ConnectionError("the call is over")
+        return self.stream
+
+    cdef void touched(self):
+        if self.connection.endpoint.on_dirty is not None:
+            self.connection.endpoint.on_dirty()
+
+    def take_message(self) -> bytes | None:
+        """The next request message, None when there is none now."""
+        cdef Incoming *message
+        cdef bytes out
+        if self.stream == NULL or self.stream.incoming.first == NULL:
+            return None
+        message = <Incoming *>self.stream.incoming.first
+        out = (<const char *>message.data)[:message.size]
+        stream_drop_message(self.stream)
+        if self.stream.conn.dirty:
+            self.touched()
+        return out
+
+    @property
+    def half_closed(self) -> bool:
+        """The client sends no more messages than those that can be taken now."""
+        return self.stream == NULL or (self.stream.remote_closed and not stream_inflates(self.stream))
+
+    @property
+    def open(self) -> bool:
+        """Messages and a status can still be sent."""
+        return self.stream != NULL and not self.stream.ended
+
+    @property
+    def writable(self) -> bool:
+        """So little is unsent that the next message may be sent; else wait for EVENT_WRITABLE or EVENT_CLOSED."""
+        return self.stream == NULL or stream_unsent(self.stream) < WRITABLE_BELOW
+
+    def expect_one(self) -> None:
+        """The call has one request message: the client has as long for it as for a native call's."""
+        if self.stream != NULL:
+            self.stream.single = True
+
+    def set_compression(self, encoding: str, level: int = 6) -> None:
+        """Compress messages from now on, if the client takes the encoding; before the headers are sent.
+
+        Args:
+            encoding: "gzip", "deflate", "identity", or "" for the best that the client takes.
+            level: zlib's.
+
+        Raises:
+            ValueError: the encoding is unknown, or the headers have been sent.
+        """
+        cdef Stream *stream = self.open_stream()
+        cdef bytes name = encoding.encode()
+        cdef Encoding wanted
+        if stream.headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
+        if encoding and wanted == ENCODING_UNKNOWN:
+            raise ValueError(f"expected gzip, deflate or identity, got {encoding!r}")
+        stream_compress(stream, wanted, level)
+
+    def send_headers(self, metadata=()) -> None:
+        """Send the initial metadata, pairs of key and value; once, before the first message."""
+        cdef Stream *stream = self.open_stream()
+        cdef list pairs = metadata_headers(metadata)
+        cdef nghttp2_nv *nv
+        if stream.headers_sent:
+            raise ValueError("the initial metadata has been sent")
+        nv = nv_of(pairs)
+        stream_begin(stream, nv, len(pairs))
+        free(nv)
+        self.touched()
+
+    def send_message(self, message: bytes, compress: bool = True) -> None:
+        """Queue one response message; with `compress`, as `set_compression` says."""
+        cdef Stream *stream = self.open_stream()
+        cdef size_t size = len(message)
+        cdef Outgoing *out
+        if size > 0xffffffff:
+            raise ValueError("a gRPC message is smaller than 4 GiB")
+        out = outgoing_new(1, 5 + size)
+        if out == NULL:
+            raise MemoryError(f"no memory for a message of {size} bytes")
+        write_message_prefix(out.room, size)
+        memcpy(out.room + 5, <const char *>message, size)
+        outgoing_add(out, out.home, out.room, 5 + size)
+        stream_send(stream, out, compress)
+        self.touched()
+
+    def end(self, status: int, details: str = "", metadata=()) -> None:
+        """Send the final status, with trailing metadata; once."""
+        cdef Stream *stream = self.open_stream()
+        cdef list pairs = metadata_headers(metadata)
+        cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
+        if not 0 <= status <= 16:
+            raise ValueError(f"a gRPC status code is 0 to 16, got {status}")
+        stream_end(stream, status, text, nv_of(pairs), len(pairs))
+        self.touched()
+
+    def reset(self) -> None:
+        """Break the call off (RST_STREAM)."""
+        stream_reset(self.open_stream())
+        self.touched()

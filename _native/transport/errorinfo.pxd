@@ -1,0 +1,23 @@
+# Trailing metadata of a native call: google.rpc.Status of an error, and the load report for balancers.
+
+from libc.stdint cimport uint8_t
+
+from _native.transport.nghttp2 cimport nghttp2_nv
+from _native.transport.stream cimport Stream
+
+cdef enum:
+    MAX_REPORT = 2048        # bytes of an encoded load report in base64
+
+cdef struct LoadReport:
+    # the value of an endpoint-load-metrics-bin header; size 0: none is sent
+    size_t size
+    uint8_t text[MAX_REPORT]
+
+# What goes with a final status: grpc-status-details-bin after an error (`reason` NULL: the usual one of the status),
+# and the report when there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
+cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
+                                size_t *count) noexcept nogil
+# End a call with an error and its details; `text` is from malloc (format_text) and is taken over.
+cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil
+# Take over an encoded report; False: it is too long.
+cdef bint report_set(LoadReport *report, bytes encoded)

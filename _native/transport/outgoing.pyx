@@ -1,0 +1,205 @@
+"""Outgoing messages and output: tensor bytes go from the block where a model left them to the socket by reference."""
+
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memmove
+
+from _native.memory.resource cimport Block, block_give, block_share, block_take, block_view
+
+cdef enum:
+    SCRATCH = 16384          # bytes collected before a new piece begins
+    REFERENCE_FROM = 4096    # from this size on, bytes are referenced: a reference costs about as much as copying 4 KiB
+    AT_ONCE = 256            # pieces that are written together
+
+cdef extern from "sys/uio.h" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    ssize_t writev(int fd, const iovec *parts, int count)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages
+
+cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
+    cdef size_t head = sizeof(Outgoing) + segments * sizeof(Segment)
+    cdef Block *home = block_take(head + room)
+    cdef Outgoing *message
+    if home == NULL:
+        return NULL
+    message = <Outgoing *>home.data
+    message.home = home
+    message.segments = <Segment *>(home.data + sizeof(Outgoing))
+    message.count = 0
+    message.current = 0
+    message.offset = 0
+    message.left = 0
+    message.size = 0
+    message.compress = False
+    message.room = home.data + head
+    return message
+
+
+cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, size_t size) noexcept nogil:
+    cdef Segment *segment = &message.segments[message.count]
+    segment.data = data
+    segment.size = size
+    segment.block = block_share(block)
+    message.count += 1
+    message.left += size
+    message.size += size
+
+
+cdef void outgoing_free(Outgoing *message) noexcept nogil:
+    cdef Block *home = message.home
+    cdef uint32_t i
+    for i in range(message.count):
+        block_give(message.segments[i].block)
+    block_give(home)
+
+
+cdef void write_message_prefix(uint8_t *out, size_t size) noexcept nogil:
+    out[0] = 0  # not compressed
+    out[1] = <uint8_t>(size >> 24)
+    out[2] = <uint8_t>(size >> 16)
+    out[3] = <uint8_t>(size >> 8)
+    out[4] = <uint8_t>size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Output
+
+cdef bint add_piece(Output *output, Block *block, const uint8_t *data, size_t size) noexcept nogil:
+    # takes over one reference to the block
+    cdef uint32_t capacity
+    cdef Segment *grown
+    if output.count == output.capacity:
+        capacity = max(8, output.capacity * 2)
+        grown = <Segment *>realloc(output.pieces, capacity * sizeof(Segment))
+        if grown == NULL:
+            block_give(block)
+            return False
+        output.pieces = grown
+        output.capacity = capacity
+    output.pieces[output.count].block = block
+    output.pieces[output.count].data = data
+    output.pieces[output.count].size = size
+    output.count += 1
+    return True
+
+
+cdef bint close_piece(Output *output) noexcept nogil:
+    # end the piece that is being collected in the scratch block
+    cdef size_t start = output.start
+    if output.scratch == NULL or output.used == start:
+        return True
+    output.start = output.used
+    return add_piece(output, block_share(output.scratch), output.scratch.data + start, output.used - start)
+
+
+cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept nogil:
+    if output.scratch == NULL or output.scratch.size - output.used < size:
+        if not close_piece(output):
+            return False
+        block_give(output.scratch)
+        output.scratch = block_take(max(size, <size_t>SCRATCH))
+        output.used = 0
+        output.start = 0
+        if output.scratch == NULL:
+            return False
+    memcpy(output.scratch.data + output.used, data, size)
+    output.used += size
+    output.size += size
+    return True
+
+
+cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcept nogil:
+    cdef Segment *segment
+    cdef size_t part
+    message.left -= size
+    while size:
+        segment = &message.segments[message.current]
+        part = min(size, segment.size - message.offset)
+        if part >= REFERENCE_FROM:
+            if not (close_piece(output)
+                    and add_piece(output, block_share(segment.block), segment.data + message.offset, part)):
+                return False
+            output.size += part
+        elif not output_copy(output, segment.data + message.offset, part):
+            return False
+        message.offset += part
+        size -= part
+        if message.offset == segment.size:
+            message.current += 1
+            message.offset = 0
+    return True
+
+
+cdef void drop_written(Output *output, size_t size) noexcept nogil:
+    # the first so many bytes are gone
+    cdef uint32_t gone = 0
+    cdef Segment *piece
+    output.size -= size
+    while size:
+        piece = &output.pieces[gone]
+        if size < piece.size:
+            piece.data += size
+            piece.size -= size
+            break
+        size -= piece.size
+        block_give(piece.block)
+        gone += 1
+    output.count -= gone
+    memmove(output.pieces, output.pieces + gone, output.count * sizeof(Segment))
+
+
+cdef bint output_write(Output *output, int fd) noexcept nogil:
+    cdef iovec parts[AT_ONCE]
+    cdef uint32_t count, i
+    cdef size_t offered
+    cdef ssize_t written
+    if not close_piece(output):
+        return False
+    while output.count:
+        count = min(output.count, <uint32_t>AT_ONCE)
+        offered = 0
+        for i in range(count):
+            parts[i].iov_base = <void *>output.pieces[i].data
+            parts[i].iov_len = output.pieces[i].size
+            offered += output.pieces[i].size
+        written = writev(fd, parts, <int>count)
+        if written > 0:
+            drop_written(output, <size_t>written)
+        if written < <ssize_t>offered:
+            return False
+    output_clear(output)
+    return True
+
+
+cdef list output_take(Output *output):
+    cdef list out = []
+    cdef uint32_t i
+    if not close_piece(output):
+        raise MemoryError("no memory for output")
+    for i in range(output.count):
+        if output.pieces[i].size < REFERENCE_FROM:
+            out.append((<const char *>output.pieces[i].data)[:output.pieces[i].size])
+        else:
+            out.append(block_view(output.pieces[i].block, output.pieces[i].data, output.pieces[i].size))
+    output_clear(output)
+    return out
+
+
+cdef void output_clear(Output *output) noexcept nogil:
+    cdef uint32_t i
+    for i in range(output.count):
+        block_give(output.pieces[i].block)
+    block_give(output.scratch)
+    free(output.pieces)
+    output.pieces = NULL
+    output.count = 0
+    output.capacity = 0
+    output.scratch = NULL
+    output.used = 0
+    output.start = 0
+    output.size = 0

@@ -1,0 +1,180 @@
+"""Compression of the messages of streams: large ones on workers, so that they do not keep the event loop.
+
+Which message is next is the caller's business: it gives one of each stream and direction at a time, so their order
+stays.
+"""
+
+from libc.stdint cimport int32_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport store32
+from _native.memory.resource cimport block_give
+from _native.transport.compression cimport (
+    RESULT_CANCELLED,
+    RESULT_NO_MEMORY,
+    RESULT_OK,
+    RESULT_TOO_LARGE,
+    Encoding,
+    Inflated,
+    Result,
+    deflate_message,
+    inflate_message,
+)
+from _native.transport.outgoing cimport Outgoing, outgoing_free
+from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
+from _native.transport.workers cimport Job, crew_submit
+
+cdef enum:
+    COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
+    INFLATE_HERE = 16 << 10          # the same for received messages
+    INFLATED_HERE = 64 << 10         # and for what becomes of them
+
+cdef struct Task:
+    Job job
+    Stream *stream           # NULL: it is gone
+
+cdef struct Inflation:
+    Task task
+    Incoming *message
+    inflated_fn then
+    Encoding encoding
+    size_t limit
+    Result result
+    Inflated out
+
+cdef struct Deflation:
+    Task task
+    Outgoing *plain
+    Outgoing *packed         # NULL: the plain one is sent
+    deflated_fn then
+    Encoding encoding
+    int level
+
+cdef int32_t NEVER = 0       # for what is done at once
+
+ctypedef void (*job_fn)(Job *job) noexcept nogil
+
+
+cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexcept nogil:
+    # a structure that begins with a Task, zero but for it; NULL: no memory
+    cdef Task *task = <Task *>calloc(1, size)
+    if task != NULL:
+        task.job.run = run
+        task.job.done = done
+        task.stream = stream
+    return task
+
+
+cdef void task_forget(Job **job) noexcept nogil:
+    # its stream goes
+    if job[0] != NULL:
+        (<Task *>job[0]).stream = NULL
+        store32(&job[0].cancelled, 1)
+        job[0] = NULL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+cdef bint pack_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    cdef size_t limit = host.max_inflated
+    cdef Inflated out
+    if host.crew != NULL:
+        limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
+    if host.crew == NULL or message.size <= INFLATE_HERE:
+        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &NEVER, &out)
+        if result[0] == RESULT_OK:
+            exchange(message, &out)
+        if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
+            return True
+    result[0] = RESULT_NO_MEMORY
+    return not begin_inflation(stream, message, then)
+
+
+cdef void exchange(Incoming *message, const Inflated *out) noexcept nogil:
+    block_give(message.block)
+    message.block = out.block
+    message.data = out.data
+    message.size = out.size
+
+
+cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>task_new(stream, sizeof(Inflation), run_inflation, inflation_done)
+    if inflation == NULL:
+        return False
+    inflation.message = message
+    inflation.then = then
+    inflation.encoding = stream.encoding
+    inflation.limit = stream.conn.host.max_inflated
+    inflation.result = RESULT_CANCELLED
+    stream.inflating = &inflation.task.job
+    crew_submit(stream.conn.host.crew, &inflation.task.job)
+    return True
+
+
+cdef void run_inflation(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    inflation.result = inflate_message(inflation.encoding, inflation.message.data, inflation.message.size,
+                                       inflation.limit, &job.cancelled, &inflation.out)
+
+
+cdef void inflation_done(Job *job) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>job
+    if inflation.result == RESULT_OK:
+        exchange(inflation.message, &inflation.out)
+    if inflation.task.stream == NULL:
+        incoming_free(inflation.message)
+    else:
+        inflation.task.stream.inflating = NULL
+        inflation.then(inflation.task.stream, inflation.message, inflation.result)
+    free(inflation)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+
+cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, deflated_fn then) noexcept nogil:
+    if plain.left > COMPRESS_HERE and stream.conn.host.crew != NULL and begin_deflation(stream, plain, then):
+        return False
+    packed[0] = deflate_message(stream.answer_encoding, stream.level, plain, &NEVER)
+    return True
+
+
+cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>task_new(stream, sizeof(Deflation), run_deflation, deflation_done)
+    if deflation == NULL:
+        return False
+    deflation.plain = plain
+    deflation.then = then
+    deflation.encoding = stream.answer_encoding
+    deflation.level = stream.level
+    stream.deflating = &deflation.task.job
+    crew_submit(stream.conn.host.crew, &deflation.task.job)
+    return True
+
+
+cdef void run_deflation(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    deflation.packed = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
+
+
+cdef void deflation_done(Job *job) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>job
+    if deflation.task.stream == NULL:
+        outgoing_free(deflation.plain)
+        if deflation.packed != NULL:
+            outgoing_free(deflation.packed)
+    else:
+        deflation.task.stream.deflating = NULL
+        deflation.then(deflation.task.stream, deflation.plain, deflation.packed)
+    free(deflation)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef void pack_abandon(Stream *stream) noexcept nogil:
+    if stream.deflating != NULL:
+        stream.conn.host.unsent -= (<Deflation *>stream.deflating).plain.size
+    task_forget(&stream.inflating)
+    task_forget(&stream.deflating)

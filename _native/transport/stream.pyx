@@ -1,0 +1,396 @@
+"""Calls: their life, and the framing of their answers on libnghttp2.
+
+Answers are framed only when asked for, and asked for only while the socket takes them. Messages of an answer that are
+to be compressed keep their order: those behind one that is being compressed wait.
+"""
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, strlen
+
+from _native.chain cimport Chain, chain_pop, chain_push
+from _native.inference.request cimport STATUS_OK
+from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
+from _native.transport.backpressure cimport learn, partial_leave, release, unpark
+from _native.transport.compression cimport (
+    ENCODING_DEFLATE,
+    ENCODING_GZIP,
+    ENCODING_IDENTITY,
+    ENCODING_UNKNOWN,
+    encoding_name,
+)
+from _native.transport.headers cimport message_encode
+from _native.transport.nghttp2 cimport *
+from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
+from _native.transport.packing cimport pack_abandon, pack_deflate
+
+cdef enum:
+    COMPRESS_FROM = 1 << 10          # bytes of an answer below which compressing does not pay
+    FIXED_TRAILERS = 5       # :status, content-type, grpc-accept-encoding, grpc-status, grpc-message
+
+cdef extern from *:
+    """
+    #define INFERD_NV(name, value) {(uint8_t *)name, (uint8_t *)value, sizeof(name) - 1, sizeof(value) - 1, \\
+        NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE}
+    static const nghttp2_nv inferd_answer[2] = {
+        INFERD_NV(":status", "200"), INFERD_NV("content-type", "application/grpc")};
+    static const nghttp2_nv inferd_accepted[1] = {INFERD_NV("grpc-accept-encoding", "identity, deflate, gzip")};
+    static const char *const inferd_status_text[17] = {
+        "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"};
+    """
+    const nghttp2_nv ANSWER "inferd_answer"[2]
+    const nghttp2_nv ACCEPTED "inferd_accepted"[1]
+    const char *STATUS_TEXT "inferd_status_text"[17]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Life
+
+cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
+    cdef Stream *stream = <Stream *>calloc(1, sizeof(Stream))
+    if stream == NULL:
+        return NULL
+    stream.conn = conn
+    stream.id = id
+    stream.timeout_ns = -1
+    stream.arrived_ns = conn.host.now_ns
+    stream.begun_ns = conn.host.now_ns
+    if conn.client != NULL:
+        conn.client.calls += 1
+    stream.next = conn.first_stream
+    if stream.next != NULL:
+        stream.next.previous = stream
+    conn.first_stream = stream
+    conn.streams += 1
+    live_add(LIVE_STREAMS, 1)
+    return stream
+
+
+cdef void stream_free(Stream *stream) noexcept nogil:
+    cdef Conn *conn = stream.conn
+    unpark(stream)
+    if stream.previous == NULL:
+        conn.first_stream = stream.next
+    else:
+        stream.previous.next = stream.next
+    if stream.next != NULL:
+        stream.next.previous = stream.previous
+    conn.streams -= 1
+    conn.unsent -= stream_unsent(stream)
+    partial_leave(stream)
+    conn.host.held -= stream.held
+    if conn.client != NULL:
+        conn.client.calls -= 1
+        conn.client.bytes -= stream.charged + stream_unsent(stream)
+    release(stream)
+    pack_abandon(stream)
+    drop_incoming(&stream.packed)
+    drop_incoming(&stream.incoming)
+    drop_outgoing(stream, &stream.uncompressed)
+    drop_outgoing(stream, &stream.outgoing)
+    stream_drop_fields(stream)
+    block_give(stream.block)
+    free(stream.trailers)
+    free(stream.details)
+    free(stream.path)
+    free(stream.tail)
+    free(stream)
+    live_add(LIVE_STREAMS, -1)
+
+
+cdef void drop_incoming(Chain *messages) noexcept nogil:
+    while messages.first != NULL:
+        incoming_free(<Incoming *>chain_pop(messages))
+
+
+cdef void drop_outgoing(Stream *stream, Chain *messages) noexcept nogil:
+    cdef Outgoing *message
+    while messages.first != NULL:
+        message = <Outgoing *>chain_pop(messages)
+        stream.conn.host.unsent -= message.size
+        outgoing_free(message)
+
+
+cdef void stream_drop_fields(Stream *stream) noexcept nogil:
+    cdef uint32_t i
+    for i in range(stream.field_count):
+        nghttp2_rcbuf_decref(stream.fields[i].name)
+        nghttp2_rcbuf_decref(stream.fields[i].value)
+    free(stream.fields)
+    stream.fields = NULL
+    stream.field_count = 0
+    stream.field_capacity = 0
+
+
+cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil:
+    # the stream is over, with or without an answer
+    if stream.call != NULL:
+        if stream.method.unary != NULL:
+            stream.method.cancel(stream.call)
+        else:
+            stream.conn.host.hooks.closed(stream, error_code)
+    stream_free(stream)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+
+cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil:
+    cdef nghttp2_data_provider provider
+    cdef nghttp2_nv *headers
+    provider.source.ptr = stream
+    provider.read_callback = read_answer
+    stream.headers_sent = True
+    if count == 0 and stream.answer_encoding == ENCODING_IDENTITY:
+        nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider)
+    else:
+        headers = <nghttp2_nv *>malloc((3 + count) * sizeof(nghttp2_nv))
+        if headers == NULL:
+            stream_reset(stream)
+            return
+        memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
+        if count:  # else `metadata` may be NULL, which memcpy forbids
+            memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
+        count += 2
+        if stream.answer_encoding != ENCODING_IDENTITY:
+            set_nv(&headers[count], "grpc-encoding", encoding_name(stream.answer_encoding))
+            count += 1
+        nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider)
+        free(headers)
+    mark_dirty(stream.conn)
+
+
+cdef void go_on(Stream *stream) noexcept nogil:
+    # there is something new to frame
+    if not stream.headers_sent:
+        stream_begin(stream, NULL, 0)
+    elif stream.waiting:
+        stream.waiting = False
+        nghttp2_session_resume_data(stream.conn.session, stream.id)
+    mark_dirty(stream.conn)
+
+
+cdef inline void count_unsent(Conn *conn, const Outgoing *message) noexcept nogil:
+    conn.unsent += message.left
+    conn.host.unsent += message.size
+    if conn.client != NULL:
+        conn.client.bytes += message.left
+
+
+cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
+    chain_push(&stream.outgoing, message)
+    if stream.conn.unsent == 0:
+        stream.conn.taken_ns = NOT_NOTED
+    stream.unsent += message.left
+    count_unsent(stream.conn, message)
+    release(stream)
+
+
+cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
+    if stream.ended:
+        outgoing_free(message)
+        return
+    learn(stream.conn.host, message.left)
+    stream.ended = True
+    stream.status = STATUS_OK
+    stream_send(stream, message, True)
+
+
+cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil:
+    message.compress = (compressible and stream.answer_encoding != ENCODING_IDENTITY
+                        and message.left >= COMPRESS_FROM)
+    if message.compress or stream.plain:
+        add_plain(stream, message)
+    else:
+        send_plain(stream, message)
+
+
+cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil:
+    stream_reject(stream, status, details, "200")
+
+
+cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers,
+                     size_t count) noexcept nogil:
+    if stream.ended:
+        free(trailers)
+        return
+    stream.trailers = trailers
+    stream.trailer_count = count
+    stream_reject(stream, status, details, "200")
+
+
+cdef void stream_reset(Stream *stream) noexcept nogil:
+    stream.ended = True
+    nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+    mark_dirty(stream.conn)
+
+
+cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
+    # final status; without any answer before it, headers and trailers are one frame ("Trailers-Only")
+    if stream.ended:
+        return
+    stream.ended = True
+    stream.status = status
+    if details != NULL and details[0] != 0:
+        stream.details = message_encode(details)
+    if stream.headers_sent or stream.plain:
+        go_on(stream)
+    else:
+        stream.headers_sent = True
+        submit_trailers(stream, http_status)
+        mark_dirty(stream.conn)
+
+
+cdef inline void set_nv(nghttp2_nv *nv, const char *name, const char *value) noexcept nogil:
+    nv.name = <uint8_t *>name
+    nv.namelen = strlen(name)
+    nv.value = <uint8_t *>value
+    nv.valuelen = strlen(value)
+    nv.flags = NGHTTP2_NV_FLAG_NONE
+
+
+cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogil:
+    # `http_status` is given when the trailers are the whole answer
+    cdef nghttp2_nv few[FIXED_TRAILERS]
+    cdef nghttp2_nv *nv = few
+    cdef size_t count = 0
+    if stream.trailer_count:
+        nv = <nghttp2_nv *>malloc((FIXED_TRAILERS + stream.trailer_count) * sizeof(nghttp2_nv))
+        if nv == NULL:
+            nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+            return
+    if http_status != NULL:
+        set_nv(&nv[0], ":status", http_status)
+        nv[1] = ANSWER[1]
+        count = 2
+        if stream.seen & HEADER_BAD_ENCODING:
+            nv[2] = ACCEPTED[0]
+            count = 3
+    set_nv(&nv[count], "grpc-status", STATUS_TEXT[stream.status])
+    count += 1
+    if stream.details != NULL:
+        set_nv(&nv[count], "grpc-message", stream.details)
+        count += 1
+    if stream.trailer_count:
+        memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
+    count += stream.trailer_count
+    if http_status != NULL:
+        nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)
+    else:
+        nghttp2_submit_trailer(stream.conn.session, stream.id, nv, count)
+    if nv != few:
+        free(nv)
+
+
+# --- nghttp2 asks for answer bytes
+
+cdef ssize_t read_answer(nghttp2_session *session, int32_t stream_id, uint8_t *buffer, size_t length,
+                         uint32_t *flags, nghttp2_data_source *source, void *user_data) noexcept nogil:
+    # how many bytes the next DATA frame takes; stream_frame will put them there
+    cdef Stream *stream = <Stream *>source.ptr
+    cdef size_t size = min(length, stream.unsent)
+    if size == 0 and (stream.plain or not stream.ended):
+        stream.waiting = True
+        return NGHTTP2_ERR_DEFERRED
+    flags[0] |= NGHTTP2_DATA_FLAG_NO_COPY
+    if stream.ended and size == stream.unsent and not stream.plain:
+        flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
+        submit_trailers(stream, NULL)
+    return <ssize_t>size
+
+
+cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t length,
+                      nghttp2_data_source *source, void *user_data) noexcept nogil:
+    cdef Conn *conn = <Conn *>user_data
+    cdef Stream *stream = <Stream *>source.ptr
+    cdef Outgoing *message
+    cdef size_t part
+    cdef size_t before = stream_unsent(stream)
+    if not output_copy(&conn.output, head, 9):
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    stream.unsent -= length
+    conn.unsent -= length
+    if conn.client != NULL:
+        conn.client.bytes -= length
+    conn.taken_ns = conn.host.now_ns
+    if stream.unsent == 0 and stream.ended:
+        conn.reads = True
+    while length:
+        message = <Outgoing *>stream.outgoing.first
+        part = min(length, message.left)
+        if not output_message(&conn.output, message, part):
+            return NGHTTP2_ERR_CALLBACK_FAILURE
+        length -= part
+        if message.left == 0:
+            chain_pop(&stream.outgoing)
+            conn.host.unsent -= message.size
+            outgoing_free(message)
+    tell_writable(stream, before)
+    return 0 if conn.output.size < conn.output_limit else NGHTTP2_ERR_PAUSE
+
+
+cdef inline void tell_writable(Stream *stream, size_t before) noexcept nogil:
+    if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream_unsent(stream):
+        stream.conn.host.hooks.writable(stream)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compression of answers
+
+cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil:
+    stream.level = level
+    stream.answer_encoding = ENCODING_IDENTITY
+    if level == 0:
+        return
+    if encoding == ENCODING_UNKNOWN:
+        encoding = ENCODING_GZIP if stream.accepted >> <int>ENCODING_GZIP & 1 else ENCODING_DEFLATE
+    if stream.accepted >> <int>encoding & 1:
+        stream.answer_encoding = encoding
+
+
+cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
+    chain_push(&stream.uncompressed, message)
+    stream.plain += message.left
+    count_unsent(stream.conn, message)
+    compress_next(stream)
+
+
+cdef void compress_next(Stream *stream) noexcept nogil:
+    # one message at a time, so that their order stays
+    cdef Outgoing *message
+    cdef Outgoing *packed
+    while stream.uncompressed.first != NULL and stream.deflating == NULL:
+        message = <Outgoing *>chain_pop(&stream.uncompressed)
+        if not message.compress:
+            compressed(stream, message, NULL)
+        elif pack_deflate(stream, message, &packed, compressed_later):
+            compressed(stream, message, packed)
+
+
+cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
+    compressed(stream, plain, packed)
+    compress_next(stream)
+
+
+cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
+    # the oldest waiting message is to be sent, as it is or compressed
+    cdef size_t before = stream_unsent(stream)
+    stream.plain -= plain.left
+    stream.conn.unsent -= plain.left
+    stream.conn.host.unsent -= plain.size
+    if stream.conn.client != NULL:
+        stream.conn.client.bytes -= plain.left
+    if packed == NULL:
+        send_plain(stream, plain)
+    else:
+        outgoing_free(plain)
+        append(stream, packed)
+        go_on(stream)
+    tell_writable(stream, before)
+
+
+cdef void send_plain(Stream *stream, Outgoing *message) noexcept nogil:
+    if not stream.headers_sent and stream.method.unary != NULL:
+        stream.answer_encoding = ENCODING_IDENTITY  # the one answer is not compressed, so none is announced
+    append(stream, message)
+    go_on(stream)
