@@ -28,6 +28,7 @@ from _native.cuda.graphs cimport Graphs
 from _native.cuda.memory cimport DevicePool, PageLocked
 from _native.cuda.transfer cimport Transfer
 from _native.execution.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
+from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_describe
 from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
 from _native.inference.bridge cimport BridgeHandle
@@ -113,6 +114,7 @@ cdef class GpuLoop:
         cdef BufferSet *set
         memset(&outcome, 0, sizeof(Outcome))
         chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
+        self.seat.why = "warm-up"
         with nogil:
             set = self.pipeline.acquire()
             if self.seat.claim != NULL:
@@ -161,6 +163,7 @@ cdef class GpuLoop:
         cdef bint ready
         with nogil:
             batch_begin(&set.batch, chain)
+            batch_log(&set.batch, self.name, self.seat.why)
             batch_fetch(&set.batch, self.transfer.device.ordinal)
             use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)

@@ -1,5 +1,6 @@
 # The line per batch that can be switched on at run time.
 
-from libc.stdint cimport int32_t
+from _native.execution.batch cimport NativeBatch
 
-cdef int32_t batch_log      # atomic: write it
+# Write it, if it is switched on, for a batch that has begun; `why` it was formed, NULL: its scheduler decided.
+cdef void batch_log(const NativeBatch *batch, str instance, const char *why) noexcept nogil

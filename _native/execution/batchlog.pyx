@@ -1,15 +1,39 @@
 """The line per batch that can be switched on at run time: what went together, how long it had waited, and why it went.
 
-Instances look at one flag per batch; only when it is set do they enter Python (see `_native.execution.instance`).
+Instances look at one flag per batch; only when it is set do they enter Python.
 """
 
-from libc.stdint cimport int32_t
+import logging
 
-from _native.atomic cimport store32
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
-cdef int32_t batch_log = 0
+from _native.atomic cimport load32, store32
+from _native.inference.signature cimport Signature
+
+logger = logging.getLogger("inferd.batch")
+
+cdef int32_t switched_on = 0
 
 
 def switch(on: bool) -> None:
     """Write a line at level DEBUG to the logger "inferd.batch" for each batch from now on, or stop doing so."""
-    store32(&batch_log, 1 if on else 0)
+    store32(&switched_on, 1 if on else 0)
+
+
+cdef void batch_log(const NativeBatch *batch, str instance, const char *why) noexcept nogil:
+    if load32(&switched_on) and batch.count:
+        with gil:
+            write(batch, instance, why)
+
+
+cdef void write(const NativeBatch *batch, str instance, const char *why) noexcept:
+    cdef const Signature *signature = batch.signature
+    cdef int64_t oldest = batch.requests[0].queued_ns
+    cdef uint32_t i
+    for i in range(1, batch.count):
+        oldest = min(oldest, batch.requests[i].queued_ns)
+    logger.debug(
+        "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
+        signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, instance,
+        batch.count, batch.rows, (batch.taken_ns - oldest) // 1000,
+        why.decode() if why != NULL else "as its scheduler decided")

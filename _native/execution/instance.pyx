@@ -1,10 +1,10 @@
 """Instances: each thread takes batches from its lane, has them executed, and answers, until the lane is closed."""
 
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport store32
 from _native.execution.batch cimport (
     Batch,
     NativeBatch,
@@ -23,7 +23,6 @@ from _native.execution.gather cimport batch_gather
 from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
 from _native.inference.bridge cimport BridgeHandle
 from _native.inference.request cimport Request, Watched, requests_unwatch, requests_watch
-from _native.inference.signature cimport Signature
 from _native.scheduling.lane cimport LaneHandle, Seat
 from _native.scheduling.limiter cimport ClaimHandle, claim_acquire, claim_release
 from _native.text cimport format_text, text_of
@@ -32,7 +31,6 @@ from _native.threads cimport prepare_thread
 import logging
 
 logger = logging.getLogger("inferd.instance")
-batch_logger = logging.getLogger("inferd.batch")
 
 
 cdef class InstanceLoop:
@@ -110,6 +108,7 @@ cdef class InstanceLoop:
         cdef Request *chain
         memset(&outcome, 0, sizeof(Outcome))
         chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
+        self.seat.why = "warm-up"
         with nogil:
             if self.gate != NULL:
                 self.gate(self.gate_context)
@@ -143,9 +142,7 @@ cdef class InstanceLoop:
     cdef void begin(self, Request *chain) noexcept nogil:
         batch_begin(&self.batch, chain)
         batch_fetch(&self.batch, -1)
-        if load32(&batch_log) and self.batch.count:
-            with gil:
-                self.log_batch()
+        batch_log(&self.batch, self.name, self.seat.why)
 
     cdef void finish(self) noexcept nogil:
         if self.seat.claim != NULL:
@@ -210,18 +207,6 @@ cdef class InstanceLoop:
             self.instance.resume()
         except Exception:
             logger.exception("instance %s", self.name)
-
-    cdef void log_batch(self) noexcept:
-        cdef const Signature *signature = self.batch.signature
-        cdef int64_t oldest = self.batch.requests[0].queued_ns
-        cdef uint32_t i
-        for i in range(1, self.batch.count):
-            oldest = min(oldest, self.batch.requests[i].queued_ns)
-        batch_logger.debug(
-            "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
-            signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, self.name,
-            self.batch.count, self.batch.rows, (self.batch.taken_ns - oldest) // 1000,
-            self.seat.why.decode() if self.seat.why != NULL else "as its scheduler decided")
 
     cdef void execute(self) noexcept:
         # whatever the backend raises, the batch is answered and the instance goes on

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from _native.execution import batchlog
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -90,6 +91,17 @@ async def test_several_instances(tmp_path):
         answers = await infer_all(engine, *(request(x=each) for each in sent))
         for each, answer in zip(sent, answers, strict=True):
             np.testing.assert_array_equal(answer.array(), each)
+
+
+async def test_a_line_for_each_batch_while_it_is_switched_on(tmp_path, caplog):
+    async with serving(tmp_path, CONFIG.replace("dynamic_batching { }", "")) as engine:
+        with caplog.at_level(logging.DEBUG, "inferd.batch"):
+            batchlog.switch(True)
+            assert (await infer(engine, request(x=array(2, 3)))).status == Status.OK
+            batchlog.switch(False)
+        [line] = [record.getMessage() for record in caplog.records if record.name == "inferd.batch"]
+        assert line.startswith("batch of model 'm' version 1 on m_0_0: 1 requests, 2 rows, the oldest waited ")
+        assert line.endswith(" us, no batching")
 
 
 async def test_empty_and_large_tensors(tmp_path, stub):
