@@ -84,6 +84,7 @@ def extensions() -> list[Extension]:
 DEBUG = BUILD != "release"
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions(),
         nthreads=os.cpu_count() or 1,
