@@ -22,16 +22,17 @@ def test_an_instance_is_native(backend, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "delay_ns"),
+    ("parameters", "delays_us"),
     [
-        ({}, 0),
-        ({"delay_us": "250"}, 250_000),
-        ({"execute_delay_ms": "2"}, 2_000_000),
-        ({"delay_us": "3", "execute_delay_ms": "2"}, 3_000),
+        ({}, (0, 0)),
+        ({"delay_us": "250"}, (250, 0)),
+        ({"execute_delay_ms": "2"}, (2_000, 0)),
+        ({"delay_us": "3", "execute_delay_ms": "2"}, (3, 0)),
+        ({"row_delay_us": "7"}, (0, 7)),
     ],
 )
-def test_delays(backend, tmp_path, parameters, delay_ns):
-    assert backend.load(source(tmp_path, [], [], parameters)).delay_ns == delay_ns
+def test_delays(backend, tmp_path, parameters, delays_us):
+    assert backend.load(source(tmp_path, [], [], parameters)).delays_us == delays_us
 
 
 def test_a_delay_is_a_number(backend, tmp_path):
