@@ -481,10 +481,13 @@ class NativeInstance(Instance):
     `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see
     `_native/execution/batch.pxd`); its context is passed to each call. `gate`, if it has one, is a capsule named
     "inferd.await_fn" around an `await_fn`, which is asked before each batch and may let the instance wait.
+    `input_device` is the GPU on which it reads inputs where trusted clients have put them; all others are copied to the
+    host's memory. -1: none.
     """
 
     executor: object
     gate: object = None
+    input_device: int = -1
 
     def execute(self, batch: Batch) -> None:  # noqa: ARG002
         raise TypeError("a native instance is executed through its executor")

@@ -173,6 +173,11 @@ cdef str fill_table(str path):
     return None
 
 
+def library_name() -> str:
+    """The library that `load` was last told, for other processes: a path, or a name for the system's search."""
+    return _loaded_from or DEFAULT_LIBRARY
+
+
 def is_loaded() -> bool:
     """Whether `load` has succeeded."""
     return ready

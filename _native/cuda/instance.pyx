@@ -164,7 +164,7 @@ cdef class GpuLoop:
         with nogil:
             batch_begin(&set.batch, chain)
             batch_log(&set.batch, self.name, self.seat.why)
-            batch_fetch(&set.batch, self.transfer.device.ordinal)
+            batch_fetch(&set.batch, self.transfer.device.ordinal, False)
             use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)
                      and self.transfer.upload(set, self.graphs.choose(set)))

@@ -4,6 +4,7 @@ A region has a stream of its own. The protocol carries no event: the client has 
 request, and the server has before it answers, so the copies here are waited for.
 """
 
+from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -31,6 +32,7 @@ cdef struct Opened:
     Context context
     DevicePointer address
     StreamHandle stream
+    IpcHandle handle
 
 
 cdef void close_opened(Opened *opened) noexcept nogil:
@@ -64,19 +66,22 @@ cdef bint cuda_region_write(const Region *region, size_t offset, const void *dat
             and cuda.stream_synchronize(opened.stream) == CUDA_OK)
 
 
+cdef const uint8_t *cuda_region_handle(const Region *region) noexcept nogil:
+    return <const uint8_t *>(<const Opened *>region.handle).handle.reserved
+
+
 cdef int open_memory(Opened *opened, Device device, bytes handle, size_t *room) except -1:
     # `room`: bytes from where the handle points to the end of its allocation
-    cdef IpcHandle raw
     cdef DevicePointer base = 0
     cdef size_t size = 0
     cdef Result result
-    memcpy(raw.reserved, <const char *>handle, IPC_HANDLE_SIZE)
+    memcpy(opened.handle.reserved, <const char *>handle, IPC_HANDLE_SIZE)
     opened.device = device.device
     check(cuda.primary_context_retain(&opened.context, opened.device), "cuDevicePrimaryCtxRetain")
     with nogil:
         result = use_context(opened.context)
         if result == CUDA_OK:
-            result = cuda.ipc_open(&opened.address, raw, IPC_LAZY_ENABLE_PEER_ACCESS)
+            result = cuda.ipc_open(&opened.address, opened.handle, IPC_LAZY_ENABLE_PEER_ACCESS)
     check(result, "cuIpcOpenMemHandle_v2")
     check(cuda.address_range(&base, &size, opened.address), "cuMemGetAddressRange_v2")
     room[0] = size - <size_t>(opened.address - base)

@@ -49,9 +49,9 @@ cdef void batch_free(NativeBatch *batch) noexcept nogil
 # Start with a chain of requests from lane_take. Those whose deadline has passed are answered and left out: the batch
 # may be empty, then there is nothing to execute.
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
-# Have the inputs that lie on other devices than this (-1: on any) copied to the host's memory. Requests whose device
-# does not do that are answered and left out, as by batch_begin.
-cdef void batch_fetch(NativeBatch *batch, int device) noexcept nogil
+# Have the inputs that lie on other devices than this (-1: on any) copied to the host's memory; see inputs_fetch.
+# Requests whose device does not do that are answered and left out, as by batch_begin.
+cdef void batch_fetch(NativeBatch *batch, int device, bint in_place) noexcept nogil
 # Take a request out of the batch: the executor owns it now, answers it when it likes by bridge_return, and counts it.
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
 # When the batch is finished, give this request back to the lane instead of answering it, to be run again with the state

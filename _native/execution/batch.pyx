@@ -125,12 +125,12 @@ cdef void let_expire(NativeBatch *batch, Request *request) noexcept nogil:
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
-cdef void batch_fetch(NativeBatch *batch, int device) noexcept nogil:
+cdef void batch_fetch(NativeBatch *batch, int device, bint in_place) noexcept nogil:
     cdef Request *request
     cdef uint32_t i
     for i in range(batch.count):
         request = batch.requests[i]
-        if request.on_device and not inputs_fetch(request, device):
+        if request.on_device and not inputs_fetch(request, device, in_place):
             batch.rows -= request.rows
             account_failed(request, now_ns(), FAILURE_OTHER)
             bridge_return(<Bridge *>batch_detach(batch, i).bridge, &request.response, &request.response)

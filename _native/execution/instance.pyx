@@ -40,8 +40,9 @@ cdef class InstanceLoop:
         lane: where its batches come from.
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
             `execute_fn` with its context, batches never touch Python; with an attribute `gate`, a capsule named
-            "inferd.await_fn" around an `await_fn`, that is asked before each batch; with a true `stoppable`, it is told
-            when nobody waits any more for the batch that it executes.
+            "inferd.await_fn" around an `await_fn`, that is asked before each batch; with an `input_device`, inputs on
+            that GPU stay there; with a true `stoppable`, it is told when nobody waits any more for the batch that it
+            executes.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
         claim: to the resources that it must hold while it executes; None for none.
@@ -56,6 +57,7 @@ cdef class InstanceLoop:
     cdef void *context
     cdef await_fn gate
     cdef void *gate_context
+    cdef int input_device    # -1: none
     cdef ClaimHandle claim
     cdef bint stoppable
     cdef Watched watched     # the batch that is executed, if it may be stopped
@@ -81,6 +83,7 @@ cdef class InstanceLoop:
         if gate is not None:
             self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
             self.gate_context = PyCapsule_GetContext(gate)
+        self.input_device = getattr(instance, "input_device", -1)
         # what follows in a sequence depends on what was executed: it goes on as if somebody waited
         self.stoppable = lane.lane.settle == NULL and getattr(instance, "stoppable", False)
         self.watched.stop = stop_instance
@@ -141,7 +144,7 @@ cdef class InstanceLoop:
 
     cdef void begin(self, Request *chain) noexcept nogil:
         batch_begin(&self.batch, chain)
-        batch_fetch(&self.batch, -1)
+        batch_fetch(&self.batch, self.input_device, True)
         batch_log(&self.batch, self.name, self.seat.why)
 
     cdef void finish(self) noexcept nogil:

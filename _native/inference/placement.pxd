@@ -17,9 +17,10 @@ cdef struct RegionAccess:
 cdef bint is_placed(const Request *request, uint32_t first_parameter, uint32_t count) noexcept nogil
 # Find the data of an input in a region. False: status and details are set.
 cdef bint place_input(Request *request, const RegionAccess *access, const InputHead *head, int index) noexcept nogil
-# Copy inputs that still lie on a device to the host's memory, but for those on `device` (-1: none is spared); waits for
+# Copy inputs that still lie on a device to the host's memory, but for those on `device` (-1: none is spared); with
+# `in_place`, which says that they are to be read where they lie, also those there that a stranger may change. Waits for
 # the copies, and may change the current context of the thread. False: status and details are set.
-cdef bint inputs_fetch(Request *request, int device) noexcept nogil
+cdef bint inputs_fetch(Request *request, int device, bint in_place) noexcept nogil
 # Have an output written to a region. False: status and details are set.
 cdef bint place_output(Request *request, const RegionAccess *access, const OutputHead *head, int index) noexcept nogil
 # Where a model may put this output of a request directly, `size` bytes, and the block that holds it; NULL: nowhere, the

@@ -250,11 +250,15 @@ cdef bint fetch_input(Request *request, uint32_t index) noexcept nogil:
     return True
 
 
-cdef bint inputs_fetch(Request *request, int device) noexcept nogil:
+cdef inline bint is_spared(const Region *region, int device, bint in_place) noexcept nogil:
+    return region.device == device and not (in_place and region.block.sharing == SHARED_WITH_STRANGER)
+
+
+cdef bint inputs_fetch(Request *request, int device, bint in_place) noexcept nogil:
     cdef uint32_t i
     for i in range(request.signature.input_count):
         if (request.inputs[i].present and request.inputs[i].region != NULL
-                and request.inputs[i].region.device != device and not fetch_input(request, i)):
+                and not is_spared(request.inputs[i].region, device, in_place) and not fetch_input(request, i)):
             return False
     return True
 

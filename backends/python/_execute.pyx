@@ -12,6 +12,7 @@ from libc.string cimport memcpy, memset
 
 from _native.atomic cimport exchange32, load32
 from _native.clock cimport now_ns
+from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
 from _native.execution.supply cimport supply_each, supply_free
 from _native.inference.request cimport (
@@ -59,11 +60,13 @@ from backends.python._wire cimport (
     KEPT,
     PACKET,
     PLACE_ARENA,
+    PLACE_CUDA,
     PLACE_INLINE,
     RESPONSE_OPEN,
     RESPONSE_RESCHEDULE,
     WIRE_SEQUENCE_END,
     WIRE_SEQUENCE_START,
+    CudaMemory,
     ExecuteHead,
     ExtraRecord,
     Head,
@@ -85,6 +88,10 @@ cdef inline size_t aligned(size_t size, size_t to) noexcept nogil:
 
 cdef inline bint refers(const Channel *channel, const InputData *input) noexcept nogil:
     return input.size >= REFER_FROM and arena_holds(channel.arena, input.data)
+
+
+cdef inline bint is_on_device(const InputData *input) noexcept nogil:
+    return input.region != NULL and input.size > 0
 
 
 cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nogil:
@@ -138,6 +145,7 @@ cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noex
             data = data_of(batch, supplied, i, input)
             if data.present:
                 size += sizeof(TensorRecord) + data.rank * sizeof(int64_t)
+                size += sizeof(CudaMemory) if is_on_device(data) else 0
         wanted = wanted_outputs(request)
         if has_extra(request, wanted):
             size += extra_size(request, wanted)
@@ -152,7 +160,8 @@ cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const
     for i in range(batch.count):
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
-            if data.present and not (input < batch.signature.input_count and refers(channel, data)):
+            if data.present and not is_on_device(data) and not (
+                    input < batch.signature.input_count and refers(channel, data)):
                 size += aligned(data.size, TENSOR_ALIGNMENT)
     return size
 
@@ -166,6 +175,14 @@ cdef struct Writer:
     bint in_arena
 
 
+cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogil:
+    cdef CudaMemory *out = <CudaMemory *>(writer.record + writer.at)
+    memcpy(out.handle, cuda_region_handle(data.region), sizeof(out.handle))
+    out.device = <uint32_t>data.region.device
+    out.reserved = 0
+    writer.at += sizeof(CudaMemory)
+
+
 cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t index,
                        const InputData *data) noexcept nogil:
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
@@ -173,7 +190,10 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     out.datatype = <uint8_t>signature.inputs[index].datatype
     out.rank = <uint8_t>data.rank
     out.size = data.size
-    if index < signature.input_count and refers(writer.channel, data):
+    if is_on_device(data):
+        out.place = PLACE_CUDA
+        out.offset = data.address - data.region.address
+    elif index < signature.input_count and refers(writer.channel, data):
         out.place = PLACE_ARENA
         out.offset = <uint64_t>(data.data - writer.channel.arena.base)
     else:
@@ -185,6 +205,8 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     writer.at += sizeof(TensorRecord)
     memcpy(writer.record + writer.at, data.shape, data.rank * sizeof(int64_t))
     writer.at += data.rank * sizeof(int64_t)
+    if is_on_device(data):
+        write_cuda_memory(writer, data)
 
 
 cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) noexcept nogil:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 2
+    WIRE_VERSION = 3
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1
@@ -48,6 +48,7 @@ cdef enum:
     # places of a tensor
     PLACE_INLINE = 0
     PLACE_ARENA = 1
+    PLACE_CUDA = 2
 
 cdef enum:
     # statuses of a response
@@ -112,6 +113,11 @@ cdef struct TensorRecord:
     uint32_t place
     uint64_t offset
     uint64_t size
+
+cdef struct CudaMemory:
+    uint8_t handle[64]
+    uint32_t device
+    uint32_t reserved
 
 cdef struct ResponseRecord:
     uint8_t status

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from _native.cuda import driver
 from _native.memory.arena import ArenaHandle
 from backends.api import (
     Backend,
@@ -110,7 +111,10 @@ class PythonModel(Model):
         launch = Launch(spec.name, self._environment, self._configuration(spec), self._timeout, options.in_process)
         timeout = 0.0 if options.in_process else options.execution_timeout  # nothing can end a thread
         post = Post(launch, self.arena, self._team, timeout, self._timeout)
-        return PythonInstance(post, self.source.spec.name, self._services)
+        instance = PythonInstance(post, self.source.spec.name, self._services)
+        if spec.kind == "GPU" and options.gpu_inputs:
+            instance.input_device = spec.device
+        return instance
 
     def complete(self) -> dict[str, Any]:
         """The configuration as the model completes it.
@@ -145,6 +149,7 @@ class PythonModel(Model):
             "decoupled": bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             "window": WINDOW,
             "log_verbose": log.isEnabledFor(logging.DEBUG),
+            "cuda_driver": driver.library_name(),
         }
 
 

@@ -73,6 +73,7 @@ class ModelOptions:
     environment: str  # EXECUTION_ENV_PATH as written; "": the server's own interpreter
     execution_timeout: float  # seconds; 0: none
     in_process: bool  # EXECUTION_MODE: the model runs on a thread of the server
+    gpu_inputs: bool  # FORCE_CPU_ONLY_INPUT_TENSORS "no": inputs on the GPU of an instance stay there
 
 
 def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions:
@@ -86,6 +87,7 @@ def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions
         environment=parameters.text(ENVIRONMENT).strip(),
         execution_timeout=_seconds(parameters, MODEL_TIMEOUT, backend.execution_timeout),
         in_process=_in_process(parameters),
+        gpu_inputs=not _cpu_only(parameters),
     )
     if options.in_process and options.environment:
         raise parameters.error(ENVIRONMENT, f"expected nothing: {MODE} {IN_PROCESS} is the server's own interpreter")
@@ -102,6 +104,13 @@ def _in_process(parameters: Parameters) -> bool:
     if mode not in ("process", IN_PROCESS):
         raise parameters.error(MODE, f"expected process or {IN_PROCESS}")
     return mode == IN_PROCESS
+
+
+def _cpu_only(parameters: Parameters) -> bool:
+    text = parameters.text(CPU_ONLY_INPUTS, "yes")
+    if text not in ("yes", "no"):
+        raise parameters.error(CPU_ONLY_INPUTS, "expected yes or no")
+    return text == "yes"
 
 
 def _seconds(parameters: Parameters, key: str, default: float) -> float:

@@ -1,4 +1,5 @@
-/* A CUDA driver without a GPU, for tests: the functions that `_native/cuda/driver.pxd` names, and nothing else.
+/* A CUDA driver without a GPU, for tests: the functions that `_native/cuda/driver.pxd` and the Python
+ * backend's `worker/device.py` name, and nothing else.
  *
  * It keeps the driver's promises and none that the driver does not make:
  *   - each stream is a thread; a copy happens when it runs, after a delay that the test chooses, not when submitted;

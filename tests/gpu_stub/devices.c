@@ -46,6 +46,13 @@ CUresult cuCtxSetCurrent(void *context) {
 CUresult cuCtxGetCurrent(void **context) {
     SIMPLE(context, *context = current_device < 0 ? NULL : &retained[current_device]);
 }
+static _Thread_local int below[8], depth;
+CUresult cuCtxPushCurrent_v2(void *context) {
+    SIMPLE(context && depth < 8, below[depth++] = current_device; current_device = (int)((int *)context - retained));
+}
+CUresult cuCtxPopCurrent_v2(void **context) {
+    SIMPLE(context && depth > 0, *context = &retained[current_device]; current_device = below[--depth]);
+}
 CUresult cuCtxSynchronize(void) {
     ENTER(1) {
         for (int i = 0; i < MAX_STREAMS; i++)

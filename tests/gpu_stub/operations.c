@@ -128,6 +128,20 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr source, size_t size, Stream 
     ENTER(1) result = submit_copy(s, COPY_OUT, (uint64_t)(uintptr_t)to, source, size, 0);
     LEAVE;
 }
+/* On the default stream, which waits for none of the others: all of them were made that way. */
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr source, size_t size) {
+    ENTER(to) {
+        Memory *m = find(source, 1);
+        if (!within(m, source, size)) {
+            result = INVALID_VALUE;
+        } else {
+            if (m->pending) violation("%zu bytes were copied to the host while operations on them were pending", size);
+            memcpy(to, bytes_of(m, source), size);
+            executed[COPY_OUT]++;
+        }
+    }
+    LEAVE;
+}
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr source, size_t size, Stream *s) {
     ENTER(1) result = submit_copy(s, COPY_DEVICE, to, source, size, 0);
     LEAVE;

@@ -1,19 +1,31 @@
-"""Copies from the memory of a GPU, through the CUDA driver: no framework is needed for that.
+"""The memory of a GPU, through the CUDA driver: no framework is needed for that. Nothing is loaded before it is used.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+from . import runtime
+from .datatypes import SIZES
 from .errors import TritonModelException
+
+CUDA = 2  # DLPack's kDLCUDA
+LAZY_ENABLE_PEER_ACCESS = 1
 
 _driver: Any = None
 _contexts: dict[int, ctypes.c_void_p] = {}
 _lock = threading.Lock()
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
 def copy_to_host(address: int, nbytes: int, device: int, target: int) -> None:
@@ -29,11 +41,115 @@ def copy_to_host(address: int, nbytes: int, device: int, target: int) -> None:
         TritonModelException: there is no driver, or it refuses; with its reason.
     """
     driver, context = _context(device)
-    _check(driver, driver.cuCtxPushCurrent_v2(context))
-    try:
+    with _current(driver, context):
         _check(driver, driver.cuMemcpyDtoH_v2(ctypes.c_void_p(target), ctypes.c_uint64(address), nbytes))
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory of other processes
+
+
+class SharedMemory:
+    """Memory that another process has exported, open in this one as long as this object lives.
+
+    Attributes:
+        address: where the handle points.
+
+    Raises:
+        TritonModelException: there is no driver, or it does not open the handle; with its reason.
+    """
+
+    __slots__ = ("__weakref__", "_context", "_driver", "address")
+
+    def __init__(self, handle: bytes, device: int) -> None:
+        self.address = 0
+        self._driver, self._context = _context(device)
+        found = ctypes.c_uint64()
+        with _current(self._driver, self._context):
+            opened = self._driver.cuIpcOpenMemHandle_v2(
+                ctypes.byref(found), _Handle.from_buffer_copy(handle), LAZY_ENABLE_PEER_ACCESS
+            )
+        _check(self._driver, opened)
+        self.address = found.value
+
+    def settle(self) -> None:
+        """Wait for all work on its GPU: nothing reads the memory any more."""
+        with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
+            self._driver.cuCtxSynchronize()  # an error of the model's work is the model's to find
+
+    def __del__(self) -> None:
+        # Not a lock: this runs wherever the last reference goes.
+        if self.address:
+            self.settle()
+            with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
+                self._driver.cuIpcCloseMemHandle(self.address)
+
+
+_shared: weakref.WeakValueDictionary[tuple[bytes, int], SharedMemory] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def _open(handle: bytes, device: int) -> SharedMemory:
+    """The memory of a handle, opened once for all who use it at a time."""
+    with _opening:
+        memory = _shared.get((handle, device))
+        if memory is None:
+            memory = _shared[handle, device] = SharedMemory(handle, device)
+        return memory
+
+
+def settle_all() -> None:
+    """Wait until nothing reads memory of other processes any more, of that which is open."""
+    for memory in list(_shared.values()):
+        memory.settle()
+
+
+class SharedTensor:
+    """A tensor in memory that another process has exported; it is opened when its address is first asked for.
+
+    Args:
+        handle: of the memory: a cudaIpcMemHandle_t.
+        device: the GPU's number.
+        offset: of the tensor, from where the handle points.
+        datatype: Triton's number.
+        shape: its dimensions; it is C-contiguous.
+
+    Attributes:
+        device: DLPack's device type and number.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_memory", "_offset", "datatype", "device", "nbytes", "shape")
+
+    def __init__(self, handle: bytes, device: int, offset: int, datatype: int, shape: tuple[int, ...]) -> None:
+        self._handle = handle
+        self._offset = offset
+        self._memory: SharedMemory | None = None
+        self.datatype = datatype
+        self.shape = shape
+        self.device = (CUDA, device)
+        self.nbytes = SIZES[datatype]
+        for dim in shape:
+            self.nbytes *= dim
+
+    @property
+    def address(self) -> int:
+        """Of the first element.
+
+        Raises:
+            TritonModelException: the memory cannot be opened.
+        """
+        if self._memory is None:
+            try:
+                self._memory = _open(self._handle, self.device[1])
+            except TritonModelException as error:
+                raise TritonModelException(
+                    f"memory of GPU {self.device[1]} that a client shares cannot be opened: {error}"
+                ) from None
+        return self._memory.address + self._offset
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The driver
 
 
 def _context(device: int) -> tuple[Any, ctypes.c_void_p]:
@@ -41,20 +157,36 @@ def _context(device: int) -> tuple[Any, ctypes.c_void_p]:
     global _driver
     with _lock:
         if _driver is None:
-            try:
-                driver = ctypes.CDLL("libcuda.so.1")
-            except OSError:
-                raise TritonModelException(
-                    f"a tensor is in the memory of GPU {device}, and the CUDA driver to copy it with is not found"
-                ) from None
-            driver.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
-            _check(driver, driver.cuInit(0))
-            _driver = driver
+            _driver = _load(device)
         if device not in _contexts:
             context = ctypes.c_void_p()
             _check(_driver, _driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
             _contexts[device] = context
         return _driver, _contexts[device]
+
+
+def _load(device: int) -> Any:
+    try:
+        driver = ctypes.CDLL(runtime.cuda_driver)
+    except OSError:
+        raise TritonModelException(
+            f"a tensor is in the memory of GPU {device}, and the CUDA driver '{runtime.cuda_driver}' is not found"
+        ) from None
+    driver.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
+    driver.cuIpcOpenMemHandle_v2.argtypes = (ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint)
+    driver.cuIpcCloseMemHandle.argtypes = (ctypes.c_uint64,)
+    _check(driver, driver.cuInit(0))
+    return driver
+
+
+@contextlib.contextmanager
+def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
+    """Makes the context that of the thread, whose own comes back."""
+    _check(driver, driver.cuCtxPushCurrent_v2(context))
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def _check(driver: Any, result: int) -> None:

@@ -12,7 +12,7 @@ from .datatypes import BYTES
 from .memory import ANY_MEMORY
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace, ReceivedRequest
 from .response import InferenceResponse, make_sender
-from .tensor import Tensor, received, wire_bytes
+from .tensor import Tensor, received, received_on_gpu, wire_bytes
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -68,6 +68,9 @@ class RequestReader:
         names: of inputs and outputs.
         model_name, model_version: of the model.
         decoupled: each request may have any number of responses.
+
+    Attributes:
+        reached_gpu: some request had an input on a GPU.
     """
 
     def __init__(self, channel: Channel, names: Names, model_name: str, model_version: int, decoupled: bool) -> None:
@@ -76,6 +79,7 @@ class RequestReader:
         self._model = model_name
         self._version = model_version
         self._decoupled = decoupled
+        self.reached_gpu = False
 
     def read(self, record: bytearray, arena: Callable[[], Any]) -> list[ReceivedRequest]:
         """The requests.
@@ -99,7 +103,11 @@ class RequestReader:
             at += _TENSOR_SIZE
             shape = SHAPES[rank].unpack_from(record, at)
             at += rank << 3
-            inputs.append(received(names[index], datatype, shape, arena() if place else record, offset, size))
+            if place != p.CUDA:
+                inputs.append(received(names[index], datatype, shape, arena() if place else record, offset, size))
+            else:
+                inputs.append(self._on_gpu(record, at, names[index], datatype, shape, offset))
+                at += p.CUDA_MEMORY.size
             count -= 1
         request = _new_request(ReceivedRequest)
         request._channel = self._channel
@@ -122,6 +130,15 @@ class RequestReader:
         # A decoupled model's request lives on after `execute`, and its sender sees to it that it is answered.
         request._sender = make_sender(self._channel, number, True, request._wanted) if self._decoupled else None
         return request
+
+    def _on_gpu(
+        self, record: bytearray, at: int, name: str, datatype: int, shape: tuple[int, ...], offset: int
+    ) -> Tensor:
+        from .device import SharedTensor  # not before there is one
+
+        self.reached_gpu = True
+        handle, device, _ = p.CUDA_MEMORY.unpack_from(record, at)
+        return received_on_gpu(name, SharedTensor(handle, device, offset, datatype, shape))
 
     def _read_extra(self, request: ReceivedRequest, record: bytearray, at: int) -> None:
         timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
@@ -313,7 +330,7 @@ def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
     array = tensor._array
     for each in inputs:
         whole = each._buffer
-        if whole.__class__ is bytearray:
+        if whole is None or whole.__class__ is bytearray:  # on a GPU, or in the record
             continue
         if array is None:
             offset = tensor._offset if tensor._buffer is whole else -1

@@ -27,6 +27,8 @@ little-endian; every structure begins at a multiple of 8 of its record.
 **Tensors** are described by TENSOR and their shape, and lie either in the record (place INLINE, `offset` from the
 beginning of the record) or in the arena (place ARENA, `offset` from the beginning of the arena). BYTES tensors are as
 on the wire of the v2 protocol: each element a 4-byte length and its bytes. Shapes include the batch dimension.
+An input of EXECUTE may also lie where a client has put it on the GPU of the instance (place CUDA, `offset` from where
+the handle in CUDA_MEMORY points): the worker opens that memory itself, reads it until the request ends, and closes it.
 
 **Memory.** The server owns every byte of the arena; the worker has no allocator.
 
@@ -89,7 +91,7 @@ model.py), "model_dir" (its version directory), "args" (what `initialize` gets: 
 text), "config" (mode "complete": the model configuration as an object, what ModelConfig starts from), "inputs" and
 "outputs" (lists of {"name", "datatype" (number), "dims"} in the order of the indices), "max_batch_size", "decoupled",
 "flags" (offset in the arena), "window" (responses that a sender may have waiting for one request), "log_verbose"
-(bool).
+(bool), "cuda_driver" (the CUDA driver's library, to be loaded when it is first needed).
 
 READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); mode
 "complete": "config": the object that the model returned.
@@ -108,7 +110,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 2
+VERSION = 3
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
@@ -182,6 +184,10 @@ are the numbers of DataType in model_config.proto."""
 
 INLINE = 0
 ARENA = 1
+CUDA = 2
+
+CUDA_MEMORY = struct.Struct("<64sII")
+"""a cudaIpcMemHandle_t, the device by the server's numbers, reserved. Follows the shape of a tensor at place CUDA."""
 
 # -- responses, worker to server
 

@@ -33,6 +33,9 @@ class Runtime:
         self.finalizing = False
 
 
+cuda_driver = "libcuda.so.1"
+"""The library that `device` loads when it is first needed; the process has one."""
+
 NO_PARENT = (0, "")
 PARENT: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("inferd_parent", default=NO_PARENT)
 """Key and id of the request that is being executed where it is one alone; calls to other models are made for it."""

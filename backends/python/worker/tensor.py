@@ -11,6 +11,7 @@ from .strings import pack_array, unpack_array
 if TYPE_CHECKING:
     import numpy as np
 
+    from .device import SharedTensor
     from .dlpack import Foreign
 
 CPU_DEVICE = (1, 0)
@@ -45,12 +46,13 @@ class Tensor:
     """
 
     # One of these holds the data: the array of a tensor made by the model; the buffer of one that came in, `_size`
-    # bytes at `_offset` (then the array is made on demand); the DLPack tensor that it was taken from.
+    # bytes at `_offset` (then the array is made on demand); the DLPack tensor that it was taken from, or what lies in
+    # memory of a GPU that a client shares.
     __slots__ = ("_array", "_buffer", "_dtype", "_foreign", "_name", "_offset", "_shape", "_size")
 
     _array: np.ndarray[Any, Any] | None
     _buffer: Any
-    _foreign: Foreign | None
+    _foreign: Foreign | SharedTensor | None
     _offset: int
     _size: int
 
@@ -99,8 +101,11 @@ class Tensor:
         return array
 
     def _read(self) -> np.ndarray[Any, Any]:
-        if self._foreign is not None:
-            return self._foreign.numpy() if self.is_cpu() else copied_to_host(self._name, self._foreign)
+        foreign = self._foreign
+        if foreign is not None:
+            if self.is_cpu():
+                return foreign.numpy()  # type: ignore[union-attr]  # what clients share is a GPU's
+            return copied_to_host(self._name, foreign)
         if self._dtype == BYTES:
             return unpack_array(buffer_of(self), self._shape)
         if not self._size:
@@ -139,7 +144,7 @@ class Tensor:
             tensor = _capsule_of(tensor, device)
         foreign = Foreign(tensor)
         _check_device(foreign.device[0])
-        return _from_foreign(name, foreign)
+        return _on_foreign(name, foreign)
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule on the same memory; on a copy for an array that must not be written to.
@@ -202,6 +207,11 @@ def received(name: str, dtype: int, shape: tuple[int, ...], buffer: Any, offset:
     return tensor
 
 
+def received_on_gpu(name: str, data: SharedTensor) -> Tensor:
+    """A tensor that came in on a GPU."""
+    return _on_foreign(name, data)
+
+
 def buffer_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor that came in."""
     return memoryview(tensor._buffer)[tensor._offset : tensor._offset + tensor._size]
@@ -219,7 +229,7 @@ def wire_bytes(tensor: Tensor) -> Any:
     return array
 
 
-def copied_to_host(name: str, foreign: Foreign) -> np.ndarray[Any, Any]:
+def copied_to_host(name: str, foreign: Foreign | SharedTensor) -> np.ndarray[Any, Any]:
     """The data of a tensor in the memory of a GPU, copied.
 
     Raises:
@@ -235,7 +245,7 @@ def copied_to_host(name: str, foreign: Foreign) -> np.ndarray[Any, Any]:
     return array
 
 
-def _from_foreign(name: str, foreign: Foreign) -> Tensor:
+def _on_foreign(name: str, foreign: Foreign | SharedTensor) -> Tensor:
     tensor = received(name, foreign.datatype, foreign.shape, None, 0, foreign.nbytes)
     tensor._foreign = foreign
     return tensor

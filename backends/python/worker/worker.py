@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from . import protocol as p
+from . import runtime
 from .connection import Connection
 from .errors import TritonModelException, exception_text
 from .host import Host, ModelFailed
@@ -138,6 +139,7 @@ class Worker:
         """Load the model, or have it complete its configuration; False: there is nothing more to do."""
         config = json.loads(self._link.record(packet))
         args = config["args"]
+        runtime.cuda_driver = config["cuda_driver"]
         self._names = Names(
             [tensor["name"] for tensor in config["inputs"]], [tensor["name"] for tensor in config["outputs"]]
         )
@@ -211,6 +213,10 @@ class Worker:
         except ModelFailed as error:
             self._write_failures(writer, requests, str(error))
         del requests
+        if self._reader.reached_gpu:
+            from .device import settle_all
+
+            settle_all()  # what the model keeps open is the client's again once it has the answer
         kept = lease.end()
         if kept is not None:
             writer.copy_borrowed()

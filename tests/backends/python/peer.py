@@ -138,6 +138,7 @@ class Peer:
             "window": window,
             "flags": FLAGS,
             "log_verbose": False,
+            "cuda_driver": "libcuda.so.1",
             "explicit_control": False,
             **config,
         }

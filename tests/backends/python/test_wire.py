@@ -18,12 +18,14 @@ STRUCTS = {
     "TensorRecord": protocol.TENSOR,
     "ResponseRecord": protocol.RESPONSE_HEAD,
     "BlsRecord": protocol.BLS_HEAD,
+    "CudaMemory": protocol.CUDA_MEMORY,
 }
 NAMES = {
     "WIRE_VERSION": "VERSION",
     "TRUE_FLAG": "TRUE",
     "PLACE_INLINE": "INLINE",
     "PLACE_ARENA": "ARENA",
+    "PLACE_CUDA": "CUDA",
     "RESPONSE_OK": "STATUS_OK",
     "RESPONSE_ERROR": "STATUS_ERROR",
     "RESPONSE_OPEN": "STATUS_OPEN",
@@ -50,7 +52,8 @@ def test_every_kind_of_packet_has_a_number_of_its_own():
 def test_structures():
     for name, expected in STRUCTS.items():
         body = re.search(rf"cdef struct {name}:\n((?:    .*\n)+)", TEXT)[1]
-        codes = "".join(CODES[kind] for kind in re.findall(r"^    (\w+) \w+", body, re.MULTILINE))
+        fields = re.findall(r"^    (\w+) \w+(?:\[(\d+)\])?", body, re.MULTILINE)
+        codes = "".join(f"{count}s" if count else CODES[kind] for kind, count in fields)
         assert f"<{codes}" == expected.format, name
         assert struct.calcsize(f"@{codes}") == expected.size, f"{name} has padding"
         assert expected.size % 8 == 0
