@@ -3,6 +3,7 @@
 On the stub driver; the worker process has one of its own, whose report must be clean when the process has ended.
 """
 
+import asyncio
 import gc
 from contextlib import asynccontextmanager
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("native_counters", "stub")
 
 KDL_CUDA = 2
 ON_GPU, GAP, OPENED, CLOSED, WAITED = range(5)  # in `said`
-KEEP, LET_GO, FAIL_TO_OPEN = 1, 2, 3
+KEEP, LET_GO, FAIL_TO_OPEN, LATER = 1, 2, 3, 4
 
 CONFIG = """
 backend: "python"
@@ -46,7 +47,7 @@ IN_PROCESS = 'parameters { key: "EXECUTION_MODE" value { string_value: "in-proce
 # y is b, where it lies; `said` is how they came, and how often the driver was asked to open memory, to close it, and to
 # wait for the GPU.
 CODE = """
-import ctypes
+import ctypes, threading
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -63,8 +64,20 @@ def pointer(tensor):
 class TritonPythonModel:
     kept = None
 
+    def initialize(self, args):
+        self.next_one = threading.Event()
+
     def execute(self, requests):
+        order = int(pb_utils.get_input_tensor_by_name(requests[0], "order").as_numpy().flat[0])
+        if order == {LATER}:
+            threading.Thread(target=self.answer_later, args=(requests[0], requests[0].get_response_sender())).start()
+            return [None]
+        self.next_one.set()
         return [self.answer(request) for request in requests]
+
+    def answer_later(self, request, sender):
+        self.next_one.wait()
+        sender.send(self.answer(request), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def answer(self, request):
         a, b, order = (pb_utils.get_input_tensor_by_name(request, name) for name in ("a", "b", "order"))
@@ -119,7 +132,7 @@ async def serving(root, client, config=CONFIG + NO, access="map"):
     """The model and the client's region "r"."""
     code = CODE
     for name, value in {"library!r": repr(str(gpu_stub.library())), "KEEP": KEEP, "LET_GO": LET_GO,
-                        "FAIL_TO_OPEN": FAIL_TO_OPEN, "KDL_CUDA": KDL_CUDA}.items():  # fmt: skip
+                        "FAIL_TO_OPEN": FAIL_TO_OPEN, "LATER": LATER, "KDL_CUDA": KDL_CUDA}.items():  # fmt: skip
         code = code.replace(f"{{{name}}}", str(value))
     add_model(root, "m", code, config)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
@@ -171,6 +184,19 @@ async def test_what_the_model_keeps_stays_open(tmp_path, client, report):
         assert (await said(engine))[OPENED:] == [1, 0, 1], "the GPU is idle before the client hears"
         engine.shared_memory.unregister(None, CUDA, "r")
         assert (await said(engine, LET_GO, in_region=False))[OPENED:] == [1, 1, 3]
+    assert not [line for line in report.read_text().splitlines() if "context" not in line]
+
+
+async def test_what_is_answered_later_is_opened_later(tmp_path, client, report):
+    """The request uses the region for so long, though nobody can name it any more."""
+    async with serving(tmp_path, client) as engine:
+        later = asyncio.ensure_future(said(engine, LATER))
+        await asyncio.sleep(0)
+        engine.shared_memory.unregister(None, CUDA, "r")
+        assert engine.shared_memory.regions.count == 1
+        assert (await said(engine, in_region=False))[ON_GPU] == 0
+        assert (await later)[ON_GPU] == 1
+        assert engine.shared_memory.regions.count == 0
     assert not [line for line in report.read_text().splitlines() if "context" not in line]
 
 
