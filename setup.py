@@ -100,5 +100,5 @@ setup(
             "legacy_implicit_noexcept": False,
         },
         annotate=DEBUG,
-    )
+    ),
 )
