@@ -82,8 +82,9 @@ cdef enum:
     STATUSES = 18             # grpc-status 0..16, then all others
     NO_STATUS = 17
     SAMPLES = 8
-    SUB_BUCKETS = 32          # per power of two
-    BUCKETS = 59 * SUB_BUCKETS + SUB_BUCKETS
+    SUB_BITS = 7
+    SUB_BUCKETS = 1 << SUB_BITS     # per power of two
+    BUCKETS = (64 - SUB_BITS + 1) * SUB_BUCKETS
     TICK_MS = 200             # how often a run that nothing moves looks at the clock
 
 cdef struct Connection:
@@ -164,12 +165,12 @@ cdef inline uint64_t now_ns() noexcept nogil:
     return <uint64_t> ts.tv_sec * 1000000000 + <uint64_t> ts.tv_nsec
 
 
-# --- latency histogram: 32 linear buckets in each power of two of nanoseconds
+# --- latency histogram: 128 linear buckets in each power of two of nanoseconds
 
 cdef inline uint32_t bucket_of(uint64_t ns) noexcept nogil:
     if ns < 2 * SUB_BUCKETS:
         return <uint32_t> ns
-    cdef int shift = 63 - clz(ns) - 5
+    cdef int shift = 63 - clz(ns) - SUB_BITS
     return <uint32_t> (<uint64_t> shift * SUB_BUCKETS + (ns >> shift))
 
 
