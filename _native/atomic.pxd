@@ -25,16 +25,20 @@ cdef extern from *:
     static inline void inferd_add_own(int64_t *p, int64_t n) {
         __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
     }
-    /* for a few instructions: a waiter spins, and lets others run when it takes long */
+    /* for a few instructions: a waiter spins, looks less and less often, so that the memory behind the lock stays for
+       some turns in the cache of one core, and lets others run when it takes long */
     static inline void inferd_spin_lock(int32_t *p) {
-        int spins = 0;
+        int wait = 1, spins = 0;
         while (__atomic_exchange_n(p, 1, __ATOMIC_ACQUIRE)) {
-            while (__atomic_load_n(p, __ATOMIC_RELAXED)) {
-                if (++spins % 256 == 0) sched_yield();
+            do {
+                for (int i = 0; i < wait; i++) {
     #if defined(__x86_64__)
-                __builtin_ia32_pause();
+                    __builtin_ia32_pause();
     #endif
-            }
+                    if (++spins % 256 == 0) sched_yield();
+                }
+                if (wait < 16) wait *= 2;
+            } while (__atomic_load_n(p, __ATOMIC_RELAXED));
         }
     }
     static inline void inferd_spin_unlock(int32_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELEASE); }
