@@ -127,6 +127,16 @@ def running_server(name: str, repository: Path, *arguments: str):
     return running(*command, "--grpc-port", "0", "--transport", name, "--exit-on-error=false", *arguments)
 
 
+@contextlib.contextmanager
+def connected(process: Process):
+    """A tritonclient whose connection is there: calls made before may overtake each other."""
+    import tritonclient.grpc as triton  # not for the process of a door
+
+    with triton.InferenceServerClient(process.address) as client:
+        assert client.is_server_live()
+        yield client
+
+
 def _arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("door", choices=NAMES)

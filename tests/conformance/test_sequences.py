@@ -99,8 +99,7 @@ def server(request, tmp_path_factory):
 
 @pytest.fixture
 def client(server):
-    with triton.InferenceServerClient(server.address) as client:
-        assert client.is_server_live()  # calls made before there is a connection may overtake each other
+    with doors.connected(server) as client:
         yield client
 
 

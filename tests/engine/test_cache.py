@@ -6,42 +6,15 @@ import random
 import pytest
 
 from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
-from server.engine.config import Options
-from server.engine.engine import Engine
-from tests.engine.serving import CONFIG, Counting, Loader, infer, request, row
+from tests.engine.cached import CACHED, Cached
+from tests.engine.serving import infer, request, row
 
-CACHED = CONFIG + "response_cache { enable: true }"
 ENTRY = 4096  # bytes that a small answer takes at most, question and all
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(native_counters):
     """Requests, blocks and lanes are gone when the engine is closed."""
-
-
-class Cached:
-    """An engine with a cache around one model."""
-
-    def __init__(self, root, cache, config=CACHED):
-        self.model = Counting()
-        self.root = root
-        (root / "m" / "1").mkdir(parents=True)
-        (root / "m" / "config.pbtxt").write_text(config)
-        self.engine = Engine([root], Loader({"m": self.model}), Options(), cache=cache)
-
-    async def __aenter__(self):
-        assert await self.engine.start() == []
-        return self
-
-    async def __aexit__(self, *_):
-        await self.engine.close()
-
-    async def ask(self, *values):
-        answer = await infer(self.engine, request(x=row(*values)))
-        assert answer.array().tolist() == [[2 * value for value in values]]
-
-    def counts(self, *names):
-        return tuple(self.engine.infer.reuse()[name] for name in names)
 
 
 async def test_the_second_request_is_answered_from_the_cache(tmp_path):
@@ -94,9 +67,8 @@ async def test_what_is_larger_than_the_cache_is_not_kept(tmp_path):
 
 async def test_a_small_answer_does_not_hold_the_memory_of_its_batch(tmp_path):
     config = CACHED.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 100000 }")
-    async with Cached(
-        tmp_path, LocalCache(64 << 20), config.replace("max_batch_size: 8", "max_batch_size: 64")
-    ) as cached:
+    config = config.replace("max_batch_size: 8", "max_batch_size: 64")
+    async with Cached(tmp_path, LocalCache(64 << 20), m=config) as cached:
         wide = range(1000)
         await asyncio.gather(*(cached.ask(i, *wide) for i in range(64)))
         await asyncio.gather(*(cached.ask(i, *wide) for i in range(64)))
@@ -133,7 +105,7 @@ async def test_an_answer_that_lacks_an_output_is_not_kept(tmp_path):
         output_map {{ key: "y" value: "y" }} output_map {{ key: "z" value: "z" }} }} }}"""
     )
     config = CACHED + 'output { name: "z" data_type: TYPE_INT64 dims: [ -1 ] }'
-    async with Cached(tmp_path, LocalCache(1 << 20), config) as cached:
+    async with Cached(tmp_path, LocalCache(1 << 20), m=config) as cached:
         answer = await infer(cached.engine, request("e", x=row(1)))  # a step may lack one
         assert [output.name for output in answer.response.outputs] == ["y"]
         assert (await infer(cached.engine, request(x=row(1)))).text == "model 'm' did not produce output 'z'"

@@ -13,7 +13,7 @@ from server.engine.hosts import HostPolicy, HostPolicyError, parse_host_policies
 from server.engine.instances import Placement
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.errors import ConfigError, Status
-from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+from tests.engine.serving import CONFIG, Gate, Pending, PuppetModel, echo, infer, infer_all, request, row, serving
 
 OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
 
@@ -92,17 +92,20 @@ async def test_a_number_that_cannot_be_changes_nothing(tmp_path, counts):
         assert (await infer(engine, request(x=row(1)))).status == OK
 
 
-async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeypatch):
-    from tests.engine import serving as puppets
+def refuse_instance(monkeypatch, name):
+    """The instance of this name cannot be made."""
+    made = PuppetModel.create_instance
 
-    made = puppets.PuppetModel.create_instance
-
-    def refuse(self, spec):
-        if spec.name == "m_0_2":
+    def create_instance(self, spec):
+        if spec.name == name:
             raise BackendError("no room")
         return made(self, spec)
 
-    monkeypatch.setattr(puppets.PuppetModel, "create_instance", refuse)
+    monkeypatch.setattr(PuppetModel, "create_instance", create_instance)
+
+
+async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeypatch):
+    refuse_instance(monkeypatch, "m_0_2")
     async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
         with pytest.raises(BackendError, match="no room"):
             await engine.scale("m", {"m_0": 3})
@@ -113,16 +116,7 @@ async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeyp
 
 async def test_an_instance_that_cannot_be_made_fails_the_load_of_sequences(tmp_path, monkeypatch):
     """The others are closed: nobody waits for ever for instances that wait for requests."""
-    from tests.engine import serving as puppets
-
-    made = puppets.PuppetModel.create_instance
-
-    def refuse(self, spec):
-        if spec.name == "m_0_1":
-            raise BackendError("no room")
-        return made(self, spec)
-
-    monkeypatch.setattr(puppets.PuppetModel, "create_instance", refuse)
+    refuse_instance(monkeypatch, "m_0_1")
     text = config("{ kind: KIND_CPU count: 2 }").replace("dynamic_batching { }", "sequence_batching { }")
     with pytest.raises(AssertionError, match="no room"):
         async with serving(tmp_path, echo, m=text):

@@ -13,11 +13,11 @@ from server.engine import circuit, redis_store
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.pb import grpc_service_pb2 as pb
-from tests.engine.serving import CONFIG, Counting, Gate, Loader, Pending, infer, request, row
+from tests.engine.cached import CACHED, Cached
+from tests.engine.serving import CONFIG, Gate, Loader, Pending, infer, request, row
 from tests.front.certificates import Authority
 from tests.redis_servers import Puppet, redis_server
 
-CACHED = CONFIG + "response_cache { enable: true }"
 PATIENT = 30.0  # seconds: a test that hangs fails, none waits for it
 MISSING = b"_\r\n"
 
@@ -48,36 +48,12 @@ def cache_at(path, **settings):
     return RedisCache(str(path), **{"socket_timeout": PATIENT, "wait_timeout": PATIENT, **settings})
 
 
-class Server:
-    """An engine with the model "m", and others if configurations for them are given."""
-
-    def __init__(self, root, cache, execute=None, files=None, **configs):
-        self.model = execute or Counting()
-        configs = configs or {"m": CACHED}
-        for name, config in configs.items():
-            (root / name / "1").mkdir(parents=True, exist_ok=True)
-            (root / name / "config.pbtxt").write_text(config)
-        for name, content in (files or {}).items():
-            (root / "m" / "1" / name).write_text(content)
-        self.engine = Engine([root], Loader(dict.fromkeys(configs, self.model)), Options(), cache=cache)
-
-    async def __aenter__(self):
-        assert await self.engine.start() == []
-        return self
-
-    async def __aexit__(self, *_):
-        await self.engine.close()
-
-    async def ask(self, *values):
-        answer = await infer(self.engine, request(x=row(*values)))
-        assert answer.array().tolist() == [[2 * value for value in values]]
+class Server(Cached):
+    """One with its cache in Redis."""
 
     async def written(self):
         """What is on its way to Redis has arrived there."""
         await asyncio.gather(*self.engine._store._tasks)
-
-    def counts(self, *names):
-        return tuple(self.engine.infer.reuse()[name] for name in names)
 
 
 async def test_servers_with_equal_files_share_answers(tmp_path, real):

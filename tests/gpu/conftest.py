@@ -13,8 +13,10 @@ import pytest
 
 from _native.cuda import driver
 from _native.cuda.device import device
+from tests.engine.region_owner import RegionOwner
 
 REPORT = "INFERD_GPU_REPORT"
+WHOLE = 2 << 20  # the driver may cut smaller memory out of a block, which is then what a handle stands for
 
 _outcomes: dict[str, str] = {}
 
@@ -37,6 +39,14 @@ def gpu():
     if missing:
         pytest.skip(f"needs a GPU: {missing}")
     return device(0)
+
+
+@pytest.fixture
+def owner(gpu):
+    """Another process with `WHOLE` bytes on it."""
+    owner = RegionOwner(library=driver.DEFAULT_LIBRARY, size=WHOLE)
+    yield owner
+    owner.close()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,9 +1,7 @@
 """Shows inputs of a Python model on a real GPU: a client's memory that its worker process opens."""
 
 import numpy as np
-import pytest
 
-from _native.cuda import driver
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -12,9 +10,9 @@ from server.engine.instances import Placement
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import Status
 from tests.backends.python.served import add_model
-from tests.engine.region_owner import RegionOwner, placed
+from tests.engine.region_owner import placed
 from tests.engine.serving import infer_all, request
-from tests.gpu.test_regions import WHOLE
+from tests.gpu.conftest import WHOLE
 
 CONFIG = """
 backend: "python"
@@ -40,13 +38,6 @@ class TritonPythonModel:
         device = pb_utils.Tensor("device", np.array([x.__dlpack_device__()], np.int32))
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", x.to_dlpack()), device])
 """
-
-
-@pytest.fixture
-def owner(gpu):
-    owner = RegionOwner(library=driver.DEFAULT_LIBRARY, size=WHOLE)
-    yield owner
-    owner.close()
 
 
 def message(values, offset):

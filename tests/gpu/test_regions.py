@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from _native.cuda import driver
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -11,10 +10,8 @@ from server.engine.gpu import Gpus
 from server.engine.instances import Placement
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import Status
-from tests.engine.region_owner import SIZE, RegionOwner, placed
+from tests.engine.region_owner import SIZE, placed
 from tests.engine.serving import infer_all, request
-
-WHOLE = 2 << 20  # the driver may cut smaller memory out of a block, which is then what a handle stands for
 
 CONFIG = """
 backend: "identity"
@@ -24,13 +21,6 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 16 ] }
 instance_group { kind: KIND_GPU count: 1 gpus: [ 0 ] }
 dynamic_batching { }
 """
-
-
-@pytest.fixture
-def owner(gpu):
-    owner = RegionOwner(library=driver.DEFAULT_LIBRARY, size=WHOLE)
-    yield owner
-    owner.close()
 
 
 def message(values, offset):
