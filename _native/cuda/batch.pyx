@@ -10,9 +10,18 @@ from _native.cuda.tensor cimport address_of, tensor_new
 from _native.cuda.transfer cimport Transfer, place_in_region
 from _native.execution.scatter cimport batch_wants
 from _native.execution.supply cimport GatheredInput
-from _native.inference.signature cimport MAX_RANK
+from _native.inference.signature cimport MAX_RANK, TensorSignature
 from _native.memory.resource cimport block_give
 from _native.protobuf.datatype cimport datatype_size
+
+
+cdef uint32_t index_of(const TensorSignature *tensors, uint32_t count, str name, str kind) except? 0xffffffff:
+    cdef bytes wanted = name.encode()
+    cdef uint32_t i
+    for i in range(count):
+        if tensors[i].name.data == wanted:
+            return i
+    raise ValueError(f"the model has no {kind} '{name}'")
 
 
 cdef class GpuBatch:
@@ -31,13 +40,8 @@ cdef class GpuBatch:
         return 0
 
     cdef uint32_t output_index(self, str name) except? 0xffffffff:
-        cdef bytes wanted = name.encode()
-        cdef uint32_t i
         self.check()
-        for i in range(self.set.output_count):
-            if self.set.batch.signature.outputs[i].name.data == wanted:
-                return i
-        raise ValueError(f"the model has no output '{name}'")
+        return index_of(self.set.batch.signature.outputs, self.set.output_count, name, "output")
 
     @property
     def rows(self) -> int:
@@ -56,13 +60,8 @@ cdef class GpuBatch:
         return self.recorded
 
     cdef uint32_t input_index(self, str name) except? 0xffffffff:
-        cdef bytes wanted = name.encode()
-        cdef uint32_t i
         self.check()
-        for i in range(self.set.input_count):
-            if self.set.batch.signature.inputs[i].name.data == wanted:
-                return i
-        raise ValueError(f"the model has no input '{name}'")
+        return index_of(self.set.batch.signature.inputs, self.set.input_count, name, "input")
 
     def input(self, name: str):
         """The input over all requests; None for an optional one that the requests leave out."""

@@ -28,6 +28,7 @@ from _native.memory.resource cimport (
     block_give,
     block_take,
     block_wrap,
+    raise_refused,
     resource_refusal,
     resource_take,
 )
@@ -321,17 +322,12 @@ cdef class DevicePool(PooledMemory):
         cdef Lent lent = Lent.__new__(Lent)
         cdef size_t wanted = size
         cdef StreamHandle handle = (<Stream?>stream).stream
-        cdef char *text
         self.device.use()
         with nogil:
             lent.block = self.take_on(wanted, handle)
         lent.memory = self
         if lent.block == NULL:
-            text = resource_refusal(self.resource, wanted)
-            try:
-                raise MemoryError((<bytes>text).decode() if text != NULL else "out of memory")
-            finally:
-                free(text)
+            raise_refused(self.resource, wanted)
         return lent
 
     def give_after(self, lent: Lent, stream: Stream) -> None:

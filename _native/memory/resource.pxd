@@ -45,6 +45,8 @@ cdef int64_t resource_used(Resource *resource) noexcept nogil
 # "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL when there
 # is none.
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil
+# The same as a MemoryError.
+cdef int raise_refused(Resource *resource, size_t asked) except -1
 # Raise a peak to `value`, if it is higher.
 cdef void raise_peak(int64_t *peak, int64_t value) noexcept nogil
 

@@ -445,6 +445,14 @@ cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil:
                        asked, <long long>resource_used(resource), <long long>load64(&resource.held), <long long>limit)
 
 
+cdef int raise_refused(Resource *resource, size_t asked) except -1:
+    cdef char *text = resource_refusal(resource, asked)
+    try:
+        raise MemoryError((<bytes>text).decode() if text != NULL else "out of memory")
+    finally:
+        free(text)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Python
 
@@ -535,16 +543,11 @@ cdef class Memory:
         """
         cdef Lent lent = Lent.__new__(Lent)
         cdef size_t wanted = size
-        cdef char *text
         with nogil:
             lent.block = resource_take(self.resource, wanted)
         lent.memory = self
         if lent.block == NULL:
-            text = resource_refusal(self.resource, wanted)
-            try:
-                raise MemoryError((<bytes>text).decode() if text != NULL else "out of memory")
-            finally:
-                free(text)
+            raise_refused(self.resource, wanted)
         return lent
 
     def trim(self) -> int:
