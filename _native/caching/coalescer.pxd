@@ -4,28 +4,32 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.caching.question cimport Digest
-from _native.inference.request cimport Request, Response
+from _native.inference.request cimport Request, Requests, Response
 from _native.scheduling.lane cimport Lane
 
 cdef struct Memo:
     # one question that is being answered, or has been
-    Memo *next               # in its bucket
+    Memo *in_bucket          # the next in its bucket
     Coalescer *home
     Digest digest
     uint64_t era             # in which it was asked
     Request *work            # carries the question to the model, and keeps the answer
     uint32_t output_count    # that are asked for
-    Request *first           # those who wait, in order of arrival, by Request.next and .previous
-    Request *last
+    Requests waiting         # for the answer, in order of arrival
     bint answered
     bint delivering          # the answer is being handed to those who wait
     bint asking              # the store is being asked; `work` has not been pushed
     void *lookup             # of the store, from `look` on until `forget`; NULL: it knows nothing of the question
     int64_t asked_ns         # when the store was asked
-    Memo *newer              # of the answered, by last use
-    Memo *older
+    Memo *previous           # in Coalescer.kept
+    Memo *next
     size_t size              # bytes that the cache holds for it
     int64_t expires_ns       # 0: never
+
+cdef struct Memos:
+    # a list of them; see _native.list
+    Memo *first
+    Memo *last
 
 cdef struct Store:
     # Keeps answers outside of the server, for it and for others. Nothing of it blocks, and all of it is on the loop.
@@ -42,8 +46,7 @@ cdef struct Coalescer:
     Memo **buckets
     uint32_t bucket_count    # a power of two, or 0 before the first memo
     uint32_t count
-    Memo *newest
-    Memo *oldest
+    Memos kept               # the answered ones, by last use, the newest last
     size_t size
     size_t limit             # of `size`; 0: there is no cache
     int64_t ttl_ns           # how long answers are kept; 0: for ever

@@ -41,6 +41,7 @@ from _native.inference.statistics cimport (
     statistics_failed,
     statistics_shared,
 )
+from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.scheduling.lane cimport lane_discard
 from _native.text cimport format_text
@@ -68,7 +69,7 @@ cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) no
         if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
                 and question_same(memo.work, request)):
             return memo
-        memo = memo.next
+        memo = memo.in_bucket
     return NULL
 
 
@@ -87,8 +88,8 @@ cdef bint make_room(Coalescer *self) noexcept nogil:
     for i in range(self.bucket_count):
         memo = self.buckets[i]
         while memo != NULL:
-            following = memo.next
-            memo.next = buckets[memo.digest.low & (count - 1)]
+            following = memo.in_bucket
+            memo.in_bucket = buckets[memo.digest.low & (count - 1)]
             buckets[memo.digest.low & (count - 1)] = memo
             memo = following
     free(self.buckets)
@@ -101,8 +102,8 @@ cdef void unlist(Memo *memo) noexcept nogil:
     cdef Coalescer *self = memo.home
     cdef Memo **link = &self.buckets[memo.digest.low & (self.bucket_count - 1)]
     while link[0] != memo:
-        link = &link[0].next
-    link[0] = memo.next
+        link = &link[0].in_bucket
+    link[0] = memo.in_bucket
     self.count -= 1
 
 
@@ -127,7 +128,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     memo.era = self.era
     memo.digest = digest
     bucket = &self.buckets[digest.low & (self.bucket_count - 1)]
-    memo.next = bucket[0]
+    memo.in_bucket = bucket[0]
     bucket[0] = memo
     self.count += 1
     return memo
@@ -148,29 +149,14 @@ cdef void join(Memo *memo, Request *request) noexcept nogil:
     request.state = REQUEST_WAITING
     request.leave = leave
     request.awaited = memo
-    request.next = NULL
-    request.previous = memo.last
-    if memo.last == NULL:
-        memo.first = request
-    else:
-        memo.last.next = request
-    memo.last = request
+    list_append(&memo.waiting, request)
 
 
 cdef void detach(Memo *memo, Request *request) noexcept nogil:
-    if request.previous == NULL:
-        memo.first = request.next
-    else:
-        request.previous.next = request.next
-    if request.next == NULL:
-        memo.last = request.previous
-    else:
-        request.next.previous = request.previous
+    list_remove(&memo.waiting, request)
     request.state = REQUEST_TAKEN
     request.leave = NULL
     request.awaited = NULL
-    request.next = NULL
-    request.previous = NULL
 
 
 cdef void leave(Request *request) noexcept nogil:
@@ -178,7 +164,7 @@ cdef void leave(Request *request) noexcept nogil:
     cdef Request *work = memo.work
     cdef bint counts = True
     detach(memo, request)
-    if memo.first == NULL and not memo.delivering:
+    if memo.waiting.first == NULL and not memo.delivering:
         if memo.asking:
             lane_discard(memo.work)
             memo_free(memo)
@@ -221,8 +207,8 @@ cdef void answered(void *sink, Response *response, int status, const char *detai
     cdef uint64_t ns = 0
     cdef int64_t now = now_ns()
     memo.delivering = True
-    while memo.first != NULL:  # a delivery may make others leave
-        request = memo.first
+    while memo.waiting.first != NULL:  # a delivery may make others leave
+        request = memo.waiting.first
         detach(memo, request)
         if followers:
             ns += <uint64_t>(now - request.arrived_ns)
@@ -328,40 +314,17 @@ cdef bint keep(Memo *memo) noexcept nogil:
     memo.answered = True
     memo.expires_ns = begin + self.ttl_ns if self.ttl_ns else 0
     self.size += memo.size
-    put_newest(self, memo)
+    list_append(&self.kept, memo)
     while self.size > self.limit:
         self.evictions += 1
-        drop(self.oldest)
+        drop(self.kept.first)
     statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
     return True
 
 
-cdef void put_newest(Coalescer *self, Memo *memo) noexcept nogil:
-    memo.newer = NULL
-    memo.older = self.newest
-    if self.newest != NULL:
-        self.newest.newer = memo
-    self.newest = memo
-    if self.oldest == NULL:
-        self.oldest = memo
-
-
-cdef void cut(Memo *memo) noexcept nogil:
-    # out of the order of use
-    cdef Coalescer *self = memo.home
-    if memo.newer == NULL:
-        self.newest = memo.older
-    else:
-        memo.newer.older = memo.older
-    if memo.older == NULL:
-        self.oldest = memo.newer
-    else:
-        memo.older.newer = memo.newer
-
-
 cdef void drop(Memo *memo) noexcept nogil:
     # an answered one
-    cut(memo)
+    list_remove(&memo.home.kept, memo)
     memo.home.size -= memo.size
     request_free(memo.work)
     memo_free(memo)
@@ -379,8 +342,8 @@ cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept
 
 
 cdef void hit(Memo *memo, Request *request, int64_t begin) noexcept nogil:
-    cut(memo)
-    put_newest(memo.home, memo)
+    list_remove(&memo.home.kept, memo)
+    list_append(&memo.home.kept, memo)
     request.state = REQUEST_TAKEN
     return_hit(memo, request, begin)
 
@@ -446,8 +409,8 @@ cdef void count_miss(Coalescer *self, Lane *lane, int64_t begin) noexcept nogil:
 
 cdef void coalescer_found(Memo *memo) noexcept nogil:
     cdef Request *request
-    while memo.first != NULL:
-        request = memo.first
+    while memo.waiting.first != NULL:
+        request = memo.waiting.first
         detach(memo, request)
         return_hit(memo, request, memo.asked_ns)
     lane_discard(memo.work)
@@ -455,7 +418,7 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
 
 
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
-    cdef const Request *request = memo.first
+    cdef const Request *request = memo.waiting.first
     memo.asking = False
     while request != NULL:
         count_miss(memo.home, <Lane *>memo.work.lane, memo.asked_ns)
@@ -464,11 +427,11 @@ cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
 
 
 cdef void coalescer_forget(Coalescer *self, const Lane *lane) noexcept nogil:
-    cdef Memo *memo = self.oldest
+    cdef Memo *memo = self.kept.first
     cdef Memo *newer
     self.era += 1
     while memo != NULL:
-        newer = memo.newer
+        newer = memo.next
         if lane == NULL or memo.work.lane == lane:
             drop(memo)
         memo = newer

@@ -47,7 +47,13 @@ cdef struct BufferSet:
     EventHandle finished
     bint submitted           # work of this batch is on the streams
     int graph                # that is launched for it, by number; -1: none
+    BufferSet *previous      # among the free sets, or those that are submitted
     BufferSet *next
+
+cdef struct BufferSets:
+    # a list of them; see _native.list
+    BufferSet *first
+    BufferSet *last
 
 cdef inline size_t aligned(size_t size) noexcept nogil:
     return (size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
@@ -72,9 +78,8 @@ cdef class Pipeline:
     cdef bint alone                  # one batch at a time
     cdef Mutex guard
     cdef Condition changed
-    cdef BufferSet *free
-    cdef BufferSet *first
-    cdef BufferSet *last
+    cdef BufferSets free             # the last used first
+    cdef BufferSets submitted        # the oldest first
     cdef int ahead                   # batches that are taken and not computed yet
     cdef int in_flight               # sets that are not free
     cdef bint closing

@@ -15,6 +15,7 @@ from _native.cuda.driver cimport (
 )
 from _native.cuda.memory cimport DevicePool
 from _native.execution.batch cimport batch_free, batch_init
+from _native.list cimport list_append, list_prepend, list_remove
 from _native.memory.resource cimport block_give
 from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.threads cimport (
@@ -67,8 +68,7 @@ cdef class Pipeline:
         for i in range(SETS):
             self.sets[i].index = i
             self.make(&self.sets[i], lane.lane, EVENT_DISABLE_TIMING | (0 if busy_wait else EVENT_BLOCKING_SYNC))
-            self.sets[i].next = self.free
-            self.free = &self.sets[i]
+            list_prepend(&self.free, &self.sets[i])
 
     cdef int make(self, BufferSet *set, Lane *lane, unsigned int event_flags) except -1:
         batch_init(&set.batch, lane)
@@ -104,10 +104,10 @@ cdef class Pipeline:
     cdef BufferSet *acquire(self) noexcept nogil:
         cdef BufferSet *set
         lock(&self.guard)
-        while self.free == NULL or self.ahead >= AHEAD or (self.alone and self.in_flight):
+        while self.free.first == NULL or self.ahead >= AHEAD or (self.alone and self.in_flight):
             wait(&self.changed, &self.guard)
-        set = self.free
-        self.free = set.next
+        set = self.free.first
+        list_remove(&self.free, set)
         self.ahead += 1
         self.in_flight += 1
         unlock(&self.guard)
@@ -116,23 +116,18 @@ cdef class Pipeline:
 
     cdef void submit(self, BufferSet *set) noexcept nogil:
         lock(&self.guard)
-        set.next = NULL
-        if self.first == NULL:
-            self.first = set
-        else:
-            self.last.next = set
-        self.last = set
+        list_append(&self.submitted, set)
         notify_all(&self.changed)
         unlock(&self.guard)
 
     cdef BufferSet *next_submitted(self) noexcept nogil:
         cdef BufferSet *set
         lock(&self.guard)
-        while self.first == NULL and not self.closing:
+        while self.submitted.first == NULL and not self.closing:
             wait(&self.changed, &self.guard)
-        set = self.first
+        set = self.submitted.first
         if set != NULL:
-            self.first = set.next
+            list_remove(&self.submitted, set)
         unlock(&self.guard)
         return set
 
@@ -144,8 +139,7 @@ cdef class Pipeline:
 
     cdef void release(self, BufferSet *set) noexcept nogil:
         lock(&self.guard)
-        set.next = self.free
-        self.free = set
+        list_prepend(&self.free, set)
         self.in_flight -= 1
         notify_all(&self.changed)
         unlock(&self.guard)

@@ -63,7 +63,7 @@ cdef struct Frame:
     # one occurrence of a scope: the request as a whole, or a response of a decoupled step and what is made of it
     Run *run
     Frame *parent
-    Frame *previous          # in the run, in the order in which they began
+    Frame *previous          # in the run
     Frame *next
     uint32_t scope
     uint32_t open_calls      # not over
@@ -88,7 +88,7 @@ cdef struct Run:
     void *ensemble
     Request *request
     Needs needs
-    Frame *first
+    Frame *first             # its frames, in the order in which they began
     Frame *last
     Call *ready              # calls whose inputs are all known
     uint32_t active          # calls that run or wait for their turn

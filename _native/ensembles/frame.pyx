@@ -12,6 +12,7 @@ from libc.string cimport memcpy, memset
 
 from _native.ensembles.plan cimport PlanScope, PlanStep, PlanTensor
 from _native.inference.signature cimport TensorSignature
+from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_give, block_share
 
 
@@ -115,12 +116,7 @@ cdef Frame *frame_new(Run *run, uint32_t scope, Frame *parent) noexcept nogil:
     frame.parent = parent
     if parent != NULL:
         parent.children += 1
-    frame.previous = run.last
-    if run.last == NULL:
-        run.first = frame
-    else:
-        run.last.next = frame
-    run.last = frame
+    list_append(run, frame)
     open_values(frame)
     open_calls(frame)
     return frame
@@ -130,14 +126,7 @@ cdef void frame_free(Frame *frame) noexcept nogil:
     cdef Run *run = frame.run
     cdef const PlanScope *plan = &run.needs.plan.scopes[frame.scope]
     cdef uint32_t i
-    if frame.previous == NULL:
-        run.first = frame.next
-    else:
-        frame.previous.next = frame.next
-    if frame.next == NULL:
-        run.last = frame.previous
-    else:
-        frame.next.previous = frame.previous
+    list_remove(run, frame)
     if frame.parent != NULL:
         frame.parent.children -= 1
     for i in range(plan.tensor_count):

@@ -11,8 +11,8 @@ from _native.scheduling.lane cimport Lane
 cdef struct Turn:
     # of a step, when the number of its requests is limited
     uint32_t running
-    Call *head               # waits longest
-    Call *tail
+    Call *first              # that waits for it, the longest
+    Call *last
 
 cdef struct Ensemble:
     Lane lane

@@ -56,6 +56,7 @@ from _native.inference.request cimport (
 )
 from _native.inference.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
 from _native.inference.submission cimport submit_request
+from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_share
 from _native.protobuf.codec cimport Str
 from _native.text cimport clip, format_text, text_or_no_memory
@@ -221,30 +222,11 @@ cdef void start(Call *call) noexcept nogil:
             step_leave(call.frame, &run.needs.plan.steps[call.step], True)
         return
     run.active += 1
-    if ensemble.max_inflight == 0 or (turn.running < ensemble.max_inflight and turn.head == NULL):
+    if ensemble.max_inflight == 0 or (turn.running < ensemble.max_inflight and turn.first == NULL):
         launch(call)
         return
     call.state = CALL_WAITING
-    call.next = NULL
-    call.previous = turn.tail
-    if turn.tail == NULL:
-        turn.head = call
-    else:
-        turn.tail.next = call
-    turn.tail = call
-
-
-cdef void leave_turn(Call *call) noexcept nogil:
-    # out of those that wait
-    cdef Turn *turn = &ensemble_of(call.frame.run).turns[call.step]
-    if call.previous == NULL:
-        turn.head = call.next
-    else:
-        call.previous.next = call.next
-    if call.next == NULL:
-        turn.tail = call.previous
-    else:
-        call.next.previous = call.previous
+    list_append(turn, call)
 
 
 cdef void pass_turns(Ensemble *ensemble) noexcept nogil:
@@ -258,12 +240,12 @@ cdef void pass_turns(Ensemble *ensemble) noexcept nogil:
     ensemble.passing = True
     while i < ensemble.plan.step_count:
         turn = &ensemble.turns[i]
-        if turn.head == NULL or turn.running >= ensemble.max_inflight:
+        if turn.first == NULL or turn.running >= ensemble.max_inflight:
             i += 1
             continue
-        call = turn.head
+        call = turn.first
         run = call.frame.run
-        leave_turn(call)
+        list_remove(turn, call)
         launch(call)
         if run.status != STATUS_OK:
             run.delivering = False  # not of this run
@@ -423,10 +405,11 @@ cdef void fail_deadlocked(Run *run) noexcept nogil:
 
 
 cdef void drop_call(Call *call) noexcept nogil:
+    cdef Turn *turn = &ensemble_of(call.frame.run).turns[call.step]
     if call.state == CALL_WAITING:
-        leave_turn(call)
+        list_remove(turn, call)
     elif call.state == CALL_RUNNING:
-        ensemble_of(call.frame.run).turns[call.step].running -= 1
+        turn.running -= 1
         bridge_abandon(call.request)
 
 

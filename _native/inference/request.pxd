@@ -128,8 +128,8 @@ cdef struct Request:
     uint64_t stream          # that it came on; 0: none
 
     RequestState state       # guarded by the lane's lock
-    Request *previous        # in the lane
-    Request *next            # in the lane
+    Request *previous        # where it waits
+    Request *next            # there, or in a chain
     int64_t arrived_ns
     int64_t queued_ns
     int64_t deadline_ns      # of the client, monotonic; 0: none
@@ -153,6 +153,11 @@ cdef struct Request:
     void *sink               # NULL once the sink has left
     leave_fn leave           # of a waiting request
     void *awaited            # by a waiting request; see leave
+
+cdef struct Requests:
+    # a list of them; see _native.list
+    Request *first
+    Request *last
 
 cdef Request *request_new() noexcept nogil
 cdef void request_free(Request *request) noexcept nogil

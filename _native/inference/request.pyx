@@ -7,6 +7,7 @@ from libc.string cimport memcmp, memset
 from _native.atomic cimport load32, store32
 from _native.execution.shape cimport bucket_of
 from _native.inference.signature cimport TensorSignature
+from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
 from _native.memory.shm cimport placements_free
 from _native.protobuf.codec cimport (
@@ -169,9 +170,14 @@ cdef void request_abandon(Request *request) noexcept nogil:
     stop_abandoned()
 
 
+cdef struct WatchedList:
+    # see _native.list
+    Watched *first
+    Watched *last
+
 # Held by the loop while it calls `stop`, which may take the GIL: nobody else waits for it with the GIL.
 cdef Mutex watching
-cdef Watched *first_watched = NULL
+cdef WatchedList all_watched
 mutex_init(&watching, NULL)
 
 
@@ -184,30 +190,19 @@ cdef bint all_abandoned(const Watched *watched) noexcept nogil:
 
 
 cdef bint requests_watch(Watched *watched) noexcept nogil:
-    global first_watched
     cdef bint waited_for
     watched.stopped = False
     lock(&watching)
     waited_for = not all_abandoned(watched)
     if waited_for:
-        watched.previous = NULL
-        watched.next = first_watched
-        if first_watched != NULL:
-            first_watched.previous = watched
-        first_watched = watched
+        list_prepend(&all_watched, watched)
     unlock(&watching)
     return waited_for
 
 
 cdef void requests_unwatch(Watched *watched) noexcept nogil:
-    global first_watched
     lock(&watching)
-    if watched.previous != NULL:
-        watched.previous.next = watched.next
-    else:
-        first_watched = watched.next
-    if watched.next != NULL:
-        watched.next.previous = watched.previous
+    list_remove(&all_watched, watched)
     unlock(&watching)
 
 
@@ -215,7 +210,7 @@ cdef void stop_abandoned() noexcept nogil:
     # one look at most executions: at their first request
     cdef Watched *watched
     lock(&watching)
-    watched = first_watched
+    watched = all_watched.first
     while watched != NULL:
         if not watched.stopped and all_abandoned(watched):
             watched.stopped = True

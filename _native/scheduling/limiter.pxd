@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.chain cimport Chain
 from _native.threads cimport Condition, Mutex
 
 cdef struct Pool:
@@ -16,19 +15,24 @@ cdef struct Need:
 
 cdef struct Claim:
     # of one instance to all that it needs at once
-    Claim *next              # among those that wait, the oldest first
+    Claim *previous          # in Limiter.waiting
+    Claim *next
     Limiter *limiter
     Need *needs
     uint32_t need_count
     uint64_t priority        # the weight of an execution: 1 is the highest
     uint64_t executions
     bint held
-    bint waiting
     Condition granted
+
+cdef struct Claims:
+    # a list of them; see _native.list
+    Claim *first
+    Claim *last
 
 cdef struct Limiter:
     Mutex guard              # guards all, and the claims
-    Chain waiting            # claims
+    Claims waiting           # the oldest first
 
 # Wait until the instance may execute, if it does not hold its resources already. On its thread.
 cdef void claim_acquire(Claim *claim) noexcept nogil

@@ -12,7 +12,7 @@ can therefore wait long while others share it; its priority does not change that
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from _native.chain cimport chain_push, chain_remove
+from _native.list cimport list_append, list_remove
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -50,14 +50,14 @@ cdef inline uint64_t weight(const Claim *claim) noexcept nogil:
 
 cdef Claim *take_best(Limiter *limiter) noexcept nogil:
     # the claim that is to be granted next, out of those that wait; NULL when none can be
-    cdef Claim *claim = <Claim *>limiter.waiting.first
+    cdef Claim *claim = limiter.waiting.first
     cdef Claim *best = NULL
     while claim != NULL:
         if is_free(claim) and (best == NULL or weight(claim) < weight(best)):
             best = claim
         claim = claim.next
     if best != NULL:
-        chain_remove(&limiter.waiting, best)
+        list_remove(&limiter.waiting, best)
     return best
 
 
@@ -66,7 +66,6 @@ cdef void grant(Limiter *limiter) noexcept nogil:
     cdef Claim *claim = take_best(limiter)
     while claim != NULL:
         move(claim, 1)
-        claim.waiting = False
         notify_one(&claim.granted)
         claim = take_best(limiter)
 
@@ -75,8 +74,7 @@ cdef void claim_acquire(Claim *claim) noexcept nogil:
     cdef Limiter *limiter = claim.limiter
     lock(&limiter.guard)
     if not claim.held:
-        claim.waiting = True
-        chain_push(&limiter.waiting, claim)
+        list_append(&limiter.waiting, claim)
         grant(limiter)
         while not claim.held:
             wait(&claim.granted, &limiter.guard)
@@ -139,7 +137,7 @@ cdef class RateLimiter:
         cdef Claim *claim
         count = 0
         lock(&self.limiter.guard)
-        claim = <Claim *>self.limiter.waiting.first
+        claim = self.limiter.waiting.first
         while claim != NULL:
             count += 1
             claim = claim.next

@@ -8,6 +8,7 @@ gives its turn up at once, so nobody waits for it.
 from libc.stdlib cimport calloc, free
 
 from _native.inference.request cimport Request, Response
+from _native.list cimport list_append, list_remove
 
 
 cdef Order *order_new(void *lane) noexcept nogil:
@@ -26,12 +27,7 @@ cdef bint order_enter(Order *order, Request *request) noexcept nogil:
     if turn == NULL:
         return False
     turn.order = order
-    turn.previous = order.last
-    if order.last == NULL:
-        order.first = turn
-    else:
-        order.last.next = turn
-    order.last = turn
+    list_append(order, turn)
     order.bridge = request.bridge
     request.turn = turn
     return True
@@ -59,14 +55,7 @@ cdef Response *order_next(Order *order) noexcept nogil:
 cdef Response *order_leave(Request *request) noexcept nogil:
     cdef Turn *turn = <Turn *>request.turn
     cdef Response *held = turn.first
-    if turn.previous == NULL:
-        turn.order.first = turn.next
-    else:
-        turn.previous.next = turn.next
-    if turn.next == NULL:
-        turn.order.last = turn.previous
-    else:
-        turn.next.previous = turn.previous
+    list_remove(turn.order, turn)
     request.turn = NULL
     free(turn)
     return held

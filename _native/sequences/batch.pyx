@@ -48,14 +48,14 @@ cdef bint states_alike(const Slots *slots, const Sequence *a, const Sequence *b)
 
 cdef inline bint may_share(const Slots *slots, const Sequence *a, const Sequence *b) noexcept nogil:
     # their next requests may share a batch
-    if not slots.lane.signature.uniform and not request_alike(a.head, b.head):
+    if not slots.lane.signature.uniform and not request_alike(a.queue.first, b.queue.first):
         return False
     return slots.steady or states_alike(slots, a, b)
 
 
 cdef bint begin_state(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # of its next request, which stands for a batch; False: no memory, and the sequence is gone with all its requests
-    cdef Request *request = sequence.head
+    cdef Request *request = sequence.queue.first
     if not request.sequence_start or states_begin(sequence, slots.plans, request.rows):
         return True
     slots_unlist(slots, sequence)
@@ -77,7 +77,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     sequence.running = request
     sequence.begun = True
     slots_bench(slots, sequence).running += 1
-    if slots.direct and request.sequence_end and sequence.head == NULL:
+    if slots.direct and request.sequence_end and sequence.queue.first == NULL:
         slots_release(slots, sequence, now)   # its row is free for the next batch
     return request
 
@@ -104,16 +104,16 @@ cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t
     bench.wake_rows = 1
     if oldest == NULL:
         return 0
-    rows = oldest.head.rows
+    rows = oldest.queue.first.rows
     if is_preferred(&slots.preferred, rows):
         preferred = 1
     full = rows >= slots.max_rows
     sequence = oldest.next
     while sequence != NULL and not full:
-        if rows + sequence.head.rows > slots.max_rows or not may_share(slots, oldest, sequence):
+        if rows + sequence.queue.first.rows > slots.max_rows or not may_share(slots, oldest, sequence):
             full = True
         else:
-            rows += sequence.head.rows
+            rows += sequence.queue.first.rows
             count += 1
             if is_preferred(&slots.preferred, rows):
                 preferred = count
@@ -161,15 +161,15 @@ cdef Sequence *plan_direct(const Slots *slots, const Bench *bench, int64_t now, 
         return NULL   # rows keep their place from one batch to the next
     for slot in range(slots.per_seat if bench.waiting else 0):
         sequence = bench.slots[slot]
-        if sequence != NULL and sequence.head != NULL:
+        if sequence != NULL and sequence.queue.first != NULL:
             ready += 1
-            if oldest == NULL or sequence.head.queued_ns < oldest.head.queued_ns:
+            if oldest == NULL or sequence.queue.first.queued_ns < oldest.queue.first.queued_ns:
                 oldest = sequence
     if oldest == NULL or slots.closed or slots.delay_ns == 0 or slots.min_utilization == 0:
         return oldest
-    if now - oldest.head.queued_ns >= slots.delay_ns or ready >= slots.min_utilization * slots.per_seat:
+    if now - oldest.queue.first.queued_ns >= slots.delay_ns or ready >= slots.min_utilization * slots.per_seat:
         return oldest
-    wake[0] = oldest.head.queued_ns + slots.delay_ns
+    wake[0] = oldest.queue.first.queued_ns + slots.delay_ns
     return NULL
 
 
@@ -228,7 +228,7 @@ cdef bint begin_states(Slots *slots, Bench *bench, int64_t now) noexcept nogil:
     cdef uint32_t slot
     for slot in range(slots.per_seat):
         sequence = bench.slots[slot]
-        if sequence != NULL and sequence.head != NULL and not begin_state(slots, sequence, now):
+        if sequence != NULL and sequence.queue.first != NULL and not begin_state(slots, sequence, now):
             return False
     return True
 
@@ -241,7 +241,7 @@ cdef uint32_t choose_rows(const Slots *slots, const Bench *bench, const Sequence
     cdef uint32_t slot
     for slot in range(slots.per_seat):
         sequence = bench.slots[slot]
-        if sequence != NULL and sequence.head != NULL and may_share(slots, like, sequence):
+        if sequence != NULL and sequence.queue.first != NULL and may_share(slots, like, sequence):
             sequence.chosen = True
             rows = slot + 1
             ready += 1
@@ -265,7 +265,7 @@ cdef Request *take_direct(Slots *slots, Bench *bench, int64_t now, int64_t *wake
         wake[0] = now
         return NULL
     rows = choose_rows(slots, bench, like, &idle)
-    nulls = null_rows(like.head, idle, &good)
+    nulls = null_rows(like.queue.first, idle, &good)
     for slot in range(rows):
         sequence = bench.slots[slot]
         if sequence != NULL and sequence.chosen:

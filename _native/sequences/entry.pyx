@@ -188,7 +188,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
             return LANE_REFUSED
         at_rest = sequence.slot >= 0
     else:
-        at_rest = sequence.head == NULL and sequence.running == NULL
+        at_rest = sequence.queue.first == NULL and sequence.running == NULL
         if sequence.list == &slots.idle:
             sequences_remove(sequence)
         if request.sequence_start:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.inference.request cimport Correlation, InputData, Request
+from _native.inference.request cimport Correlation, InputData, Request, Requests
 from _native.memory.resource cimport Block
 
 cdef struct StatePlan:
@@ -18,8 +18,7 @@ cdef struct Sequence:
     bint listed              # in the table: further requests of its id belong to it
     uint64_t stream          # that it ends with; 0: none
     # what waits, in order, and what an instance has
-    Request *head
-    Request *tail
+    Requests queue
     Request *running
     uint32_t waiting         # requests that wait
     uint32_t rows            # of its requests, when it has a state
@@ -38,7 +37,7 @@ cdef struct Sequence:
     Block **own              # state_count: the memory of a state where it is nobody else's
 
 cdef struct Sequences:
-    # a list of them, in the order in which they came
+    # a list of them, in the order in which they came; see _native.list
     Sequence *first
     Sequence *last
     uint32_t count

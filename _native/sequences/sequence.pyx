@@ -12,6 +12,7 @@ from libc.string cimport memcmp, memcpy, memmove
 
 from _native.atomic cimport load32
 from _native.inference.request cimport Correlation, InputData, Request
+from _native.list cimport list_append, list_prepend, list_remove
 from _native.memory.resource cimport Block, block_give, block_take
 
 import os
@@ -66,13 +67,7 @@ cdef void sequence_free(Sequence *sequence) noexcept nogil:
 cdef void sequences_append(Sequences *list, Sequence *sequence, int64_t now) noexcept nogil:
     sequence.list = list
     sequence.since_ns = now
-    sequence.next = NULL
-    sequence.previous = list.last
-    if list.last == NULL:
-        list.first = sequence
-    else:
-        list.last.next = sequence
-    list.last = sequence
+    list_append(list, sequence)
     list.count += 1
 
 
@@ -80,18 +75,9 @@ cdef void sequences_remove(Sequence *sequence) noexcept nogil:
     cdef Sequences *list = sequence.list
     if list == NULL:
         return
-    if sequence.previous == NULL:
-        list.first = sequence.next
-    else:
-        sequence.previous.next = sequence.next
-    if sequence.next == NULL:
-        list.last = sequence.previous
-    else:
-        sequence.next.previous = sequence.previous
+    list_remove(list, sequence)
     list.count -= 1
     sequence.list = NULL
-    sequence.previous = NULL
-    sequence.next = NULL
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,50 +85,34 @@ cdef void sequences_remove(Sequence *sequence) noexcept nogil:
 
 cdef void sequence_append(Sequence *sequence, Request *request) noexcept nogil:
     request.sequence = sequence
-    request.next = NULL
-    request.previous = sequence.tail
-    if sequence.tail == NULL:
-        sequence.head = request
-    else:
-        sequence.tail.next = request
-    sequence.tail = request
+    list_append(&sequence.queue, request)
     sequence.waiting += 1
 
 
 cdef void sequence_prepend(Sequence *sequence, Request *request) noexcept nogil:
     request.sequence = sequence
-    request.previous = NULL
-    request.next = sequence.head
-    if sequence.head == NULL:
-        sequence.tail = request
-    else:
-        sequence.head.previous = request
-    sequence.head = request
+    list_prepend(&sequence.queue, request)
     sequence.waiting += 1
 
 
 cdef Request *sequence_pop(Sequence *sequence) noexcept nogil:
-    cdef Request *request = sequence.head
-    sequence.head = request.next
-    if sequence.head == NULL:
-        sequence.tail = NULL
-    else:
-        sequence.head.previous = NULL
-    request.next = NULL
+    cdef Request *request = sequence.queue.first
+    list_remove(&sequence.queue, request)
     sequence.waiting -= 1
     return request
 
 
 cdef Request *sequence_cut(Sequence *sequence, Request *request) noexcept nogil:
+    cdef Requests *queue = &sequence.queue
     cdef Request *each = request
     while each != NULL:
         sequence.waiting -= 1
         each = each.next
-    sequence.tail = request.previous
-    if sequence.tail == NULL:
-        sequence.head = NULL
+    queue.last = request.previous
+    if queue.last == NULL:
+        queue.first = NULL
     else:
-        sequence.tail.next = NULL
+        queue.last.next = NULL
     request.previous = NULL
     return request
 
@@ -260,7 +230,7 @@ cdef bint states_commit(Sequence *sequence, const StatePlan *plans, const Reques
 
 
 cdef const InputData *state_ahead(const Sequence *sequence, const StatePlan *plans, uint32_t state) noexcept nogil:
-    if sequence.head != NULL and sequence.head.sequence_start:
+    if sequence.queue.first != NULL and sequence.queue.first.sequence_start:
         return &plans[state].initial
     return &sequence.states[state]
 

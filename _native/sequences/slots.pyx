@@ -129,7 +129,7 @@ cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept no
     cdef Bench *bench = slots_bench(slots, sequence)
     if not slots.direct:
         sequences_append(&bench.ready, sequence, now)
-        bench.ready_rows += sequence.head.rows
+        bench.ready_rows += sequence.queue.first.rows
     if slots.direct or bench.ready_rows >= bench.wake_rows or not slots.lane.signature.uniform:
         bench.stirred = True
 
@@ -141,7 +141,7 @@ cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
         return
     if sequence.list != &slots.idle:
         bench = slots_bench(slots, sequence)
-        bench.ready_rows -= sequence.head.rows
+        bench.ready_rows -= sequence.queue.first.rows
     sequences_remove(sequence)
 
 
@@ -206,7 +206,7 @@ cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogi
 
 cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # no request of it runs, and it is in no list but perhaps the backlog: what next
-    if sequence.head != NULL:
+    if sequence.queue.first != NULL:
         if sequence.slot >= 0:
             slots_ready(slots, sequence, now)
     elif sequence.over or slots.closed:
@@ -272,13 +272,13 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
     if sequence.list == &slots.idle:
         sequences_remove(sequence)
     slots_notify(slots, sequence, reason, now)
-    if sequence.running == NULL and (sequence.list == NULL or sequence.head == NULL):
+    if sequence.running == NULL and (sequence.list == NULL or sequence.queue.first == NULL):
         go_on(slots, sequence, now)
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
-    if sequence.tail != NULL:
-        return sequence.tail.sequence_end
+    if sequence.queue.last != NULL:
+        return sequence.queue.last.sequence_end
     return sequence.running != NULL and sequence.running.sequence_end
 
 
@@ -331,7 +331,7 @@ cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int
 
 cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
     cdef Request *notice = NULL
-    if slots.notice and (sequence.begun or sequence.head != NULL) and not ends_itself(sequence):
+    if slots.notice and (sequence.begun or sequence.queue.first != NULL) and not ends_itself(sequence):
         notice = notice_new(slots, sequence, reason, now)
     if notice != NULL:
         sequence_append(sequence, notice)
@@ -370,7 +370,7 @@ cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nog
     cdef Sequence *sequence = <Sequence *>request.sequence
     if request.state != REQUEST_QUEUED:
         return False
-    if request == sequence.head:
+    if request == sequence.queue.first:
         slots_unlist(slots, sequence)
     if request.next != NULL:
         slots_let_fall(slots, sequence, request.next, STATUS_CANCELLED,
@@ -387,7 +387,7 @@ cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nog
     cdef Sequence *sequence = <Sequence *>request.sequence
     if request.state != REQUEST_QUEUED or sequence.slot >= 0:
         return
-    slots_let_fall(slots, sequence, sequence.head, STATUS_UNAVAILABLE,
+    slots_let_fall(slots, sequence, sequence.queue.first, STATUS_UNAVAILABLE,
                    "timeout of the corresponding sequence has been expired", "QUEUE_TIMEOUT")
     cut_short(slots, sequence, END_TIMEOUT, now)
 

@@ -10,6 +10,7 @@
 # that who sends slowly loses before who sends now.
 
 from _native.chain cimport chain_push, chain_remove
+from _native.list cimport list_append, list_remove
 from _native.transport.stream cimport Conn, Host, Stream
 
 cdef enum:
@@ -102,29 +103,12 @@ cdef inline bint holds_too_much(const Host *host) noexcept nogil:
 
 
 cdef inline void partial_join(Stream *stream) noexcept nogil:
-    cdef Host *host = stream.conn.host
-    if stream.partial:
-        return
-    stream.partial = True
-    stream.next_partial = NULL
-    stream.previous_partial = host.last_partial
-    if host.last_partial == NULL:
-        host.first_partial = stream
-    else:
-        host.last_partial.next_partial = stream
-    host.last_partial = stream
+    if stream.partial.stream == NULL:
+        stream.partial.stream = stream
+        list_append(&stream.conn.host.partials, &stream.partial)
 
 
 cdef inline void partial_leave(Stream *stream) noexcept nogil:
-    cdef Host *host = stream.conn.host
-    if not stream.partial:
-        return
-    stream.partial = False
-    if stream.previous_partial == NULL:
-        host.first_partial = stream.next_partial
-    else:
-        stream.previous_partial.next_partial = stream.next_partial
-    if stream.next_partial == NULL:
-        host.last_partial = stream.previous_partial
-    else:
-        stream.next_partial.previous_partial = stream.previous_partial
+    if stream.partial.stream != NULL:
+        stream.partial.stream = NULL
+        list_remove(&stream.conn.host.partials, &stream.partial)

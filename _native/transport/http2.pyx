@@ -23,6 +23,7 @@ from _native.inference.request cimport (
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNIMPLEMENTED,
 )
+from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
 from _native.text cimport format_text, text_or_no_memory
 from _native.transport.backpressure cimport unpark, wait_no_more
@@ -390,10 +391,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
         conn.session = NULL
         return False
     live_add(LIVE_CONNECTIONS, 1)
-    conn.next = host.first_conn
-    if conn.next != NULL:
-        conn.next.previous = conn
-    host.first_conn = conn
+    list_prepend(&host.connections, conn)
     settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
     settings[0].value = host.max_streams
     settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
@@ -417,15 +415,10 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     if link[0] != NULL:
         link[0] = conn.next_dirty
         conn.dirty = False
-    while conn.first_stream != NULL:
-        stream_closed(conn.first_stream, NGHTTP2_CANCEL)
+    while conn.open.first != NULL:
+        stream_closed(conn.open.first, NGHTTP2_CANCEL)
     wait_no_more(conn)
-    if conn.previous == NULL:
-        conn.host.first_conn = conn.next
-    else:
-        conn.previous.next = conn.next
-    if conn.next != NULL:
-        conn.next.previous = conn.previous
+    list_remove(&conn.host.connections, conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
@@ -505,7 +498,7 @@ cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
 
 
 cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:
-    cdef Stream *stream = conn.first_stream
+    cdef Stream *stream = conn.open.first
     while stream != NULL:
         if stream.method != NULL and not stream.ended:
             unpark(stream)
@@ -525,16 +518,16 @@ cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
 
 
 cdef void host_expire(Host *host) noexcept nogil:
-    cdef Conn *conn = host.first_conn
+    cdef Conn *conn = host.connections.first
     while conn != NULL:
-        if conn.first_stream != NULL and not conn.leaving:
+        if conn.open.first != NULL and not conn.leaving:
             expire_calls(conn)
         conn = conn.next
 
 
 cdef void expire_calls(Conn *conn) noexcept nogil:
     cdef Host *host = conn.host
-    cdef Stream *stream = conn.first_stream
+    cdef Stream *stream = conn.open.first
     cdef int64_t allowed
     cdef bint late
     while stream != NULL:

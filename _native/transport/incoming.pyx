@@ -246,8 +246,8 @@ cdef void refuse_client(Stream *stream) noexcept nogil:
 cdef void make_room(Host *host) noexcept nogil:
     # the oldest incomplete request goes; one that is alone may be as large as it likes
     cdef Stream *oldest
-    while holds_too_much(host) and host.first_partial != NULL and host.first_partial.held < host.held:
-        oldest = host.first_partial
+    while holds_too_much(host) and host.partials.first != NULL and host.partials.first.stream.held < host.held:
+        oldest = host.partials.first.stream
         refuse_message(oldest)
         stream_drop_request(oldest)
         host.others_ran = True

@@ -232,11 +232,11 @@ cdef class InferService:
         cache, entries and bytes in it now.
         """
         cdef Coalescer *coalescer = &self.submission.coalescer
-        cdef Memo *memo = coalescer.newest
+        cdef const Memo *memo = coalescer.kept.first
         entries = 0
         while memo != NULL:
             entries += 1
-            memo = memo.older
+            memo = memo.next
         return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
                 "evictions": coalescer.evictions, "entries": entries, "bytes": coalescer.size}
 

@@ -50,6 +50,12 @@ cdef struct Incoming:
     size_t counted           # in stream.queued_bytes
     bint compressed
 
+cdef struct Partial:
+    # a place in the list of streams whose request is incomplete
+    Stream *stream           # NULL: not in the list
+    Partial *previous
+    Partial *next
+
 cdef struct Stream:
     Link parked              # in Conn.parked
     Conn *conn
@@ -82,9 +88,7 @@ cdef struct Stream:
     int64_t begun_ns         # when what is being received began: the request when it is single, else the message
     size_t held              # bytes of messages that nobody has taken, of Host.held
     size_t charged           # bytes of messages, of Client.bytes
-    bint partial             # in the list of Host.first_partial
-    Stream *next_partial
-    Stream *previous_partial
+    Partial partial          # in Host.partials
     Chain incoming           # Incoming, complete
     size_t queued_bytes      # in complete messages that nobody has taken
     size_t withheld          # flow-control credit kept back because of them
@@ -111,8 +115,22 @@ cdef struct Stream:
     char *details            # percent-encoded, from malloc
     nghttp2_nv *trailers     # custom trailing metadata, from malloc
     size_t trailer_count
-    Stream *next             # of the connection's open streams
-    Stream *previous
+    Stream *previous         # in Conn.open
+    Stream *next
+
+# Lists of these; see _native.list.
+
+cdef struct Partials:
+    Partial *first
+    Partial *last
+
+cdef struct Streams:
+    Stream *first
+    Stream *last
+
+cdef struct Conns:
+    Conn *first
+    Conn *last
 
 cdef struct Conn:
     Link waiting_link        # in Host.waiting
@@ -120,12 +138,12 @@ cdef struct Conn:
     Host *host
     Client *client           # whose connection it is; NULL: clients have no limits
     const Gatekeeper *gatekeeper  # what its native calls must pass
-    Conn *next               # of the host's connections
-    Conn *previous
+    Conn *previous           # in Host.connections
+    Conn *next
     Output output
     size_t output_limit      # of the `take_output` that is running
     size_t unsent            # bytes of all streams' answers that are not framed yet
-    Stream *first_stream     # open streams
+    Streams open             # the latest first
     uint32_t streams         # their number
     Chain parked             # Stream, unary calls that wait until the peer reads
     bint waiting             # in host.waiting: calls of it wait for the host's budget
@@ -199,10 +217,9 @@ cdef struct Host:
     Chain waiting            # Conn, whose calls wait for this budget
     size_t held_limit        # bytes of request messages that are incomplete or not taken yet, over all connections
     size_t held              # so many are
-    Stream *first_partial    # streams whose request is incomplete, the oldest first
-    Stream *last_partial
+    Partials partials        # streams whose request is incomplete, the oldest first
     int64_t receive_ns       # what a request may take to arrive, see host_expire; 0: any time
-    Conn *first_conn         # all connections
+    Conns connections        # all, the latest first
     bint others_ran          # connections that are not being looked at have something to say: flush the dirty ones
     int64_t spare_frames     # per second and connection, frames that bring no call forward
     int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive

@@ -10,6 +10,7 @@ from libc.string cimport memcpy, strlen
 
 from _native.chain cimport Chain, chain_pop, chain_push
 from _native.inference.request cimport STATUS_OK
+from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
 from _native.transport.backpressure cimport learn, partial_leave, release, unpark
 from _native.transport.compression cimport (
@@ -57,10 +58,7 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
     stream.begun_ns = conn.host.now_ns
     if conn.client != NULL:
         conn.client.calls += 1
-    stream.next = conn.first_stream
-    if stream.next != NULL:
-        stream.next.previous = stream
-    conn.first_stream = stream
+    list_prepend(&conn.open, stream)
     conn.streams += 1
     live_add(LIVE_STREAMS, 1)
     return stream
@@ -69,12 +67,7 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
 cdef void stream_free(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
     unpark(stream)
-    if stream.previous == NULL:
-        conn.first_stream = stream.next
-    else:
-        stream.previous.next = stream.next
-    if stream.next != NULL:
-        stream.next.previous = stream.previous
+    list_remove(&conn.open, stream)
     conn.streams -= 1
     conn.unsent -= stream_unsent(stream)
     partial_leave(stream)
