@@ -36,7 +36,9 @@ NGHTTP2_USERS = {
     "_native.caching.store",
     "_native.transport.stream",
     "_native.inference.submission",
-    "bench.driver",
+    "bench.driver.connection",
+    "bench.driver.driver",
+    "bench.driver.loop",
 }
 
 

@@ -39,6 +39,7 @@ cdef extern from "nghttp2/nghttp2.h" nogil:
         NGHTTP2_SETTINGS
         NGHTTP2_GOAWAY
         NGHTTP2_ERR_WOULDBLOCK
+        NGHTTP2_ERR_CALLBACK_FAILURE
         NGHTTP2_DATA_FLAG_EOF
         NGHTTP2_DATA_FLAG_NO_COPY
         NGHTTP2_NV_FLAG_NONE

@@ -1,17 +1,10 @@
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from bench.driver.workload import Workload
 from bench.report import Progress, Report
 
 INFER_PATH: str
-NGHTTP2: str
-VERDICTS: tuple[str, ...]
-
-class Workload: ...
-
-class Fixed(Workload):
-    def __init__(self, messages: Sequence[bytes] = (), expect: Sequence[bytes] | None = None) -> None: ...
 
 class Driver:
     address: str

@@ -1,0 +1,1 @@
+NGHTTP2: str

@@ -1,0 +1,1 @@
+VERDICTS: tuple[str, ...]

@@ -1,0 +1,6 @@
+from collections.abc import Sequence
+
+class Workload: ...
+
+class Fixed(Workload):
+    def __init__(self, messages: Sequence[bytes] = (), expect: Sequence[bytes] | None = None) -> None: ...

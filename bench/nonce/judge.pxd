@@ -1,0 +1,10 @@
+# Whether an answer is that of a plan.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t
+
+from bench.driver.workload cimport Verdict
+from bench.nonce.plan cimport Plan
+
+# Compare a serialized ModelInferResponse with the one that an identity gives to the plan's request.
+cdef Verdict judge_response(const uint8_t *data, size_t size, const Plan *plan) noexcept nogil
