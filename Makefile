@@ -1,18 +1,19 @@
 # inferd: what one does with the source tree. Every verb does what it needs first, and nothing twice.
 #
-#   make setup    system packages (as root on Debian or Ubuntu), .venv with everything for development, the extensions
+#   make setup    system packages (as root on Debian or Ubuntu), .venv with everything for development, the extensions.
+#                 WITH="clients tensorrt" adds what more tests need: clients in other languages and proxies (as root on
+#                 Debian); real packages of TensorRT in an environment of their own, for which no GPU is needed
 #   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
 #   make test     all tests, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
-#   make clients  installs clients in other languages and proxies (as root on Debian), tests with them
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
+#   make soak     random clients through both doors, every answer checked; then hostile clients
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
-#   make tensorrt real packages of TensorRT, in an environment of their own: their names, and building; no GPU is needed
-#   make soak     random clients through both doors, every answer checked; then hostile clients
-#   make proto    server/pb/ from proto/, and the tables of docs/ that the code knows
 #   make clean    everything made here, .venv included
+#
+# What is generated and committed: tools/generate_pb.py makes server/pb/, tools/generate_docs.py tables of docs/.
 #
 # Variables: PYTHON (python3), PORT (8001), TORCH_INDEX (where the CPU build of torch is found, should the package
 # sources that pip is configured with lack it).
@@ -22,6 +23,7 @@ PORT ?= 8001
 BUILD ?= release
 TIME ?= 60
 ARGS ?=
+WITH ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
@@ -41,10 +43,10 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test clients lint fuzz bench gpu tensorrt soak proto clean
+.PHONY: setup build serve test lint fuzz soak bench gpu clean with-clients with-tensorrt
 .DELETE_ON_ERROR:
 
-setup: $(COMMAND) build
+setup: $(COMMAND) build $(addprefix with-,$(WITH))
 
 $(VENV)/.created: tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
@@ -57,7 +59,7 @@ $(INSTALLED): $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install pip setuptools wheel Cython -c constraints.txt
 	$(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
 	    $(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
-	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
 	    own = [r for n, rs in e.items() if not n.startswith("tensorrt") for r in rs if not r.startswith(p["name"])]; \
 	    print(*p["dependencies"], *own, sep="\n")' > $(VENV)/requirements.txt
 	$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
@@ -73,25 +75,35 @@ build: $(BUILT)
 
 # Only one kind of build lies in the tree: changing the kind builds everything anew.
 $(BUILT): $(INSTALLED) setup.py $(CYTHON)
-	other=$$(ls build/.built-* 2>/dev/null | grep -v -x '$@'); \
+	@other=$$(ls build/.built-* 2>/dev/null | grep -v -x '$@'); \
 	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
 	touch $@
 
-$(DEMO): setup $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py)
+with-clients: $(COMMAND) $(BUILT)
+	tools/client_packages.sh $(PY)
+
+# By their own names and without dependencies: the package that would gather them fetches libraries from NVIDIA's index.
+with-tensorrt: $(TENSORRT)/.installed-$(LEAN)-$(RTX)
+
+$(TENSORRT)/.installed-$(LEAN)-$(RTX): $(VENV)/.created
+	test -x $(TENSORRT)/bin/python || $(PY) -m venv $(TENSORRT)
+	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install numpy
+	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+	    tensorrt-lean-cu13-libs==$(LEAN) tensorrt-lean-cu13-bindings==$(LEAN) \
+	    tensorrt-rtx-cu13-libs==$(RTX) tensorrt-rtx-cu13-bindings==$(RTX)
+	touch $@
+
+$(DEMO): $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py) | setup
 	$(PY) examples/digits/make_repository.py demo/models
 	$(PY) examples/ensembles/make_repository.py demo/models
 	touch $@
 
-serve: $(DEMO)
+serve: setup $(DEMO)
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 test: setup
 	$(PY) -m pytest -q $(ARGS)
 	$(MAKE) --no-print-directory lint
-
-clients: setup
-	tools/client_packages.sh $(PY)
-	$(PY) -m pytest -q tests/clients tests/proxy tests/conformance/test_grpc_js.py $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -102,31 +114,17 @@ lint: setup
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
+soak: setup
+	$(PY) -m bench.soak
+	$(PY) -m bench.abuse
+	$(PY) -m bench.chaos
+
 bench: setup
 	$(PY) -m bench.run
 
 gpu: setup
 	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
 	$(PY) -m bench.gpu gpu-bench.json
-
-# By their own names and without dependencies: the package that would gather them fetches libraries from NVIDIA's index.
-tensorrt: setup
-	test -x $(TENSORRT)/bin/python || $(PY) -m venv $(TENSORRT)
-	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install numpy
-	$(TENSORRT)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
-	    tensorrt-lean-cu13-libs==$(LEAN) tensorrt-lean-cu13-bindings==$(LEAN) \
-	    tensorrt-rtx-cu13-libs==$(RTX) tensorrt-rtx-cu13-bindings==$(RTX)
-	INFERD_TENSORRT_PYTHON=$(abspath $(TENSORRT)/bin/python) $(PY) -m pytest -q -rs \
-	    tests/backends/tensorrt/test_contract.py $(ARGS)
-
-soak: setup
-	$(PY) -m bench.soak
-	$(PY) -m bench.abuse
-	$(PY) -m bench.chaos
-
-proto: $(INSTALLED)
-	$(PY) tools/generate_pb.py
-	$(PY) tools/generate_docs.py
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus

@@ -84,11 +84,16 @@ def extensions() -> list[Extension]:
 
 
 DEBUG = BUILD != "release"
+EXTENSIONS = extensions()
+
+if EXTENSIONS:
+    print(f"{len(EXTENSIONS)} extensions: what has changed is translated to C and compiled ({BUILD})", flush=True)
 
 setup(
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
-        extensions(),
+        EXTENSIONS,
+        quiet=True,
         nthreads=os.cpu_count() or 1,
         build_dir=f"build/cython-{BUILD}",
         compiler_directives={

@@ -7,11 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-nonce = pytest.importorskip("bench.nonce")
-
-from bench.driver import VERDICTS  # noqa: E402
-from bench.repository import SOAK  # noqa: E402
-from server.pb import grpc_service_pb2 as pb  # noqa: E402
+from bench import nonce
+from bench.driver import VERDICTS
+from bench.repository import SOAK
+from server.pb import grpc_service_pb2 as pb
 
 MODELS = {model.name: model for model in SOAK}
 FAULTLESS = nonce.NonceWorkload(SOAK, fault_fraction=0.0)

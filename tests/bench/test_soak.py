@@ -9,9 +9,6 @@ import grpc
 import grpc.aio
 import pytest
 
-pytest.importorskip("bench.driver")
-pytest.importorskip("bench.nonce")
-
 from bench.driver import Driver, Fixed
 from bench.soak import Plan, drive, growth, theil_sen
 from server.pb import grpc_service_pb2 as pb

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bench.nonce")
-
 from bench.soak import Plan, soak
 
 

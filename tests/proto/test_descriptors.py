@@ -145,4 +145,4 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     ]
     for name in generated:
         committed = (ROOT / "server" / "pb" / name).read_text()
-        assert (tmp_path / name).read_text() == committed, f"{name} is stale: run `make proto`"
+        assert (tmp_path / name).read_text() == committed, f"{name} is stale: run python tools/generate_pb.py"

@@ -16,7 +16,8 @@ from backends.tensorrt import library
 from tests.backends.tensorrt.models import expand, linear
 
 ROOT = Path(__file__).resolve().parents[3]
-PYTHON = os.environ.get("INFERD_TENSORRT_PYTHON", sys.executable)
+OF_MAKE = ROOT / "build" / "tensorrt" / "bin" / "python"  # made by `make setup WITH=tensorrt`
+PYTHON = os.environ.get("INFERD_TENSORRT_PYTHON") or str(OF_MAKE if OF_MAKE.exists() else sys.executable)
 """An interpreter that has some TensorRT, where this one has none."""
 
 RUNNING = {

@@ -1,0 +1,82 @@
+"""What the pages for users name is there: linked files and headings, paths, verbs of make, programs, options."""
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from server.cli import build_engine, check
+from server.foreign import FOREIGN
+from server.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    page
+    for pattern in ("README.md", "docs/*.md", "bench/*.md", "bench/results/*.md", "examples/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+FOLDERS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+VERB = re.compile(r"\bmake ([a-z]+)\b(?!:)")
+PROGRAM = re.compile(r"python -m ((?:bench|tests|server|examples)[\w.]*)")
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]*[a-z0-9])(?![\w-])")
+
+OTHERS_OPTIONS = {
+    *("index-url", "protocol", "http2-prior-knowledge", "list-methods", "data-binary"),  # pip, buf, curl
+    *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
+    *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
+}
+"""Options in the pages that are not the server's."""
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which headings are linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no {target}"
+        assert not heading or heading in anchors(target), f"{link}: {target.name} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_are_there(page: Path) -> None:
+    for text in CODE.findall(page.read_text()):
+        if text.startswith(FOLDERS) and re.fullmatch(r"[\w./*-]+", text) and not text.startswith(("build/", "demo/")):
+            assert any(ROOT.glob(text.rstrip("/"))), f"there is no {text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_verbs_of_make_and_programs_are_there(page: Path) -> None:
+    verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    commands = " ".join(CODE.findall(text)) + "\n".join(re.findall(r"^    .*", text, re.MULTILINE))
+    assert set(VERB.findall(commands)) <= verbs
+    for program in PROGRAM.findall(text):
+        assert importlib.util.find_spec(program) is not None, f"there is no {program}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "bench" / "results"], ids=name)
+def test_options_are_there(page: Path) -> None:
+    ours = {field.name for field in dataclasses.fields(Settings)} | {"config", "version", "model-store"}
+    for command in (build_engine, check):
+        ours |= set(inspect.signature(command).parameters)
+    known = {option.replace("_", "-") for option in ours} | FOREIGN.keys() | OTHERS_OPTIONS
+    for option in OPTION.findall(page.read_text()):
+        assert option in known, f"there is no option --{option}"
