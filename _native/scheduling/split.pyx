@@ -232,10 +232,10 @@ cdef bint join(Split *split, uint32_t output) noexcept nogil:
         return False
     for i in range(split.count):
         part = &split.parts[i].outputs[output]
-        if part.rank != first.rank or part.rank == 0 or memcmp(
+        if part.datatype != first.datatype or part.rank != first.rank or part.rank == 0 or memcmp(
                 part.shape + 1, first.shape + 1, (first.rank - 1) * sizeof(first.shape[0])) != 0:
             request_fail(split.whole, STATUS_INTERNAL, format_text(
-                "output '%s' has another shape in each part of a request that was split",
+                "output '%s' has another shape or datatype in each part of a request that was split",
                 split.whole.signature.outputs[output].name.data))
             return False
         size += part.size

@@ -32,7 +32,7 @@ from _native.protobuf.codec cimport (
     Parameter,
     ParameterKind,
 )
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_name, datatype_size
 from _native.text cimport format_text
 from backends.python._wire cimport (
     CODE_ALREADY_EXISTS,
@@ -116,7 +116,9 @@ cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, c
     cdef int64_t elements = 1
     cdef int64_t expected
     cdef uint32_t i
-    if record.datatype != <int>tensor.datatype:
+    # Triton's clients get the datatype that the model gives, so models that give another than configured are about.
+    if record.datatype != <int>tensor.datatype and (not 1 <= record.datatype <= DATATYPES or classified
+                                                    or tensor.state):
         return format_text(
             "unexpected datatype %s for output tensor '%s' of model '%s', the configuration says %s",
             datatype_name(record.datatype if record.datatype <= DATATYPES else 0),
@@ -127,13 +129,13 @@ cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, c
     if classified and (record.rank < <int>batches or (batches and shape[0] != request.rows)):
         return format_text("output '%s' must have the batch dimension %u first to be classified", tensor.name.data,
                            request.rows)
-    if tensor.datatype == DT_BYTES:
+    if record.datatype == DT_BYTES:
         if whole_elements(data, record.size, elements):
             return NULL
         return format_text("output '%s' does not hold %lld elements", tensor.name.data, <long long>elements)
-    if mul_overflow(elements, datatype_size(tensor.datatype), &expected) or <uint64_t>expected != record.size:
+    if mul_overflow(elements, datatype_size(record.datatype), &expected) or <uint64_t>expected != record.size:
         return format_text("output '%s' must have %lld bytes of %s for its shape, got %llu", tensor.name.data,
-                           <long long>expected, datatype_name(tensor.datatype), <unsigned long long>record.size)
+                           <long long>expected, datatype_name(record.datatype), <unsigned long long>record.size)
     return NULL
 
 
@@ -178,7 +180,7 @@ cdef void take_tensor(const Origin *origin, Response *response, const TensorReco
     out.block = block_share(block)
     out.data = data
     out.size = record.size
-    out.datatype = tensor.datatype
+    out.datatype = <Datatype>record.datatype
     out.rank = record.rank
     memcpy(out.shape, shape, record.rank * sizeof(int64_t))
 

@@ -55,6 +55,7 @@ class PythonBackend(Backend):
     name = "python"
     completes = True
     model_filename = MODEL_FILE
+    needs_tensors = False  # one may make its outputs of nothing, or act without answering
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({}), program: Path | None = None) -> None:
         """`program`: what runs every model, where it is not a file of the model's own."""

@@ -103,7 +103,7 @@ async def test_outputs_of_different_shapes_cannot_be_joined(tmp_path):
     async with serving(tmp_path, narrower, m=SPLITTING) as engine:
         answer = await infer(engine, request(x=rows(16)))
     assert answer.status == Status.INTERNAL
-    assert "output 'y' has another shape in each part" in answer.text
+    assert "output 'y' has another shape or datatype in each part" in answer.text
 
 
 async def test_there_is_a_limit(tmp_path):

@@ -30,6 +30,7 @@ def main() -> int:
     link = importlib.import_module(PACKAGE + ".link")
     worker = importlib.import_module(PACKAGE + ".worker")
     work, side, calls, arena = map(int, sys.argv[1:5])
+    sys.argv[:] = [""]  # as in Triton: there are libraries that look for options of their own
     # Without a server there is nobody to work for, and nobody to report to.
     return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
 

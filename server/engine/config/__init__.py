@@ -97,9 +97,10 @@ def prepare(
         signature = backend.inspect(partial)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
-    validate(config, source, scalars, options.gpus)
+    backend = _backend(config, source, loader)
+    validate(config, source, scalars, options.gpus, backend.needs_tensors)
     warn_carried(config, source)
-    raise_any(broken_accelerator_rules(config, _backend(config, source, loader)), config.name, source)
+    raise_any(broken_accelerator_rules(config, backend), config.name, source)
     return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
 
 

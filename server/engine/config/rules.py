@@ -33,17 +33,25 @@ MAX_NAME_BYTES = 1024
 KIND = pb.ModelInstanceGroup.Kind
 
 
-def validate(config: pb.ModelConfig, source: Source = NOWHERE, scalars: Collection[str] = (), gpus: int = 0) -> None:
+def validate(
+    config: pb.ModelConfig,
+    source: Source = NOWHERE,
+    scalars: Collection[str] = (),
+    gpus: int = 0,
+    needs_tensors: bool = True,
+) -> None:
     """Check a complete configuration.
 
     Args:
         scalars: tensors that may have no dims, because the model file says so.
         gpus: how many there are.
+        needs_tensors: there must be an input and an output.
 
     Raises:
         ConfigError: it has a field that is not served or breaks a rule; one line for each.
     """
-    raise_any([*refusals(config), *broken_rules(config, scalars, gpus)], config.name, source)
+    missing = _missing_tensors(config) if needs_tensors else ()
+    raise_any([*refusals(config), *missing, *broken_rules(config, scalars, gpus)], config.name, source)
 
 
 def validate_instances(config: pb.ModelConfig) -> None:
@@ -98,15 +106,19 @@ def _version_policy(config: pb.ModelConfig) -> Iterator[Finding]:
 # ---- tensors --------------------------------------------------------------------------------------------------------
 
 
+def _missing_tensors(config: pb.ModelConfig) -> Iterator[Finding]:
+    for kind in ("input", "output"):
+        if not getattr(config, kind):
+            instead = f'write {kind} [ {{ name: "..." data_type: TYPE_FP32 dims: [ -1 ] }} ]'
+            yield Finding((kind,), f"model configuration must contain at least one {kind}", instead)
+
+
 def _tensors(
     config: pb.ModelConfig,
     kind: str,
     tensors: Collection[ModelTensor],
     scalars: Collection[str],
 ) -> Iterator[Finding]:
-    if not tensors:
-        instead = f'write {kind} [ {{ name: "..." data_type: TYPE_FP32 dims: [ -1 ] }} ]'
-        yield Finding((kind,), f"model configuration must contain at least one {kind}", instead)
     if len(tensors) > MAX_TENSORS:
         yield Finding((kind,), f"at most {MAX_TENSORS} {kind}s are served, got {len(tensors)},")
         return

@@ -1,0 +1,81 @@
+"""What `model.py` files written for Triton rely on, beyond its documentation: behind a real server."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from tests.backends.python.test_tritonclient import config
+from tests.conformance import doors
+
+HEAD = """
+import multiprocessing, os, sys
+import numpy as np, triton_python_backend_utils as pb_utils
+def out(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("y", value)])
+class TritonPythonModel:
+"""
+MODELS = {
+    # name: inputs, outputs, methods
+    "no_inputs": ({}, {"y": "INT64"}, "def execute(self, requests): return [out(np.array([7])) for _ in requests]"),
+    "no_outputs": (
+        {"x": "INT64"},
+        {},
+        "def execute(self, requests): return [pb_utils.InferenceResponse([]) for _ in requests]",
+    ),
+    "arguments": (
+        {},
+        {"y": "STRING"},
+        "def execute(self, requests): return [out(np.array(sys.argv, object)) for _ in requests]",
+    ),
+    "other_datatype": (
+        {"x": "INT64"},
+        {"y": "FP32"},
+        "def execute(self, requests): return [out(r.inputs()[0].as_numpy() / 2) for r in requests]",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
+    root = tmp_path_factory.mktemp("models")
+    for name, (inputs, outputs, methods) in MODELS.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.py").write_text(HEAD + textwrap.indent(methods, "    "))
+        (root / name / "config.pbtxt").write_text(config(name, inputs, outputs))
+    with (
+        doors.running_server("native", root) as process,
+        triton.InferenceServerClient(process.address) as connected,
+    ):
+        yield connected
+
+
+def ask(client: triton.InferenceServerClient, model: str, *values: int, **more: Any) -> triton.InferResult:
+    tensor = triton.InferInput("x", [len(values)], "INT64").set_data_from_numpy(np.array(values, np.int64))
+    return client.infer(model, [tensor] if values else [], **more)
+
+
+def test_a_model_may_have_no_inputs(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "no_inputs").as_numpy("y").tolist() == [7]
+
+
+def test_a_model_may_have_no_outputs(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "no_outputs", 1).get_response().outputs == []
+
+
+def test_libraries_that_read_the_command_line_find_none(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "arguments").as_numpy("y").tolist() == [b""]
+
+
+def test_the_datatype_that_the_model_gives_is_the_one_that_is_sent(client: triton.InferenceServerClient) -> None:
+    answer = ask(client, "other_datatype", 3).as_numpy("y")
+    assert answer.dtype == np.float64
+    assert answer.tolist() == [1.5]
+    labels = [triton.InferRequestedOutput("y", class_count=1)]
+    with pytest.raises(triton.InferenceServerException, match="unexpected datatype FP64 for output tensor 'y'"):
+        ask(client, "other_datatype", 3, outputs=labels)
