@@ -142,6 +142,7 @@ class SequenceSpec:
     max_backlog: int = 0  # sequences that may wait for a slot; 0 for any number
     notices_end: bool = False  # the model is executed once more when a sequence ends without a request that says so
     ends_with_stream: bool = False  # a sequence ends with the stream that it started on
+    drain_seconds: int = 300  # for which live ones go on when the version is replaced or unloaded
 
 
 @dataclass(frozen=True, slots=True)

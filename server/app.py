@@ -51,6 +51,9 @@ log = logging.getLogger("inferd")
 SWITCH_INTERVAL = 50e-6
 """Seconds after which a thread that waits for the GIL may have it: the loop must not wait Python's default of 5 ms."""
 
+SEQUENCES_SHARE = 0.75
+"""Of the exit timeout, for which sequences go on when the server stops; the rest is for the requests that run then."""
+
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
 
@@ -227,10 +230,13 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     if settings.drain_delay:
         log.info("stopping: not ready any more, served for %g s", settings.drain_delay)
         await asyncio.sleep(settings.drain_delay)
-    log.info("stopping: running requests have %d s to finish", settings.exit_timeout_secs)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.exit_timeout_secs
+    await engine.finish_sequences(settings.exit_timeout_secs * SEQUENCES_SHARE)
+    remaining = max(0.0, deadline - loop.time())
+    log.info("stopping: running requests have %d s to finish", math.ceil(remaining))
     health.close()
-    deadline = asyncio.get_running_loop().time() + settings.exit_timeout_secs
-    await door.stop(settings.exit_timeout_secs)
+    await door.stop(remaining)
     for task in beside:
         task.cancel()
     return deadline

@@ -24,6 +24,7 @@ from _native.inference.binding cimport request_check
 from _native.inference.request cimport (
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
+    STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNAVAILABLE,
     InputData,
@@ -34,7 +35,7 @@ from _native.inference.request cimport (
     request_reserve,
 )
 from _native.inference.signature cimport TensorSignature, tensor_find
-from _native.inference.table cimport Table, table_find
+from _native.inference.table cimport Table, table_find, table_route
 from _native.memory.resource cimport Block, block_give, block_share, block_wrap
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
 from _native.protobuf.datatype cimport DT_BOOL, datatype_name
@@ -186,9 +187,13 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
     cdef Request *request
     cdef Lane *lane = table_find(table, step.model, step.version, status, details)
     if lane == NULL:
-        if status[0] == STATUS_NOT_FOUND:
-            status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
-        return NULL
+        if status[0] == STATUS_OK:
+            lane = table_route(table, step.model, step.version, &call.sequence.correlation, call.sequence.start, status,
+                               details)
+        if lane == NULL:
+            if status[0] == STATUS_NOT_FOUND:
+                status[0] = STATUS_UNAVAILABLE  # the client asked for the ensemble, which is there
+            return NULL
     request = request_new()
     if request == NULL:
         fetch_add32(&lane.in_flight, -1)

@@ -9,6 +9,8 @@ from _native.memory.resource cimport Block
 
 # Take over `block` (also on failure) and decode `size` bytes at `data` in it. False: status and details are set.
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil
+# Take what the decoded message says of its sequence; what is wrong with it, request_bind says.
+cdef void request_identify(Request *request) noexcept nogil
 # Check the decoded message against a signature and fill inputs, outputs, placements and rows. False: status and details
 # are set.
 cdef bint request_bind(Request *request, const Signature *signature, const RegionAccess *regions) noexcept nogil

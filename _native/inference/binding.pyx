@@ -105,6 +105,17 @@ cdef bint request_bind(Request *request, const Signature *signature, const Regio
     return take_parameters(request) and bind_inputs(request, regions) and bind_outputs(request, regions)
 
 
+cdef inline void forget_error(Request *request) noexcept nogil:
+    free(request.response.details)
+    request.response.details = NULL
+    request.response.status = STATUS_OK
+
+
+cdef void request_identify(Request *request) noexcept nogil:
+    if not take_parameters(request):
+        forget_error(request)
+
+
 cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil:
     request_fail(request, STATUS_INVALID_ARGUMENT, format_text(
         "invalid value type for '%.*s' parameter, expected %s", clip(key.size), key.data, expected))
@@ -126,9 +137,7 @@ cdef bint take_parameters(Request *request) noexcept nogil:
         if not take_parameter(request, &request.message.parameters[i]):
             if not overwritten(request, i):
                 return False
-            free(request.response.details)
-            request.response.details = NULL
-            request.response.status = STATUS_OK
+            forget_error(request)
     return True
 
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from _native.caching.coalescer cimport coalescer_enter
 from _native.clock cimport now_ns
 from _native.inference.accounting cimport account_failed
-from _native.inference.binding cimport request_bind, request_decode
+from _native.inference.binding cimport request_bind, request_decode, request_identify
 from _native.inference.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.inference.request cimport (
     STATUS_OK,
@@ -16,7 +16,7 @@ from _native.inference.request cimport (
     request_fail,
 )
 from _native.inference.statistics cimport FAILURE_OTHER
-from _native.inference.table cimport table_find
+from _native.inference.table cimport table_find, table_route
 from _native.inference.timers cimport timers_have_room
 from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
@@ -59,8 +59,10 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
         return False
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
-        request_fail(request, status, details)
-        return False
+        lane = find_by_sequence(self, request, &status, &details)
+        if lane == NULL:
+            request_fail(request, status, details)
+            return False
     request.lane = lane
     if request.single and lane.signature.decoupled and not lane.signature.single_answers:
         request_fail(request, STATUS_UNIMPLEMENTED, format_text(
@@ -68,6 +70,15 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
             "ModelStreamInfer", lane.signature.name.data))
         return False
     return request_bind(request, &lane.signature, &self.regions)
+
+
+cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, char **details) noexcept nogil:
+    # where what the table says depends on it
+    if status[0] != STATUS_OK:
+        return NULL
+    request_identify(request)
+    return table_route(self.table, request.message.model_name, request.message.model_version, &request.correlation,
+                       request.sequence_start, status, details)
 
 
 cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:

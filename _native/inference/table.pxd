@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+from _native.inference.request cimport Correlation
 from _native.memory.resource cimport Block
 from _native.protobuf.codec cimport Str
 from _native.scheduling.lane cimport Lane
@@ -16,7 +17,12 @@ cdef struct ModelEntry:
     ModelEntry *next         # in its bucket
     Str name
     VersionEntry *versions   # ascending
-    uint32_t version_count
+    uint32_t version_count   # of those that any request may find
+    # While sequences go on on versions that were replaced or unloaded, it depends on the request: then the versions
+    # count here, and not above.
+    uint32_t routed_count
+    VersionEntry *departing  # those versions, the one first that went last
+    uint32_t departing_count
 
 cdef struct Table:
     Mutex guard
@@ -25,9 +31,11 @@ cdef struct Table:
     uint32_t model_count
 
 # The lane of this version, or of the latest ready one for an empty version or "-1", counted as in flight once more.
-# NULL: `status` and `details` (from malloc) say why.
+# NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, ask table_route.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
-
+# The same for a request of this sequence, or of none, which begins with it. On the loop.
+cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *correlation, bint begins, int *status,
+                       char **details) noexcept nogil
 
 # A block for a message of `size` bytes that begins with these bytes: where its model wants it, if they name one that
 # wants it somewhere; else NULL.

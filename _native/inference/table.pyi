@@ -1,8 +1,13 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from _native.scheduling.lane import LaneHandle
 
 class ModelTable:
-    def set(self, name: str, versions: Mapping[int, LaneHandle | None]) -> None: ...
+    def set(
+        self,
+        name: str,
+        versions: Mapping[int, LaneHandle | None],
+        departing: Sequence[tuple[int, LaneHandle]] = (),
+    ) -> None: ...
     def remove(self, name: str) -> None: ...
     def find(self, name: str, version: str = "") -> tuple[int, str]: ...

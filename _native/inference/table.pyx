@@ -1,11 +1,22 @@
-"""The table of models: name and version to lane, a chained hash table under one short lock."""
+"""The table of models: name and version to lane, a chained hash table under one short lock.
+
+A version that is replaced or unloaded departs: requests of sequences that have begun on it still find it. While that is
+so, the versions of its model are set apart, where a plain lookup does not see them, and the request's sequence decides.
+So a lookup that has nothing to do with it costs what it does without.
+"""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from _native.atomic cimport fetch_add32
-from _native.inference.request cimport STATUS_INVALID_ARGUMENT, STATUS_NOT_FOUND, STATUS_OK, STATUS_UNAVAILABLE
+from _native.inference.request cimport (
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_OK,
+    STATUS_UNAVAILABLE,
+    Correlation,
+)
 from _native.memory.arena cimport arena_take
 from _native.protobuf.codec cimport Str
 from _native.scheduling.lane cimport Lane, LaneHandle
@@ -61,6 +72,13 @@ cdef Lane *latest(const ModelEntry *entry) noexcept nogil:
     return NULL
 
 
+cdef bint depends(const ModelEntry *entry, int *status) noexcept nogil:
+    # on the request's sequence, what it finds
+    if entry.departing_count:
+        status[0] = STATUS_OK
+    return entry.departing_count > 0
+
+
 cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *status,
                        char **details) noexcept nogil:
     cdef Lane *found = NULL
@@ -70,7 +88,7 @@ cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *
         details[0] = format_text("Request for unknown model: '%.*s' is not found", clip(name.size), name.data)
     elif version < 0:
         found = latest(entry)
-        if found == NULL:
+        if found == NULL and not depends(entry, status):
             details[0] = format_text("Request for unknown model: '%.*s' has no available versions",
                                      clip(name.size), name.data)
     else:
@@ -79,8 +97,9 @@ cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *
                 found = entry.versions[i].lane
                 break
         else:
-            details[0] = format_text("Request for unknown model: '%.*s' version %lld is not found",
-                                     clip(name.size), name.data, <long long>version)
+            if not depends(entry, status):
+                details[0] = format_text("Request for unknown model: '%.*s' version %lld is not found",
+                                         clip(name.size), name.data, <long long>version)
             return NULL
         if found == NULL:
             status[0] = STATUS_UNAVAILABLE
@@ -132,31 +151,122 @@ cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **d
     return lane
 
 
+cdef inline bint goes_on(Lane *lane, const Correlation *correlation) noexcept nogil:
+    return lane.has_sequence != NULL and lane.has_sequence(lane, correlation)
+
+
+cdef Lane *begun_on(const ModelEntry *entry, int64_t version, const Correlation *correlation) noexcept nogil:
+    # the departing version on which the sequence goes on, the last of several
+    cdef const VersionEntry *departing
+    cdef uint32_t i
+    for i in range(entry.departing_count):
+        departing = &entry.departing[i]
+        if (version < 0 or departing.version == version) and goes_on(departing.lane, correlation):
+            return departing.lane
+    return NULL
+
+
+cdef void refuse_departing(const ModelEntry *entry, Str name, int64_t version, int *status,
+                           char **details) noexcept nogil:
+    # instead of what is said of a version that is not there
+    cdef bint departs = version < 0
+    cdef uint32_t i
+    for i in range(entry.departing_count):
+        departs = departs or entry.departing[i].version == version
+    if departs:
+        free(details[0])
+        status[0] = STATUS_UNAVAILABLE
+        details[0] = format_text(
+            "Request for unknown model: '%.*s' is unloading: only requests of sequences that have begun on it are "
+            "served", clip(name.size), name.data)
+
+
+cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, const Correlation *correlation,
+                        bint begins, int *status, char **details) noexcept nogil:
+    # A sequence goes on where it has begun, and begins on what is served; then one of its id that has departed ends.
+    cdef ModelEntry served = entry[0]
+    cdef Lane *lane
+    cdef Lane *before
+    served.version_count = entry.routed_count
+    served.departing_count = 0
+    lane = find_locked(&served, name, version, status, details)
+    if not correlation.given or (lane != NULL and not begins and goes_on(lane, correlation)):
+        before = NULL
+    else:
+        before = begun_on(entry, version, correlation)
+    if before != NULL and not begins:
+        free(details[0])
+        details[0] = NULL
+        return before
+    if lane == NULL:
+        refuse_departing(entry, name, version, status, details)
+    elif before != NULL:
+        before.end_sequence(before, correlation)
+    return lane
+
+
+cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *correlation, bint begins, int *status,
+                       char **details) noexcept nogil:
+    cdef const ModelEntry *entry
+    cdef int64_t number = -1
+    cdef Lane *lane
+    if version.size:
+        version_number(version, &number)  # which table_find has checked
+    lock(&table.guard)
+    entry = entry_of(table, name)
+    if entry != NULL and entry.departing_count:
+        lane = route_locked(entry, name, number, correlation, begins, status, details)
+    else:
+        lane = find_locked(entry, name, number, status, details)
+    if lane != NULL:
+        fetch_add32(&lane.in_flight, 1)
+        status[0] = STATUS_OK
+    unlock(&table.guard)
+    return lane
+
+
 cdef void entry_free(ModelEntry *entry) noexcept nogil:
     free(<void *>entry.name.data)
     free(entry.versions)
+    free(entry.departing)
     free(entry)
 
 
-cdef ModelEntry *entry_new(bytes name, list versions) except NULL:
-    cdef ModelEntry *entry = <ModelEntry *>calloc(1, sizeof(ModelEntry))
-    cdef char *copy = <char *>malloc(len(name) + 1)
+cdef VersionEntry *versions_new(list versions) except NULL:
+    # of pairs of a number and a LaneHandle or None
+    cdef VersionEntry *entries = <VersionEntry *>calloc(max(1, len(versions)), sizeof(VersionEntry))
     cdef LaneHandle handle
     cdef uint32_t i = 0
-    if entry != NULL:
-        entry.versions = <VersionEntry *>calloc(max(1, len(versions)), sizeof(VersionEntry))
-    if entry == NULL or copy == NULL or entry.versions == NULL:
+    if entries == NULL:
+        raise MemoryError
+    for version, handle in versions:
+        entries[i].version = version
+        entries[i].lane = handle.lane if handle is not None else NULL
+        i += 1
+    return entries
+
+
+cdef ModelEntry *entry_new(bytes name, list versions, list departing) except NULL:
+    cdef ModelEntry *entry = <ModelEntry *>calloc(1, sizeof(ModelEntry))
+    cdef char *copy = <char *>malloc(len(name) + 1)
+    if entry == NULL or copy == NULL:
         free(copy)
         free(entry)
         raise MemoryError
     memcpy(copy, <const char *>name, len(name) + 1)
     entry.name.data = copy
     entry.name.size = <uint32_t>len(name)
-    for version, handle in versions:
-        entry.versions[i].version = version
-        entry.versions[i].lane = handle.lane if handle is not None else NULL
-        i += 1
-    entry.version_count = i
+    try:
+        entry.versions = versions_new(versions)
+        entry.departing = versions_new(departing)
+    except BaseException:
+        entry_free(entry)
+        raise
+    entry.departing_count = <uint32_t>len(departing)
+    if departing:
+        entry.routed_count = <uint32_t>len(versions)
+    else:
+        entry.version_count = <uint32_t>len(versions)
     return entry
 
 
@@ -201,10 +311,17 @@ cdef class ModelTable:
         unlock(&self.table.guard)
         return 0
 
-    def set(self, name: str, versions: dict) -> None:
-        """State what versions a model has: number to LaneHandle, or to None for one that is known and not ready."""
+    def set(self, name: str, versions: dict, departing: Sequence[tuple[int, LaneHandle]] = ()) -> None:
+        """State what versions a model has.
+
+        Args:
+            name: of the model.
+            versions: number to LaneHandle, or to None for one that is known and not ready.
+            departing: those on which only the sequences go on that have begun there, the last one to go first.
+        """
         cdef list ordered = sorted(versions.items())
-        cdef ModelEntry *entry = entry_new(name.encode(), ordered)
+        cdef list going = list(departing)
+        cdef ModelEntry *entry = entry_new(name.encode(), ordered, going)
         cdef ModelEntry **link
         cdef ModelEntry *old
         if self.table.model_count >= self.table.bucket_count:
@@ -219,7 +336,7 @@ cdef class ModelTable:
         unlock(&self.table.guard)
         if old != NULL:
             entry_free(old)
-        self.handles[name] = ordered
+        self.handles[name] = (ordered, going)
 
     def remove(self, name: str) -> None:
         """Forget a model."""
@@ -256,11 +373,15 @@ cdef class ModelTable:
         cdef int status
         cdef char *details = NULL
         cdef Lane *lane
+        cdef Correlation nobody
+        nobody.given = False
         model.data = encoded_name
         model.size = <uint32_t>len(encoded_name)
         number.data = encoded_version
         number.size = <uint32_t>len(encoded_version)
         lane = table_find(&self.table, model, number, &status, &details)
+        if lane == NULL and status == STATUS_OK:
+            lane = table_route(&self.table, model, number, &nobody, False, &status, &details)
         if lane != NULL:
             fetch_add32(&lane.in_flight, -1)
             return (status, "")

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.inference.request cimport Request
+from _native.inference.request cimport Correlation, Request
 from _native.inference.signature cimport Signature
 from _native.inference.statistics cimport Statistics
 from _native.memory.arena cimport Arena
@@ -69,6 +69,11 @@ cdef struct Lane:
     # NULL but where batches are made by what they take: an instance, on any thread, has executed one of so many rows
     # within so many nanoseconds.
     void (*learn)(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil
+    # NULL but for sequences of several requests: whether one of this id takes further requests here.
+    bint (*has_sequence)(Lane *lane, const Correlation *correlation) noexcept nogil
+    # NULL like that one: a sequence of this id begins on the lane that has taken the place of this one, so the one here
+    # takes nothing more. On the loop.
+    void (*end_sequence)(Lane *lane, const Correlation *correlation) noexcept nogil
 
 cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
     # of two limits, where 0 is none

@@ -176,6 +176,10 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
         return LANE_REFUSED
     if slots.iterative:
         begin_iteration(slots, request)
+    elif slots.draining and request.sequence_start:
+        return refuse(request, STATUS_UNAVAILABLE, format_text(
+            "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins "
+            "on model '%s' any more, those that have begun go on", slots.lane.signature.name.data))
     else:
         sequence = table_find_sequence(&slots.table, &request.correlation)
         if sequence == NULL and not request.sequence_start:

@@ -13,8 +13,8 @@ cdef struct Waiter:
     Condition work
     bint idle
 
-cdef struct Leaving:
-    # takes the timer out when the lane has been closed
+cdef struct Notice:
+    # something for the loop about the lane, which counts it as in flight
     Errand errand
     Sequencer *lane
 
@@ -26,7 +26,9 @@ cdef struct Sequencer:
     # on the loop
     Timer timer              # for sequences that idle
     bint armed               # it is set, and counts as in flight
-    Leaving leaving
+    Notice leaving           # takes the timer out when the lane has been closed
+    Notice drained           # wakes the loop when the last sequence has ended of a lane that drains
+    bint told                # that has been posted
 
 
 cdef class SequenceLane(LaneHandle):

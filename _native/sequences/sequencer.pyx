@@ -17,6 +17,7 @@ from _native.inference.request cimport (
     STATUS_CANCELLED,
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
+    Correlation,
     InputData,
     Request,
     request_fail,
@@ -29,7 +30,7 @@ from _native.scheduling.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler
 from _native.scheduling.preferred cimport preferred_set
 from _native.sequences.batch cimport slots_take
 from _native.sequences.entry cimport slots_push
-from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop
+from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
 from _native.sequences.slots cimport (
     EVICTIONS,
     Eviction,
@@ -44,6 +45,7 @@ from _native.sequences.slots cimport (
     slots_leave,
     slots_remove,
     slots_settle,
+    slots_supersede,
 )
 from _native.text cimport format_text
 from _native.threads cimport (
@@ -95,10 +97,30 @@ cdef void stir(Sequencer *self) noexcept nogil:
             notify_all(&self.waiters[i].work)
 
 
+cdef void tell(Sequencer *self) noexcept nogil:
+    # the loop, when the last sequence has ended of a lane that drains; with the lock
+    if self.slots.draining and not self.told and self.slots.table.count == 0 and self.slots.bridge != NULL:
+        self.told = True
+        post(self, &self.drained, drained)
+
+
+cdef void post(Sequencer *self, Notice *notice, void (*run)(Errand *errand) noexcept nogil) noexcept nogil:
+    fetch_add32(&self.lane.in_flight, 1)
+    notice.errand.run = run
+    notice.lane = self
+    bridge_post(<Bridge *>self.slots.bridge, &notice.errand)
+
+
+cdef void drained(Errand *errand) noexcept nogil:
+    # on the loop, which looks after its errands who waited for it
+    fetch_add32(&(<Notice *>errand).lane.lane.in_flight, -1)
+
+
 cdef void leave(Sequencer *self) noexcept nogil:
-    # the end of whatever changed the slots: wake, unlock, answer
+    # the end of whatever changed the slots: wake, tell, unlock, answer
     cdef Request *fallen = take_fallen(self)
     stir(self)
+    tell(self)
     unlock(&self.guard)
     answer(self, fallen)
 
@@ -156,6 +178,7 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
         batch = slots_take(&self.slots, seat.index, now_ns(), &wake_at)
         fallen = take_fallen(self)
         if fallen != NULL:
+            tell(self)
             unlock(&self.guard)
             answer(self, fallen)
             lock(&self.guard)
@@ -244,7 +267,7 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
 
 cdef void disarm(Errand *errand) noexcept nogil:
     # on the loop, after the lane was closed
-    cdef Sequencer *self = (<Leaving *>errand).lane
+    cdef Sequencer *self = (<Notice *>errand).lane
     if self.armed:
         bridge_clear_timer(<Bridge *>self.slots.bridge, &self.timer)
         self.armed = False
@@ -259,10 +282,23 @@ cdef void close(Lane *lane) noexcept nogil:
     before = self.slots.closed
     slots_close(&self.slots, now_ns())
     if self.slots.bridge != NULL and not before:
-        fetch_add32(&self.lane.in_flight, 1)
-        self.leaving.errand.run = disarm
-        self.leaving.lane = self
-        bridge_post(<Bridge *>self.slots.bridge, &self.leaving.errand)
+        post(self, &self.leaving, disarm)
+    leave(self)
+
+
+cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    cdef bint found
+    lock(&self.guard)
+    found = table_find_sequence(&self.slots.table, correlation) != NULL
+    unlock(&self.guard)
+    return found
+
+
+cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>lane
+    lock(&self.guard)
+    slots_supersede(&self.slots, correlation, now_ns())
     leave(self)
 
 
@@ -359,6 +395,9 @@ cdef Sequencer *sequencer_new(object spec, int64_t version) except NULL:
     self.lane.settle = settle
     if spec.sequence.iterative:
         self.lane.again = again
+    else:
+        self.lane.has_sequence = has_sequence
+        self.lane.end_sequence = end_sequence
     self.slots.lane = &self.lane
     try:
         set_policy(&self.slots, spec)
@@ -394,6 +433,22 @@ cdef class SequenceLane(LaneHandle):
     def backlog(self) -> int:
         """Sequences that wait for a slot."""
         return self.sequencer().slots.backlog.count
+
+    @property
+    def open(self) -> int:
+        """Sequences that take further requests: they have begun, and none has said END."""
+        return self.sequencer().slots.table.count
+
+    def drain(self) -> None:
+        """Begin no sequences any more, for good; those that are open go on.
+
+        When the last one has ended, `Bridge.event_fd` becomes readable. Iterative sequences, which are requests, are
+        not concerned.
+        """
+        cdef Sequencer *self_ = self.sequencer()
+        lock(&self_.guard)
+        self_.slots.draining = True
+        unlock(&self_.guard)
 
     def stream_ended(self, stream: int) -> None:
         """End the sequences that are tied to this stream. On the loop."""

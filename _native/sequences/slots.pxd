@@ -4,7 +4,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.execution.supply cimport EndReason
-from _native.inference.request cimport Request
+from _native.inference.request cimport Correlation, Request
 from _native.scheduling.lane cimport Lane
 from _native.scheduling.preferred cimport Preferred
 from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
@@ -65,7 +65,8 @@ cdef struct Slots:
     uint32_t live            # sequences that have not ended
     uint32_t waiting         # requests
     uint64_t last_id         # given to a request without one
-    bint closed
+    bint draining            # no sequence begins any more
+    bint closed              # and no request comes
     Eviction *evictions      # EVICTIONS of them, by hash
     Request *fallen          # a chain of requests that have failed meanwhile, for the caller to answer
 
@@ -114,6 +115,8 @@ cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nog
 cdef int64_t slots_evict(Slots *slots, int64_t now) noexcept nogil
 # End what is tied to this stream.
 cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil
+# A sequence of this id begins elsewhere: end the one here, behind what waits in it.
+cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t now) noexcept nogil
 # No further requests; what waits is still taken.
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil
 # Nothing will come for this instance any more.

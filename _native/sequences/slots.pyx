@@ -25,12 +25,13 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from _native.atomic cimport fetch_add32
-from _native.execution.supply cimport END_CANCELLED, END_IDLE, END_STREAM, END_TIMEOUT, EndReason
+from _native.execution.supply cimport END_CANCELLED, END_IDLE, END_REPLACED, END_STREAM, END_TIMEOUT, EndReason
 from _native.inference.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
     STATUS_CANCELLED,
     STATUS_UNAVAILABLE,
+    Correlation,
     InputData,
     Request,
     request_fail,
@@ -49,6 +50,7 @@ from _native.sequences.sequence cimport (
     sequence_prepend,
     sequences_append,
     sequences_remove,
+    table_find_sequence,
     table_free_sequences,
     table_remove_sequence,
 )
@@ -411,6 +413,12 @@ cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil
             if sequence.stream == stream:
                 cut_short(slots, sequence, END_STREAM, now)
             sequence = following
+
+
+cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t now) noexcept nogil:
+    cdef Sequence *sequence = table_find_sequence(&slots.table, correlation)
+    if sequence != NULL:
+        cut_short(slots, sequence, END_REPLACED, now)
 
 
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil:

@@ -7,6 +7,7 @@ come back to the loop over the bridge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ class Engine:
         self._after_delivery: list[Callable[[], None]] = []
         self._bridge = BridgeHandle()
         self._refusals = RefusalLog()
-        self._leaving: list[tuple[LoadedVersion, asyncio.Future[None]]] = []  # closed, with answers on their way
+        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # looked at after each delivery
         self._started = False
         self._closing = False
         self.measures = Measures()  # of models' own
@@ -94,7 +95,9 @@ class Engine:
             self.infer.keep_answers_in(self._store)
         self.shared_memory.serve(self.infer)
         maker = Maker(loader, options, self.infer, max_queued=max_queued, placement=placement, cache=cache)
-        self._lifecycle = Lifecycle(self._repositories, self._models, maker, self._end, threads=load_threads)
+        self._lifecycle = Lifecycle(
+            self._repositories, self._models, maker, self._drained, self._end, threads=load_threads
+        )
         self._poller: Poller | None = None
 
     # -- life --
@@ -141,6 +144,23 @@ class Engine:
         self._closing = True
         self._models.announce("", None, False)
 
+    async def finish_sequences(self, seconds: float) -> None:
+        """Begin no sequences any more; return when those that have begun have ended, or after so many seconds.
+
+        Requests are served meanwhile, and models are not loaded or unloaded any more.
+        """
+        self._lifecycle.stop()
+        for loaded in self._models.every():
+            loaded.drain()
+        live = [loaded for loaded in self._models.every() if loaded.sequences]
+        if not live:
+            return
+        log.info("stopping: %d sequences have %g s to end", sum(loaded.sequences for loaded in live), seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for loaded in live:
+                    await self._drained(loaded)
+
     def after_delivery(self, callback: Callable[[], None]) -> None:
         """Have `callback` called after each round of answers, for a front door that writes them then."""
         self._after_delivery.append(callback)
@@ -152,15 +172,20 @@ class Engine:
         refusals, more = self._bridge.take_refusals()
         if refusals:
             self._refusals.add(refusals, more)
-        if self._leaving:
-            self._release_leaving()
+        if self._awaited:
+            for is_over, last in self._awaited:
+                if is_over() and not last.done():
+                    last.set_result(None)
 
-    def _release_leaving(self) -> None:
-        gone = [(version, last) for version, last in self._leaving if not version.lane.in_flight]
-        self._leaving = [each for each in self._leaving if each not in gone]
-        for _, last in gone:
-            if not last.done():
-                last.set_result(None)
+    async def _until(self, is_over: Callable[[], bool]) -> None:
+        """Return when this is so, which can only come with a delivery."""
+        while not is_over():
+            awaited = is_over, asyncio.get_running_loop().create_future()
+            self._awaited.append(awaited)
+            try:
+                await awaited[1]
+            finally:
+                self._awaited.remove(awaited)
 
     def _on_timer(self) -> None:
         self._bridge.expire()
@@ -172,11 +197,12 @@ class Engine:
         if self._store is not None:
             self._store.release(version.name)
         await on_thread(version.close)
-        if version.lane.in_flight:
-            last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._leaving.append((version, last))
-            await last
+        await self._until(lambda: not version.lane.in_flight)
         self.infer.forget(version.lane)
+
+    async def _drained(self, version: LoadedVersion) -> None:
+        """Return when no sequence is open on a version that drains."""
+        await self._until(lambda: not version.sequences)
 
     # -- models come and go --
 
@@ -339,6 +365,5 @@ class Engine:
 
     def stream_ended(self, number: int) -> None:
         """A stream has ended, and with it the sequences that are tied to it."""
-        for name in self._models:
-            for loaded in self._models.versions(name):
-                loaded.stream_ended(number)
+        for loaded in self._models.every():
+            loaded.stream_ended(number)

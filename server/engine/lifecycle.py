@@ -5,6 +5,9 @@ the new version, those before it are finished by the old one, which then ends by
 nothing. What has not changed, a version or its whole model, is kept as it is; if all that has changed is the number of
 instances, instances are added or taken away.
 
+A sequence stays with the version that it has begun on. A version with live sequences departs when it is replaced or
+unloaded: their requests still find it (`_native.inference.table`), until they have ended or their time is over.
+
 Loads and unloads of the same models happen in turns (`server.engine.turns`), others beside each other. An ensemble is
 loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
 step. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded.
@@ -22,7 +25,7 @@ from typing import Any, TypeVar
 from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.loading import Loading
-from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Models, ModelState
+from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
 from server.engine.overrides import NOTHING, Override, write_files
 from server.engine.repository import find, marks
 from server.engine.threads import on_thread
@@ -43,14 +46,18 @@ class Lifecycle:
         repositories: folders of model folders.
         models: what there is.
         maker: makes versions.
+        drained: returns when no sequence is open on a version that drains.
         end: finishes what a version has accepted and closes it; returns when it is over.
         threads: models that are prepared or made at a time; what a model asks for while it is made comes on top.
     """
 
-    def __init__(self, repositories: tuple[Path, ...], models: Models, maker: Maker, end: End, *, threads: int) -> None:
+    def __init__(
+        self, repositories: tuple[Path, ...], models: Models, maker: Maker, drained: End, end: End, *, threads: int
+    ) -> None:
         self._repositories = repositories
         self._models = models
         self._maker = maker
+        self._drained = drained
         self._end = end
         self._threads = threads
         self._room = asyncio.Semaphore(threads)
@@ -58,6 +65,7 @@ class Lifecycle:
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
         self._work: set[asyncio.Task[Any]] = set()
+        self._stopping = False
         self._closing = False
 
     def _to_its_end(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -118,7 +126,7 @@ class Lifecycle:
         room = asyncio.Semaphore(self._threads) if outer is not None else self._room
         needed = wanted | self._users_of(wanted)
         while True:
-            self._refuse_when_closing()
+            self._refuse_when_stopping()
             async with self.turn(needed, asked_by) as turn:
                 candidates = await self._look(wanted, override, room)
                 needed = frozenset(candidates) | wanted
@@ -188,7 +196,8 @@ class Lifecycle:
         """Have no request find the model any more; what was accepted is still finished, behind this.
 
         Args:
-            name: of the model; nothing happens if there is none.
+            name: of the model; nothing happens if there is none. If it was unloaded before, sequences that still go on
+                on what was there end.
             dependents: of an ensemble, unload also the models of its steps that nobody asked for by their names and no
                 other ensemble has; when its last request is finished.
             asked_by: the model that waits for it; empty for nobody.
@@ -199,12 +208,14 @@ class Lifecycle:
         await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by))
 
     async def _unload(self, name: str, *, dependents: bool, asked_by: str) -> None:
-        self._refuse_when_closing()
+        self._refuse_when_stopping()
         async with self.turn(frozenset((name,)), asked_by):
             if name not in self._models:
                 return
             state = self._models[name]
             steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
+            if not state.loaded:
+                self._hurry(state)
             ending = self._withdraw(name)
         if steps:
             followers = self._begin(self._unload_steps(ending, steps), name)
@@ -229,7 +240,7 @@ class Lifecycle:
 
     async def _forget(self, name: str, ending: asyncio.Task[None]) -> None:
         await ending
-        if name in self._models and self._models[name].own is None:
+        if name in self._models and self._models[name].own is None and not self._models[name].departing:
             self._models.remove(name)
 
     def _withdraw(self, name: str) -> asyncio.Task[None]:
@@ -243,12 +254,13 @@ class Lifecycle:
         override, state.override = state.override, None
         state.own = state.prepared = state.folder = None
         state.problem, state.explicit, state.is_own, state.marks = "", False, True, {}
+        self._depart(name, versions.values())
         self._models.publish(name)
         for version in versions:
             self._models.announce(name, version, False)
 
         async def end() -> None:
-            await asyncio.gather(*map(self._end, versions.values()))
+            await asyncio.gather(*(self._see_out(name, version) for version in versions.values()))
             for entry in old.values():
                 entry.state, entry.reason = UNAVAILABLE, UNLOADED
             if override is not None:
@@ -263,14 +275,52 @@ class Lifecycle:
     def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
         """See loading.Ending."""
         versions = tuple(old)
+        self._depart(name, versions)
 
         async def end() -> None:
-            await asyncio.gather(*map(self._end, versions))
+            await asyncio.gather(*(self._see_out(name, version) for version in versions))
             if cleanup is not None:
                 await on_thread(cleanup)
 
         if versions or cleanup is not None:
             self._begin(end(), name)
+
+    def _depart(self, name: str, versions: Iterable[LoadedVersion]) -> None:
+        """Have requests of sequences still find these, from the next time on that the model is published."""
+        if self._closing:
+            return
+        for version in versions:
+            if version.sequences and version.drain_seconds:
+                version.drain()
+                self._models[name].departing.insert(0, Departing(version))
+
+    async def _see_out(self, name: str, version: LoadedVersion) -> None:
+        """Let sequences go on, then close the version; returns when it is over."""
+        state = self._models[name]
+        for departing in [each for each in state.departing if each.loaded is version]:
+            log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
+            await self._let_go_on(departing)
+            if version.sequences:
+                log.warning("'%s' version %d: %d sequences are ended", name, version.version, version.sequences)
+            state.departing.remove(departing)
+            self._models.publish(name)
+        await self._end(version)
+
+    async def _let_go_on(self, departing: Departing) -> None:
+        drained = asyncio.ensure_future(self._drained(departing.loaded))
+        try:
+            await asyncio.wait(
+                (drained, departing.stop),
+                timeout=departing.loaded.drain_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            drained.cancel()
+
+    @staticmethod
+    def _hurry(state: ModelState) -> None:
+        for departing in state.departing:
+            departing.end()
 
     def leaving(self, name: str, wait: Callable[[], None]) -> None:
         """See loading.Ending."""
@@ -294,17 +344,23 @@ class Lifecycle:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("'%s' did not end well", name, exc_info=error)
 
+    def stop(self) -> None:
+        """Load and unload nothing any more."""
+        self._stopping = True
+
     async def close(self) -> None:
         """Unload everything, ensembles before the models of their steps; what was accepted is finished."""
-        self._closing = True
+        self._stopping = self._closing = True
+        for name in self._models:
+            self._hurry(self._models[name])
         await self._turns.idle()
         for names in reversed(self._models.layers()):
             await asyncio.gather(*map(self._withdraw, names))
         while self._endings:
             await asyncio.wait(self._endings)
 
-    def _refuse_when_closing(self) -> None:
-        if self._closing:
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping:
             raise Unavailable("the server is stopping: models are not loaded or unloaded any more")
 
 

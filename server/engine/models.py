@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
@@ -57,6 +58,19 @@ class VersionState:
         return self.state != UNLOADING and self.reason != UNLOADED
 
 
+@dataclass(eq=False, slots=True)
+class Departing:
+    """A version that was replaced or unloaded, and on which sequences go on."""
+
+    loaded: LoadedVersion
+    stop: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self) -> None:
+        """Have them end now."""
+        if not self.stop.done():
+            self.stop.set_result(None)
+
+
 @dataclass(slots=True)
 class ModelState:
     """One model, loaded or not.
@@ -71,6 +85,7 @@ class ModelState:
         is_own: it lies in a repository and was loaded with its own configuration.
         explicit: somebody asked for it by its name; an ensemble's step may be loaded without.
         problem: why it is not loaded, when no version could even be named.
+        departing: versions that requests find only in sequences that have begun there, the last one to go first.
     """
 
     versions: dict[int, VersionState] = field(default_factory=dict)
@@ -82,6 +97,7 @@ class ModelState:
     is_own: bool = True
     explicit: bool = False
     problem: str = ""
+    departing: list[Departing] = field(default_factory=list)
 
     @property
     def loaded(self) -> dict[int, VersionState]:
@@ -139,8 +155,12 @@ class Models:
 
     def publish(self, name: str) -> None:
         """Have requests find what is loaded of this model, from the next one on."""
-        versions = self._states[name].versions
-        self.table.set(name, {v: entry.loaded.lane if entry.loaded else None for v, entry in versions.items()})
+        state = self._states[name]
+        self.table.set(
+            name,
+            {v: entry.loaded.lane if entry.loaded else None for v, entry in state.versions.items()},
+            [(each.loaded.version, each.loaded.lane) for each in state.departing],
+        )
         for ensemble in self.ensembles_of(name):
             self._forget(ensemble.lane)  # another version may answer now
 
@@ -202,6 +222,12 @@ class Models:
                 raise Unavailable(f"in ensemble '{name}', {error}") from error
         return found
 
+    def every(self) -> Iterator[LoadedVersion]:
+        """All versions that serve anything, also those on which only sequences go on."""
+        for state in self._states.values():
+            yield from (entry.loaded for entry in state.versions.values() if entry.loaded is not None)
+            yield from (each.loaded for each in state.departing)
+
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""
         state = self._states.get(name, ModelState())
@@ -234,7 +260,11 @@ class Models:
         for name, state in sorted(self._states.items()):
             if not state.versions:
                 entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem))
-            for version, entry in sorted(state.versions.items()):
+            going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
+            for version in sorted({*state.versions, *going_on}):
+                entry = state.versions.get(version, VersionState(UNLOADING))
+                if entry.loaded is None and version in going_on:
+                    entry = VersionState(UNLOADING, f"{going_on[version]} sequences go on")
                 entries.append(self._indexed(name, version, entry))
         return entries
 

@@ -144,6 +144,21 @@ class LoadedVersion:
             wait.cancel()
         return any(wait.exception() is None and wait.result() for wait in done)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences that have begun and take further requests."""
+        return self.lane.open if isinstance(self.lane, SequenceLane) else 0
+
+    @property
+    def drain_seconds(self) -> int:
+        """For how long they go on when the version is replaced or unloaded."""
+        return self.spec.sequence.drain_seconds if self.spec.sequence else 0
+
+    def drain(self) -> None:
+        """Begin no sequences any more, for good; those that have begun go on."""
+        if isinstance(self.lane, SequenceLane):
+            self.lane.drain()
+
     def stream_ended(self, number: int) -> None:
         """End the sequences that are tied to this stream."""
         if isinstance(self.lane, SequenceLane):

@@ -614,26 +614,3 @@ async def test_requests_while_everything_comes_and_goes(tmp_path, seed):
             assert {(answer.status, answer.text) for answer in answers[name]} == {(OK, "")}
         assert {answer.status for answer in answers["loose"]} <= {OK, Status.NOT_FOUND, Status.UNAVAILABLE}
         assert sum(map(len, answers.values())) > 100
-
-
-async def test_a_sequence_ends_with_the_version_that_it_began_on(tmp_path):
-    config = CONFIG.replace("dynamic_batching { }", "sequence_batching { }")
-
-    def step(value, *, start=False):
-        message = request(x=row(value))
-        message.parameters["sequence_id"].int64_param = 7
-        message.parameters["sequence_start"].bool_param = start
-        return message
-
-    gate = Gate()
-    async with serving(tmp_path, gate, control=EXPLICIT, m=config) as engine:
-        begun = [Pending(engine, step(n, start=n == 0)) for n in range(3)]
-        await gate.entered()
-        change(tmp_path)
-        await engine.load("m")
-        gate.go(100)
-        answer = await infer(engine, step(3))
-        assert answer.status == Status.INVALID_ARGUMENT
-        assert "must specify the START flag on the first request of the sequence" in answer.text
-        assert [(await each.answer()).array().item() for each in begun] == [0, 1, 2]
-        assert (await infer(engine, step(4, start=True))).array().item() == 4

@@ -182,6 +182,13 @@ PARAMETERS = (
         "a sequence that starts on a ModelStreamInfer ends with that stream",
     ),
     ModelParameter(
+        "sequence_drain_seconds",
+        300,
+        "how long sequences that have begun go on when their version is replaced or unloaded; 0 ends them at once. See "
+        "[repository.md](repository.md#sequences)",
+        count,
+    ),
+    ModelParameter(
         "sequence_max_backlog",
         0,
         "sequences that may wait for a slot; a START beyond is refused with UNAVAILABLE. 0 is any number",

@@ -30,7 +30,13 @@ MAX_STATE_BYTES = 1 << 30
 MAX_CANDIDATES = 1 << 20
 MAX_DELAY_US = 1 << 62
 
-PARAMETERS = ("sequence_end_notice", END_REASON, "sequence_max_backlog", "sequence_ends_with_stream")
+PARAMETERS = (
+    "sequence_end_notice",
+    END_REASON,
+    "sequence_max_backlog",
+    "sequence_ends_with_stream",
+    "sequence_drain_seconds",
+)
 """The model parameters that only models with sequence_batching have."""
 
 CORRELATION_TYPES = (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)
@@ -240,6 +246,7 @@ def sequence_spec(config: pb.ModelConfig, model_dir: Path, source: Source) -> Se
             for index, state in enumerate(batching.state)
         ),
         max_backlog=own["sequence_max_backlog"],
+        drain_seconds=own["sequence_drain_seconds"],
         notices_end=own["sequence_end_notice"],
         ends_with_stream=own["sequence_ends_with_stream"],
     )
