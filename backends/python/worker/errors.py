@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from types import FrameType, TracebackType
 
+from .texts import text_of
+
 
 class TritonModelException(Exception):
     """Raised by this module for wrong use of it, and by models that cannot serve their requests."""
@@ -51,8 +53,7 @@ class TritonError:
     CANCELLED = ErrorCode(7, "CANCELLED")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError expects a str as its message, got {type(message).__name__}")
+        message = text_of(message, "the message of a TritonError")
         if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code < len(ERROR_CODES):
             raise TypeError(f"TritonError expects one of its codes, such as TritonError.NOT_FOUND, got {code!r}")
         self._message = message

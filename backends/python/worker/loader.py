@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from . import runtime
 from .errors import TritonModelException
+from .texts import text_of
 
 
 def get_model_dir() -> str:
@@ -64,8 +65,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def _ask(doing: str, question: str, arguments: Mapping[str, object]) -> object:
-    if not isinstance(arguments["name"], str):
-        raise TypeError(f"a model's name must be a str, got {type(arguments['name']).__name__}")
+    arguments = {**arguments, "name": text_of(arguments["name"], "a model's name")}
     try:
         answer: object = runtime.current().channel.ask(question, arguments)
     except TritonModelException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import protocol, runtime
 from .errors import ErrorCode, TritonModelException
+from .texts import text_of
 
 
 class LogLevel(ErrorCode):
@@ -41,8 +42,7 @@ class Logger:
             message: the text.
             level: one of Logger.INFO, WARNING, ERROR and VERBOSE.
         """
-        if not isinstance(message, str):
-            raise TypeError(f"a log message must be a str, got {type(message).__name__}")
+        message = text_of(message, "a log message")
         try:
             channel = runtime.current().channel
         except TritonModelException:

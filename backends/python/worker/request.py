@@ -11,6 +11,7 @@ from .errors import TritonModelException
 from .memory import ANY_MEMORY, PreferredMemory
 from .response import require_tensors
 from .tensor import Tensor
+from .texts import text_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -99,18 +100,15 @@ class InferenceRequest:
     ) -> None:
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
-        if not isinstance(model_name, str) or not isinstance(request_id, str):
-            raise TypeError("InferenceRequest expects str as its model_name and request_id")
+        model_name = text_of(model_name, "the model_name of an InferenceRequest")
+        request_id = text_of(request_id, "the request_id of an InferenceRequest")
         if not model_name:
             raise TypeError("InferenceRequest expects a model_name")
         self._inputs = list(inputs)
         require_tensors(self._inputs, "Input tensor " + NOT_EMPTY, request_id, model_name)
-        self._outputs = list(requested_output_names)
-        for name in self._outputs:
-            if not isinstance(name, str):
-                raise TypeError(f"InferenceRequest expects a list of str, found {type(name).__name__}")
-            if not name:
-                raise TritonModelException("Requested output name " + NOT_EMPTY.format(request_id, model_name))
+        self._outputs = [text_of(name, "each of requested_output_names") for name in requested_output_names]
+        if "" in self._outputs:
+            raise TritonModelException("Requested output name " + NOT_EMPTY.format(request_id, model_name))
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._model_name = model_name

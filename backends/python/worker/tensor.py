@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .datatypes import BF16, BYTES, SIZES, bfloat16, dtype_of, number_of
 from .errors import TritonModelException
 from .strings import pack_array, unpack_array
+from .texts import text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,7 @@ class Tensor:
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if name.__class__ is not str:
-            raise TypeError(f"a tensor's name must be a str, got {type(name).__name__}")
+            name = text_of(name, "a tensor's name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         try:
@@ -131,6 +132,7 @@ class Tensor:
         """
         from .dlpack import Foreign, is_capsule
 
+        name = text_of(name, "a tensor's name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if not is_capsule(tensor):

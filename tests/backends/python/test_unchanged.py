@@ -33,6 +33,19 @@ MODELS = {
         {"y": "STRING"},
         "def execute(self, requests): return [out(np.array(sys.argv, object)) for _ in requests]",
     ),
+    # The public example of BLS names the model by an element of a BYTES tensor.
+    "bytes_names": (
+        {},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    called = pb_utils.InferenceRequest(
+        request_id=b"1", model_name=np.array([b"no_inputs"], object)[0], inputs=[], requested_output_names=[b"y"])
+    value = pb_utils.get_output_tensor_by_name(called.exec(), "y").as_numpy()
+    ready = pb_utils.is_model_ready(b"no_inputs")
+    return [pb_utils.InferenceResponse([pb_utils.Tensor(np.array(["y"])[0], value + ready)]) for _ in requests]
+""",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
@@ -70,6 +83,10 @@ def test_a_model_may_have_no_outputs(client: triton.InferenceServerClient) -> No
 
 def test_libraries_that_read_the_command_line_find_none(client: triton.InferenceServerClient) -> None:
     assert ask(client, "arguments").as_numpy("y").tolist() == [b""]
+
+
+def test_names_may_be_bytes(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "bytes_names").as_numpy("y").tolist() == [8]
 
 
 def test_the_datatype_that_the_model_gives_is_the_one_that_is_sent(client: triton.InferenceServerClient) -> None:

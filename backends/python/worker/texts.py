@@ -1,0 +1,17 @@
+"""Names and messages that models give."""
+
+from __future__ import annotations
+
+
+def text_of(value: object, what: str) -> str:
+    """A text as a str. Also bytes are taken, as Triton does: an element of a BYTES tensor may name a model.
+
+    Raises:
+        TypeError: it is neither; `what` says what it should have been.
+        UnicodeDecodeError: they are not UTF-8.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode()
+    raise TypeError(f"{what} must be a str, got {type(value).__name__}")
