@@ -23,6 +23,7 @@ from cyclopts.config import Env, Toml
 from server.addresses import SettingsError
 from server.errors import ConfigError, ServerError
 from server.foreign import FOREIGN, Ignored, Refused
+from server.manual import Manual
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ app = App(
     version=lambda: f"inferd {metadata.version('inferd')}",
     default_parameter=Parameter(negative=()),
     config=[Env("INFERD_", command=False), from_file],
+    help_formatter=Manual(),
 )
 
 
@@ -122,13 +124,17 @@ def serve(
     settings: Annotated[Settings, Parameter(name="*")],
     config: Annotated[Path | None, Parameter(help="TOML file with options, for example grpc-port = 8001.")] = None,  # noqa: ARG001
 ) -> int:
-    """Serve the models of a repository until told to stop."""
+    """Serve the models of a repository until told to stop.
+
+    Each option is also an environment variable, INFERD_GRPC_PORT for --grpc-port, and a key of the file that --config
+    names. What several of them do together is in docs/operations.md.
+    """
     from server.app import run  # the server is imported only where it is run
 
     return run(settings)
 
 
-@app.command
+@app.command(usage="inferd check REPOSITORY... [OPTIONS]")
 def check(
     *repository: Annotated[Path, Parameter(help="Folders of model folders.")],
     model_config_name: str = "",

@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from server import cli
-from server.addresses import TcpAddress, UnixAddress, parse_address
+from server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
 from server.foreign import FOREIGN, Ignored, Refused
-from server.settings import (
-    Settings,
-    SettingsError,
-    parse_backend_config,
-)
+from server.settings import Settings, sections
+from server.settings.values import parse_backend_config
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ["serve", "--model-repository", "/models"]
@@ -261,9 +258,28 @@ def test_a_wrong_backend_config_is_refused(entry: str) -> None:
 
 
 def test_every_setting_has_a_help_text() -> None:
-    source = (ROOT / "server" / "settings.py").read_text()
+    source = (ROOT / "server" / "settings" / "options.py").read_text()
     for field in dataclasses.fields(Settings):
         assert re.search(rf'^    {field.name}: [^\n]*\n    """\w', source, re.MULTILINE), field.name
+
+
+def test_help_shows_every_option_whole(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["serve", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Usage: inferd serve --model-repository PATH...")
+    for heading, fields in sections():
+        assert f"{heading}:" in lines
+        for field in fields:
+            option = f"--{field.name.replace('_', '-')}"
+            assert [line for line in lines if line.split()[:1] == [option]], f"{option} is not at the start of a line"
+    assert "  --transport native|grpcio [default: native]" in lines
+
+
+def test_the_source_has_the_headings_of_the_list() -> None:
+    source = (ROOT / "server" / "settings" / "options.py").read_text()
+    for heading, fields in sections():
+        assert f"\n    # -- {heading} --\n\n    {fields[0].name}: " in source
 
 
 # ---- check and version ----------------------------------------------------------------------------------------------

@@ -63,7 +63,15 @@ RULES = (
     Rule("server.app", may=("_native", "backends.api", "backends.loader", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
         "server.cli",
-        may=("backends.api", "backends.loader", "server.app", "server.engine", "server.foreign", *CORE),
+        may=(
+            "backends.api",
+            "backends.loader",
+            "server.app",
+            "server.engine",
+            "server.foreign",
+            "server.manual",
+            *CORE,
+        ),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule("server.__main__", may=("server.cli",), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -193,7 +201,7 @@ def test_imports_follow_the_design() -> None:
         ("server/rpc/r.py", "from server.front import native"),
         ("server/front/f.py", "from server.app import run"),
         ("server/app.py", "import socket"),
-        ("server/settings.py", "from server.engine import config"),
+        ("server/settings/options.py", "from server.engine import config"),
     ],
 )
 def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, text: str) -> None:

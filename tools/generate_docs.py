@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from server.engine.config.parameters import PARAMETERS  # noqa: E402
 from server.engine.config.refused import CARRIED, REFUSED, Field  # noqa: E402
+from server.settings import sections, written  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
 MARKED = re.compile(r"(<!-- begin (\w+):[^\n]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -43,17 +44,24 @@ def parameters() -> str:
 
 
 def options() -> str:
-    """The fields of Settings with their types, defaults and the texts below them, as the source has them."""
-    tree = ast.parse((ROOT / "server" / "settings.py").read_text())
+    """The fields of Settings in their parts, with their defaults and the texts below them, as the source has them."""
+    tree = ast.parse((ROOT / "server" / "settings" / "options.py").read_text())
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
-    rows = []
-    for field, text in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            default = "" if field.value is None else f"`{ast.unparse(field.value)}`"
+    meanings = {
+        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+    parts = []
+    for heading, fields in sections():
+        rows = []
+        for field in fields:
+            default = written(field.default)
             rows.append(
-                (f"`--{ast.unparse(field.target).replace('_', '-')}`", default, " ".join(str(text.value.value).split()))
+                (f"`--{field.name.replace('_', '-')}`", f"`{default}`" if default else "", meanings[field.name])
             )
-    return table(("option", "default", "meaning"), rows)
+        parts.append(f"**{heading}**\n\n{table(('option', 'default', 'meaning'), rows)}")
+    return "\n" + "\n".join(parts) + "\n"
 
 
 TABLES = {"refused": refused, "carried": carried, "options": options, "parameters": parameters}

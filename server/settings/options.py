@@ -1,0 +1,352 @@
+"""Every option of the server once: its name, type, default and meaning.
+
+The names are tritonserver's where it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
+variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `server.cli` derives all three from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from server.addresses import Address, Bind, parse_bind
+from server.caching import CacheConfig, parse_cache_config
+from server.settings import rules
+from server.settings.values import parse_backend_config, parse_pools, parse_restricted_protocols
+
+SECTIONS = {
+    "model_repository": "Models",
+    "backend_directory": "Backends and instances",
+    "transport": "Where it listens",
+    "grpc_use_ssl": "TLS",
+    "grpc_restricted_protocol": "Access",
+    "grpc_max_message_size": "Messages",
+    "max_inflight_requests": "Admission and response cache",
+    "allow_client_shm": "Shared memory of clients",
+    "cuda_driver": "GPUs",
+    "grpc_keepalive_time": "Connections",
+    "grpc_max_unsent_size": "Limits of the native door",
+    "orca_load_metrics": "Balancers and stopping",
+    "log_verbose": "Logs",
+}
+"""The first option of each part of the list, and the part's heading."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one server runs.
+
+    Raises:
+        SettingsError: the value of an option is out of its range.
+    """
+
+    # -- Models --
+
+    model_repository: tuple[Path, ...]
+    """Folder of model folders; may be given several times (also --model-store)."""
+
+    id: str = "inferd"
+    """Name of the server in its metadata."""
+
+    exit_on_error: bool = True
+    """Exit when a model fails to load at start; otherwise serve the others."""
+
+    strict_readiness: bool = True
+    """Be ready only while every model is; otherwise as soon as the server runs."""
+
+    disable_auto_complete_config: bool = False
+    """Take config.pbtxt as it is: nothing is read from the model file to complete it."""
+
+    model_config_name: str = ""
+    """Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt."""
+
+    model_control_mode: Literal["none", "explicit", "poll"] = "none"
+    """none: every model is loaded at start; explicit: those of --load-model, and clients load and unload; poll: every
+    model, and what changes in the repositories."""
+
+    load_model: tuple[str, ...] = ()
+    """A model to be loaded at start with --model-control-mode explicit, or * for all; may be given several times."""
+
+    repository_poll_secs: int = 15
+    """Seconds between looks at the repositories with --model-control-mode poll."""
+
+    model_load_thread_count: int = 4
+    """How many models are loaded at a time."""
+
+    # -- Backends and instances --
+
+    backend_directory: Path | None = None
+    """Folder with further backends: one Python module or package each."""
+
+    backend_config: tuple[str, ...] = ()
+    """BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times."""
+
+    rate_limit: Literal["off", "execution_count"] = "off"
+    """Whether instances execute only while they hold the resources of their rate_limiter."""
+
+    rate_limit_resource: tuple[str, ...] = ()
+    """NAME:COUNT or NAME:COUNT:DEVICE: how much there is of a resource; may be given several times."""
+
+    host_policy: tuple[str, ...] = ()
+    """NAME,numa-node=N or NAME,cpu-cores=0-3,8-11: where instances run; may be given several times."""
+
+    # -- Where it listens --
+
+    transport: Literal["native", "grpcio"] = "native"
+    """The gRPC implementation: the native one, or grpcio."""
+
+    grpc_address: tuple[str, ...] = ("127.0.0.1",)
+    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, then what holds there only (see
+    operations.md); may be given several times."""
+
+    grpc_port: int = 8001
+    """Port of the addresses that name none; 0 for any free one."""
+
+    reuse_grpc_port: bool = False
+    """Share the ports with other processes that do the same (SO_REUSEPORT)."""
+
+    grpc_unix_mode: str = "0660"
+    """Mode of unix sockets, octal."""
+
+    grpc_unix_owner: str = ""
+    """Owner of unix sockets: USER, USER:GROUP or :GROUP, as names or numbers."""
+
+    # -- TLS --
+
+    grpc_use_ssl: bool = False
+    """Serve TLS on TCP; unix sockets stay plain."""
+
+    grpc_use_ssl_mutual: bool = False
+    """Ask clients for a certificate that --grpc-root-cert has signed; implies --grpc-use-ssl."""
+
+    grpc_server_cert: Path | None = None
+    """PEM file with the server's certificate chain; read again when it changes, as are the other two."""
+
+    grpc_server_key: Path | None = None
+    """PEM file with the private key of the certificate."""
+
+    grpc_root_cert: Path | None = None
+    """PEM file with the certificates that clients' certificates are checked against."""
+
+    # -- Access --
+
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""
+
+    grpc_token_file: Path | None = None
+    """File with a token a line, and what its bearer may do; callers then need one. Read again when it changes."""
+
+    triton_auth_codes: bool = False
+    """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
+
+    grpc_reflection: Literal["auto", "on", "off"] = "auto"
+    """Server reflection; auto: where only this machine can ask."""
+
+    # -- Messages --
+
+    grpc_max_message_size: int = 0
+    """Largest message in bytes that is received; 0 for no limit."""
+
+    grpc_max_decompressed_size: int = 64 << 20
+    """Largest message in bytes after decompression; 0 for no limit but --grpc-max-message-size."""
+
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
+    """How hard inference responses are compressed for clients that take it (gzip preferred, else deflate)."""
+
+    grpc_header_forward_pattern: str = ""
+    """Regular expression, looked for in the names of headers in any case: those become request parameters."""
+
+    # -- Admission and response cache --
+
+    max_inflight_requests: int = 16384
+    """Inference requests that may be in the server at a time, over all models; 0 for any number."""
+
+    max_queued_requests_per_model: int = 4096
+    """Inference requests that may wait for one version of a model; 0 for any number."""
+
+    cache_config: tuple[str, ...] = ()
+    """local,KEY=VALUE: the response cache, with size=BYTES and ttl=SECONDS; or redis,KEY=VALUE, with host, port, user,
+    password, db, ttl=SECONDS and others: see docs/operations.md. May be given several times."""
+
+    # -- Shared memory of clients --
+
+    allow_client_shm: bool = False
+    """Let every client register every shared memory object that the server can open, and use every region; without it
+    only clients on unix sockets of the native door, each objects of its own user."""
+
+    client_shm_access: Literal["auto", "copy", "map", "none"] = "auto"
+    """map: models use clients' regions in place; copy: what is in them is copied first; auto: in place those of the
+    server's own user on a unix socket; none: nobody may register any."""
+
+    client_shm_prefix: tuple[str, ...] = ()
+    """How the keys of clients' objects must begin, without slash; may be given several times."""
+
+    client_shm_max_regions: int = 1024
+    """Regions of shared memory that clients may have registered."""
+
+    client_shm_max_byte_size: int = 64 << 30
+    """Bytes of all these regions together."""
+
+    # -- GPUs --
+
+    cuda_driver: str = "libcuda.so.1"
+    """The library of the CUDA driver, by name or path; it is looked for when the server starts."""
+
+    pinned_memory_pool_byte_size: int = 256 << 20
+    """Bytes of page-locked memory at most, for copies from and to GPUs, of each node of the host's memory."""
+
+    cuda_memory_pool_byte_size: tuple[str, ...] = ()
+    """GPU:BYTES: memory of a GPU at most that is kept for tensors, 67108864 by default; once for each GPU."""
+
+    # -- Connections --
+
+    grpc_keepalive_time: int = 7_200_000
+    """Milliseconds of silence after which a client is pinged."""
+
+    grpc_keepalive_timeout: int = 20_000
+    """Milliseconds in which a pinged client must answer, else its connection is dropped."""
+
+    grpc_keepalive_permit_without_calls: bool = True
+    """Ping clients that have no call in progress, and let them ping."""
+
+    grpc_http2_max_pings_without_data: int = 2
+    """Pings in a row, without an answer sent between, after which there is one a minute; 0 for no limit."""
+
+    grpc_http2_min_recv_ping_interval_without_data: int = 10_000
+    """Milliseconds that must lie between the pings of a client to which nothing is sent meanwhile."""
+
+    grpc_http2_max_ping_strikes: int = 2
+    """Pings that may come sooner than that, before the client is sent away; 0 for no limit."""
+
+    grpc_max_connection_age: int = 0
+    """Milliseconds after which a connection is ended, more or less a tenth; 0 for no limit."""
+
+    grpc_max_connection_age_grace: int = 0
+    """Milliseconds that calls have to finish on a connection that is too old; 0 for no limit."""
+
+    grpc_handshake_timeout: int = 10_000
+    """Milliseconds in which a new connection must begin to speak HTTP/2."""
+
+    grpc_max_connections: int = 0
+    """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
+
+    # -- Limits of the native door --
+
+    grpc_max_unsent_size: int = 48 << 20
+    """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
+
+    grpc_max_incoming_size: int = 1 << 30
+    """Bytes of requests that may be incomplete or wait for their turn; 0 for no limit. Not with --transport grpcio."""
+
+    grpc_receive_timeout: int = 30_000
+    """Milliseconds in which a request must arrive, and one second more for each 16 KiB of it; 0 for any time. Not with
+    --transport grpcio."""
+
+    grpc_max_connections_per_client: int = 0
+    """Connections that one client may have; further ones are closed at once; 0 for any number. Not with
+    --transport grpcio."""
+
+    grpc_max_calls_per_client: int = 0
+    """Calls that one client may have in flight; 0 for any number. Not with --transport grpcio."""
+
+    grpc_max_streams_per_client: int = 0
+    """Of these, calls that are streams; 0 for any number. Not with --transport grpcio."""
+
+    grpc_max_bytes_per_client: int = 0
+    """Bytes of requests and answers that one client may have in flight; 0 for any number. Not with --transport
+    grpcio."""
+
+    # -- Balancers and stopping --
+
+    orca_load_metrics: bool = False
+    """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
+
+    drain_delay: float = 0.0
+    """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
+
+    exit_timeout_secs: int = 30
+    """How long running requests may take to finish when the server is told to stop."""
+
+    # -- Logs --
+
+    log_verbose: int = 0
+    """Level of detailed messages; 0 for none."""
+
+    log_info: bool = True
+    """Log information."""
+
+    log_warning: bool = True
+    """Log warnings."""
+
+    log_error: bool = True
+    """Log errors."""
+
+    log_format: Literal["default", "ISO8601"] = "default"
+    """Form of the time stamp in log lines."""
+
+    def __post_init__(self) -> None:
+        rules.check(self)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where the gRPC service listens."""
+        return tuple(bind.address for bind in self.binds)
+
+    @property
+    def binds(self) -> tuple[Bind, ...]:
+        """`grpc_address`, understood, with what holds at each of them only."""
+        return tuple(parse_bind(text, self.grpc_port) for text in self.grpc_address)
+
+    @property
+    def unix_mode(self) -> int:
+        return int(self.grpc_unix_mode, 8)
+
+    @property
+    def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
+        """`backend_config` by backend; the key "" holds what is for all backends."""
+        return parse_backend_config(self.backend_config)
+
+    @property
+    def cache(self) -> CacheConfig:
+        """`cache_config`, understood."""
+        return parse_cache_config(self.cache_config)
+
+    @property
+    def cuda_pools(self) -> Mapping[int, int]:
+        """`cuda_memory_pool_byte_size`: bytes by GPU."""
+        return parse_pools(self.cuda_memory_pool_byte_size)
+
+    @property
+    def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+        """`grpc_restricted_protocol` as groups, name and value of the header."""
+        return parse_restricted_protocols(self.grpc_restricted_protocol)
+
+    @property
+    def default_max_batch_size(self) -> int:
+        """What auto-complete gives a model that can batch: `--backend-config=default-max-batch-size=N`."""
+        return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
+
+
+def sections() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:
+    """The options in their parts, each with its heading."""
+    part: list[dataclasses.Field[Any]] = []
+    heading = ""
+    for field in dataclasses.fields(Settings):
+        if field.name in SECTIONS:
+            if part:
+                yield heading, part
+            heading, part = SECTIONS[field.name], []
+        part.append(field)
+    yield heading, part
+
+
+def written(default: object) -> str:
+    """A default as one writes it on the command line; empty where nothing is the default."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return " ".join(map(written, default))
+    return "" if default is None or default is dataclasses.MISSING else str(default)

@@ -1,0 +1,75 @@
+"""What the values of some options mean."""
+
+from __future__ import annotations
+
+import re
+
+from server.addresses import RESTRICTABLE, SettingsError
+
+
+def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
+    """`("0:67108864",)` as bytes by GPU.
+
+    Raises:
+        SettingsError: an entry has another form.
+    """
+    found: dict[int, int] = {}
+    for entry in entries:
+        gpu, colon, size = entry.partition(":")
+        if not colon or not gpu.isdecimal() or not size.isdecimal():
+            raise SettingsError(f"cuda-memory-pool-byte-size: expected GPU:BYTES, got {entry!r}")
+        found[int(gpu)] = int(size)
+    return found
+
+
+def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """`("onnxruntime,threads=2", "default-max-batch-size=8")` by backend.
+
+    Raises:
+        SettingsError: an entry has no `=`, no key, or a default-max-batch-size that is not a number.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        head, equals, value = entry.partition("=")
+        backend, comma, key = head.rpartition(",")
+        if not equals or not key or (comma and not backend):
+            raise SettingsError(f"backend-config: expected BACKEND,KEY=VALUE or KEY=VALUE, got {entry!r}")
+        if not backend and key == "default-max-batch-size" and not value.isdecimal():
+            raise SettingsError(f"backend-config: default-max-batch-size must be a number, got {value!r}")
+        found.setdefault(backend, {})[key] = value
+    return found
+
+
+_HEADER_KEY = re.compile(r"[0-9a-z_.\-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
+
+
+def parse_restricted_protocols(entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+    """`("inference,health:key=value",)` as groups, name and value of the header.
+
+    Raises:
+        SettingsError: an entry has another form, an unknown group, or a group of another entry. The text has no value.
+    """
+    found: list[tuple[tuple[str, ...], str, str]] = []
+    taken: set[str] = set()
+    for entry in entries:
+        head, colon, pair = entry.partition(":")
+        key, equals, value = pair.partition("=")
+        key = key.lower()
+        if key.endswith("-bin"):
+            raise SettingsError(f"grpc-restricted-protocol: key {key!r} must not end with -bin")
+        if not (colon and equals and _HEADER_KEY.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
+            raise SettingsError(
+                f"grpc-restricted-protocol: expected GROUP,GROUP:KEY=VALUE, got {head!r} with another form of KEY=VALUE"
+            )
+        groups = tuple(head.split(","))
+        for group in groups:
+            if group not in RESTRICTABLE:
+                raise SettingsError(
+                    f"grpc-restricted-protocol: unknown group {group!r}, expected some of {', '.join(RESTRICTABLE)}"
+                )
+            if group in taken:
+                raise SettingsError(f"grpc-restricted-protocol: group {group!r} can be restricted only once")
+            taken.add(group)
+        found.append((groups, f"triton-grpc-protocol-{key}", value))
+    return tuple(found)
