@@ -482,13 +482,16 @@ class NativeInstance(Instance):
 
     `executor` is a capsule named "inferd.execute_fn" around a function of type `execute_fn` (see
     `_native/execution/batch.pxd`); its context is passed to each call. `gate`, if it has one, is a capsule named
-    "inferd.await_fn" around an `await_fn`, which is asked before each batch and may let the instance wait.
+    "inferd.await_fn" around an `await_fn`, which is asked before each batch and may let the instance wait. `remote`, if
+    its work is done in another process, is a capsule named "inferd.remote" around a `Remote`
+    (`_native/execution/remote.pxd`), by which the event loop begins and ends batches without the instance's thread.
     `input_device` is the GPU on which it reads inputs where trusted clients have put them; all others are copied to the
     host's memory. -1: none.
     """
 
     executor: object
     gate: object = None
+    remote: object = None
     input_device: int = -1
 
     def execute(self, batch: Batch) -> None:  # noqa: ARG002

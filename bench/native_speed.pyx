@@ -1,7 +1,7 @@
 """How long blocks and lanes take, without the GIL and without Python objects; see bench.micro."""
 
 from libc.stdint cimport uint32_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
@@ -83,13 +83,14 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
     """Nanoseconds a request to push `batch` requests and to take them as one batch, on one thread."""
     cdef QueueLane handle = QueueLane(spec, 1)
     cdef Lane *lane = handle.lane
-    cdef Seat seat = Seat(0, NULL, NULL, 0, NULL)
+    cdef Seat seat
     cdef Request *requests[MOST]
     cdef Request *chain
     cdef uint32_t made = 0, taken = 0, i
     cdef long start
     if batch == 0 or batch > MOST:
         raise ValueError(f"expected 1 to {MOST} requests, got {batch}")
+    memset(&seat, 0, sizeof(Seat))
     try:
         while made < batch:
             requests[made] = bound_request(message, lane)

@@ -64,6 +64,8 @@ cdef class GpuLoop:
     cdef ClaimHandle claim
     cdef object instance
     cdef readonly str name
+    cdef bytes encoded_name
+    cdef const char *label   # the name, as C has it
     cdef Transfer transfer
     cdef Pipeline pipeline
     cdef Graphs graphs
@@ -78,6 +80,8 @@ cdef class GpuLoop:
             self.seat.claim = &claim.claim
         self.instance = instance
         self.name = name
+        self.encoded_name = name.encode()
+        self.label = self.encoded_name
         self.transfer = Transfer(pinned, pool, instance.stream, spec.pinned_inputs, spec.pinned_outputs)
         self.pipeline = Pipeline(lane, pool, spec.busy_wait, claim is not None)
         self.graphs = Graphs(lane, self.transfer, self.pipeline)
@@ -163,7 +167,7 @@ cdef class GpuLoop:
         cdef bint ready
         with nogil:
             batch_begin(&set.batch, chain)
-            batch_log(&set.batch, self.name, self.seat.why)
+            batch_log(&set.batch, self.label, self.seat.why)
             batch_fetch(&set.batch, self.transfer.device.ordinal, False)
             use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)

@@ -116,7 +116,7 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire)
+cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire, NULL, NULL)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:

@@ -20,13 +20,13 @@ def switch(on: bool) -> None:
     store32(&switched_on, 1 if on else 0)
 
 
-cdef void batch_log(const NativeBatch *batch, str instance, const char *why) noexcept nogil:
+cdef void batch_log(const NativeBatch *batch, const char *instance, const char *why) noexcept nogil:
     if load32(&switched_on) and batch.count:
         with gil:
             write(batch, instance, why)
 
 
-cdef void write(const NativeBatch *batch, str instance, const char *why) noexcept:
+cdef void write(const NativeBatch *batch, const char *instance, const char *why) noexcept:
     cdef const Signature *signature = batch.signature
     cdef int64_t oldest = batch.requests[0].queued_ns
     cdef uint32_t i
@@ -34,6 +34,6 @@ cdef void write(const NativeBatch *batch, str instance, const char *why) noexcep
         oldest = min(oldest, batch.requests[i].queued_ns)
     logger.debug(
         "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
-        signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, instance,
+        signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, instance.decode(),
         batch.count, batch.rows, (batch.taken_ns - oldest) // 1000,
         why.decode() if why != NULL else "as its scheduler decided")

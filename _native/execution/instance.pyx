@@ -21,6 +21,7 @@ from _native.execution.batch cimport (
 from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_gather
 from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
+from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
 from _native.inference.bridge cimport BridgeHandle
 from _native.inference.request cimport Request, Watched, requests_unwatch, requests_watch
 from _native.scheduling.lane cimport LaneHandle, Seat
@@ -40,9 +41,10 @@ cdef class InstanceLoop:
         lane: where its batches come from.
         instance: a backends.api.Instance; with an attribute `executor`, a capsule named "inferd.execute_fn" around an
             `execute_fn` with its context, batches never touch Python; with an attribute `gate`, a capsule named
-            "inferd.await_fn" around an `await_fn`, that is asked before each batch; with an `input_device`, inputs on
-            that GPU stay there; with a true `stoppable`, it is told when nobody waits any more for the batch that it
-            executes.
+            "inferd.await_fn" around an `await_fn`, that is asked before each batch; with a `remote`, a capsule named
+            "inferd.remote" around a `Remote`, the loop begins and ends executions itself; with an `input_device`,
+            inputs on that GPU stay there; with a true `stoppable`, it is told when nobody waits any more for the batch
+            that it executes.
         name: of the instance, for logs and the thread.
         index: its number among the instances of its version, from 0.
         claim: to the resources that it must hold while it executes; None for none.
@@ -52,11 +54,14 @@ cdef class InstanceLoop:
     cdef Seat seat
     cdef object instance
     cdef str name
+    cdef bytes encoded_name
+    cdef const char *label   # the name, as C has it
     cdef NativeBatch batch
     cdef execute_fn executor
     cdef void *context
     cdef await_fn gate
     cdef void *gate_context
+    cdef RemoteInstance remote   # its `remote` is NULL for most
     cdef int input_device    # -1: none
     cdef ClaimHandle claim
     cdef bint stoppable
@@ -66,6 +71,7 @@ cdef class InstanceLoop:
                   ClaimHandle claim=None):
         executor = getattr(instance, "executor", None)
         gate = getattr(instance, "gate", None)
+        remote = getattr(instance, "remote", None)
         self.lane = lane
         self.seat.index = index
         self.claim = claim
@@ -73,6 +79,8 @@ cdef class InstanceLoop:
             self.seat.claim = &claim.claim
         self.instance = instance
         self.name = name
+        self.encoded_name = name.encode()
+        self.label = self.encoded_name
         self.executor = NULL
         self.context = NULL
         if executor is not None:
@@ -89,8 +97,17 @@ cdef class InstanceLoop:
         self.watched.stop = stop_instance
         self.watched.owner = <void *>self
         batch_init(&self.batch, lane.lane)
+        if remote is not None and claim is None:
+            self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
+            self.remote.lane = lane.lane
+            self.remote.seat = &self.seat
+            self.remote.batch = &self.batch
+            self.remote.name = self.label
+            remote_connect(&self.remote)
 
     def __dealloc__(self):
+        if self.remote.remote != NULL:
+            remote_disconnect(&self.remote)
         batch_free(&self.batch)
 
     def prepare(self) -> None:
@@ -134,10 +151,15 @@ cdef class InstanceLoop:
         store32(&self.seat.retired, 1)
 
     cdef Request *take(self) noexcept nogil:
+        # NULL: the end, or the loop has begun a batch that has to be ended here
         cdef Request *chain
-        if self.gate != NULL:
-            self.gate(self.gate_context)
-        chain = self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
+        while True:
+            if self.gate != NULL:
+                self.gate(self.gate_context)
+            self.seat.recalled = False
+            chain = self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
+            if not self.seat.recalled or self.remote.begun:
+                break
         if chain != NULL and self.seat.claim != NULL:
             claim_acquire(self.seat.claim)
         return chain
@@ -145,7 +167,7 @@ cdef class InstanceLoop:
     cdef void begin(self, Request *chain) noexcept nogil:
         batch_begin(&self.batch, chain)
         batch_fetch(&self.batch, self.input_device, True)
-        batch_log(&self.batch, self.name, self.seat.why)
+        batch_log(&self.batch, self.label, self.seat.why)
 
     cdef void finish(self) noexcept nogil:
         if self.seat.claim != NULL:
@@ -153,13 +175,19 @@ cdef class InstanceLoop:
         batch_finish(&self.batch)
 
     cdef void run_native(self) noexcept nogil:
-        cdef Request *chain = self.take()
-        while chain != NULL:
-            self.begin(chain)
+        while self.next_batch():
             if self.batch.count:
                 self.executor(&self.batch, self.context)
             self.finish()
-            chain = self.take()
+
+    cdef bint next_batch(self) noexcept nogil:
+        # False: the end
+        cdef Request *chain = self.take()
+        cdef bint begun = self.remote.begun
+        self.remote.begun = False
+        if chain != NULL:
+            self.begin(chain)
+        return chain != NULL or begun
 
     cdef bint run_once(self):
         cdef Request *chain

@@ -10,6 +10,7 @@ from _native.threads cimport Mutex
 cdef struct Inlet:
     # a descriptor that the loop reads for somebody
     int fd
+    bint once                # it is told of what comes, not of what is still there: `read` leaves nothing behind
     void *owner
     # On the loop: it is readable, or its other end is closed. False: no more of it.
     bint (*read)(Inlet *inlet) noexcept nogil
@@ -41,6 +42,8 @@ cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
 cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
 # From any thread: have the loop read the inlet. False: the system refuses.
 cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil
+# On the loop: have an inlet that is told once told again of what is still there.
+cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil
 # From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
 cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
 # On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.

@@ -56,11 +56,16 @@ cdef extern from *:
         struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
         timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
     }
-    static inline int inferd_epoll(void) { return epoll_create1(EPOLL_CLOEXEC); }
-    /* Edge-triggered, an eventfd need never be read. */
-    static inline int inferd_epoll_add(int poll_fd, int fd, void *what) {
-        struct epoll_event e = {.events = EPOLLIN | (what ? 0u : (uint32_t)EPOLLET), .data = {.ptr = what}};
-        return epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &e);
+    static inline int inferd_epoll_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
+    static inline int inferd_epoll(int poll_fd, int operation, int fd, void *what, int once) {
+        struct epoll_event e = {.events = EPOLLIN | (once ? (uint32_t)EPOLLET : 0u), .data = {.ptr = what}};
+        return epoll_ctl(poll_fd, operation, fd, &e);
+    }
+    static inline int inferd_epoll_add(int poll_fd, int fd, void *what, int once) {
+        return inferd_epoll(poll_fd, EPOLL_CTL_ADD, fd, what, once);
+    }
+    static inline void inferd_epoll_again(int poll_fd, int fd, void *what) {
+        inferd_epoll(poll_fd, EPOLL_CTL_MOD, fd, what, 1);
     }
     static inline void inferd_epoll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
     /* What is ready now; NULL among it for the eventfd. */
@@ -71,8 +76,9 @@ cdef extern from *:
         return count;
     }
     """
-    int make_epoll "inferd_epoll"() nogil
-    int epoll_add "inferd_epoll_add"(int poll_fd, int fd, void *what) nogil
+    int make_epoll "inferd_epoll_new"() nogil
+    int epoll_add "inferd_epoll_add"(int poll_fd, int fd, void *what, bint once) nogil
+    void epoll_again "inferd_epoll_again"(int poll_fd, int fd, void *what) nogil
     void epoll_remove "inferd_epoll_remove"(int poll_fd, int fd) nogil
     int epoll_ready "inferd_epoll_ready"(int poll_fd, void **ready, int room) nogil
     int make_eventfd "inferd_eventfd"() nogil
@@ -178,7 +184,11 @@ cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
 
 
 cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil:
-    return epoll_add(bridge.poll_fd, inlet.fd, inlet) == 0
+    return epoll_add(bridge.poll_fd, inlet.fd, inlet, inlet.once) == 0
+
+
+cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    epoll_again(bridge.poll_fd, inlet.fd, inlet)
 
 
 cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil:
@@ -362,7 +372,8 @@ cdef class BridgeHandle:
         self.bridge.timer_fd = make_timerfd()
         self.bridge.poll_fd = make_epoll()
         if (self.bridge.event_fd < 0 or self.bridge.timer_fd < 0 or self.bridge.poll_fd < 0
-                or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL) < 0):
+                # told once, the eventfd need never be read
+                or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL, True) < 0):
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
     def __dealloc__(self):
@@ -403,6 +414,7 @@ cdef class BridgeHandle:
 
     def drain(self) -> None:
         """Read what can be read, and deliver everything that has finished."""
+        store32(&self.bridge.signalled, 1)  # what the inlets bring is delivered at once, nobody need say so
         read_all(&self.bridge)
         deliver_all(&self.bridge)
 

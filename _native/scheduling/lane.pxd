@@ -9,12 +9,18 @@ from _native.inference.statistics cimport Statistics
 from _native.memory.arena cimport Arena
 from _native.scheduling.limiter cimport Claim
 from _native.scheduling.order cimport Order
+from _native.threads cimport Condition
 
 cdef enum Pushed:
     PUSHED
     LANE_CLOSED
     LANE_FULL
     LANE_REFUSED             # the request carries the reason
+
+cdef enum Keeper:
+    KEPT_BY_THREAD           # its thread takes batches and executes them
+    KEPT_BY_NOBODY           # its thread waits in `take`, and the loop may begin a batch
+    KEPT_BY_LOOP             # the loop has begun one
 
 cdef struct Seat:
     # one instance, as its lane sees it
@@ -23,6 +29,17 @@ cdef struct Seat:
     const char *why          # the batch that was taken last was one, for people
     int32_t retired          # atomic: the instance is to end; take returns NULL
     Claim *claim             # to resources that it needs to execute; NULL: to none
+    # Of an instance that the loop can use, too (see `_native.execution.remote`); else all NULL. On the loop: whether a
+    # batch can begin now, and begin this one, which then belongs to the instance.
+    bint (*ready)(Seat *seat) noexcept nogil
+    void (*begin)(Seat *seat, Request *batch) noexcept nogil
+    void *instance
+    # The scheduler's, which guards them:
+    Keeper keeper
+    Condition called         # by which its thread hears that it is KEPT_BY_THREAD
+    Seat *next_free
+    Request *handed          # what the loop has taken, to be executed by the thread
+    bint recalled            # take has returned NULL because the instance itself needs its thread
 
 cdef struct Scheduler:
     # What a kind of lane does. Each function takes what lies behind the lane: the struct that begins with it.
@@ -35,8 +52,9 @@ cdef struct Scheduler:
     # Give a request back to the caller because nobody waits for it any more. False: an instance has it. On the loop.
     bint (*remove)(Lane *lane, Request *request) noexcept nogil
     # On an instance's thread: wait for its next batch, a chain by Request.next, oldest first, now the caller's. NULL:
-    # the lane is closed and empty, or the seat is retired. NULL for a lane without instances. A scheduler that waits
-    # for seat.claim itself, while its requests can still be removed, sets it held (`_native.scheduling.limiter`).
+    # the lane is closed and empty, or the seat is retired, or seat.recalled. NULL for a lane without instances. A
+    # scheduler that waits for seat.claim itself, while its requests can still be removed, sets it held
+    # (`_native.scheduling.limiter`).
     Request *(*take)(Lane *lane, Seat *seat) noexcept nogil
     # Refuse further requests; instances finish what was accepted and then get NULL.
     void (*close)(Lane *lane) noexcept nogil
@@ -47,6 +65,11 @@ cdef struct Scheduler:
     # A request that waits here has done so until request.expires_ns, which push has set. True: it is the caller's, to
     # be refused. False: it may wait on, or an instance has it. On the loop. NULL: like remove.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
+    # On the loop, with a seat whose batch it has ended: the seat's next batch. NULL: the loop has it no more. Both are
+    # NULL where only threads take.
+    Request *(*next)(Lane *lane, Seat *seat) noexcept nogil
+    # On the loop: the seat's thread is to go on, with this batch, which nobody has begun, or recalled (NULL).
+    void (*recall)(Lane *lane, Seat *seat, Request *batch) noexcept nogil
 
 cdef struct Lane:
     # the head of every scheduler's struct

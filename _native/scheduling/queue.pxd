@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from _native.inference.request cimport Request
 from _native.inference.statistics cimport Duration
 from _native.scheduling.adaptive cimport Outlook
-from _native.scheduling.lane cimport Lane, LaneHandle
+from _native.scheduling.lane cimport Lane, LaneHandle, Seat
 from _native.scheduling.levels cimport Levels
 from _native.scheduling.policy cimport Plan, Policy
 from _native.threads cimport Condition, Mutex
@@ -18,7 +18,8 @@ cdef struct Queue:
     Levels levels
     Outlook outlook          # of an adaptive policy
     Duration waited          # batches for which an instance without work waited, and for how long
-    uint32_t idle            # instances waiting
+    uint32_t idle            # instances waiting, the free seats among them
+    Seat *free               # whose instances the loop may use: the one that was used last in front
     uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait
     uint64_t wake_rows       # notify a waiting instance when this many rows are queued
     bint changed             # more than rows at the end came: the plan may be another
@@ -27,6 +28,7 @@ cdef struct Queue:
 # With `guard` held: the batch that may be taken at the time `now`, a chain; NULL when there is none, then plan.wake_ns
 # is when there may be one.
 cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil
+cdef Request *queue_cut_now(Queue *queue, Plan *plan) noexcept nogil
 
 
 cdef class QueueLane(LaneHandle):

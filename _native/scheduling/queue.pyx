@@ -4,6 +4,8 @@ Instances pull. One that is free asks the policy (`_native.scheduling.policy`), 
 the time that the policy named, or until enough rows have come to make another answer possible. So batches grow exactly
 while all instances are busy, and a request never waits behind an idle instance longer than `max_queue_delay`.
 
+Where no batch is waited for, the loop itself begins them on idle instances that let it (`_native.scheduling.seats`).
+
 The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. Timeouts are
 watched by the loop's timers, so they are on time even while all instances are busy.
 """
@@ -54,6 +56,7 @@ from _native.scheduling.levels cimport (
 )
 from _native.scheduling.limiter cimport Claim, claim_acquire, claim_release
 from _native.scheduling.policy cimport NEVER, Plan, policy_plan, policy_set
+from _native.scheduling.seats cimport seat_next, seat_recall, seat_stand_by, seats_call, seats_use
 from _native.text cimport format_text
 from _native.threads cimport (
     condition_destroy,
@@ -128,6 +131,10 @@ cdef void wake(Lane *lane) noexcept nogil:
     lock(&queue.guard)
     notify = queue.idle > 0 and queue.levels.count > 0 and (queue.levels.rows >= queue.wake_rows or queue.changed)
     queue.changed = False
+    if notify and queue.free != NULL:
+        unlock(&queue.guard)
+        seats_use(queue)
+        return
     unlock(&queue.guard)
     if notify:
         notify_one(&queue.work)
@@ -198,6 +205,10 @@ cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
     return cut(queue, now, plan)
 
 
+cdef Request *queue_cut_now(Queue *queue, Plan *plan) noexcept nogil:
+    return cut(queue, time_of(queue), plan)
+
+
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef Request *batch
@@ -219,6 +230,12 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
             break
         if load32(&seat.retired):
             continue  # it was told so while it waited for resources
+        if seat.begin != NULL and queue.policy.delay_ns == 0:
+            batch = seat_stand_by(queue, seat)
+            if batch == NULL and not seat.recalled:
+                continue
+            unlock(&queue.guard)
+            return batch
         if queue.levels.first == NULL:
             since = 0
         elif since == 0:
@@ -262,6 +279,7 @@ cdef void close(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lock(&queue.guard)
     queue.closed = True
+    seats_call(queue)
     unlock(&queue.guard)
     notify_all(&queue.work)
 
@@ -286,7 +304,7 @@ cdef void queue_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, expire)
+cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, expire, seat_next, seat_recall)
 
 
 cdef Queue *queue_new(object spec, int64_t version) except NULL:
@@ -351,6 +369,7 @@ cdef class QueueLane(LaneHandle):
     def nudge(self) -> None:
         """Have every instance that waits look whether it has been retired."""
         cdef Queue *queue = self.queue()
-        lock(&queue.guard)
-        unlock(&queue.guard)  # whoever has looked before waits by now
+        lock(&queue.guard)  # whoever has looked before waits by now
+        seats_call(queue)
+        unlock(&queue.guard)
         notify_all(&queue.work)

@@ -331,7 +331,7 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, sequencer_free, expire)
+cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, sequencer_free, expire, NULL, NULL)
 
 
 cdef int set_policy(Slots *slots, object spec) except -1:

@@ -40,7 +40,8 @@ from backends.python._channel cimport (
     team_give,
     team_new,
 )
-from backends.python._execute cimport answer_allocate, end_grants, make_executor, make_gate, record_of
+from backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
+from backends.python._grants cimport grant_asked, granted_record, grants_end
 from backends.python._side cimport side_record, side_take
 from backends.python._wire cimport ALLOCATE, IN_ARENA, PACKET, Head
 
@@ -152,6 +153,11 @@ cdef class Link:
         return make_gate(self.channel)
 
     @property
+    def remote(self) -> object:
+        """For NativeInstance.remote. After `allow_calls`, which also says whose loop it is."""
+        return make_remote(self.channel)
+
+    @property
     def flags(self) -> int:
         """Offset in the arena of the flags that say which requests are cancelled."""
         return self.channel.flags.data - self.channel.arena.base
@@ -180,6 +186,7 @@ cdef class Link:
         """The worker has loaded its model."""
         self.held = None
         with nogil:
+            results_open(self.channel)
             channel_up(self.channel)
 
     def down(self, why: str, state: str) -> None:
@@ -196,6 +203,7 @@ cdef class Link:
         with nogil:
             bls_close(self.channel)
             channel_down(self.channel, next_state, text)
+            results_close(self.channel)
             bls_abandon(self.channel)
 
     def allow_calls(self, entrance) -> None:
@@ -284,12 +292,12 @@ cdef class Link:
         return {AT_END: "end", AT_WAKE: "wake"}.get(event, "time"), 0, 0, b""
 
     cdef bytes work_record(self, const Head *head):
-        cdef Block *block = record_of(self.channel, head)
+        cdef Block *block = granted_record(self.channel, head)
         if block == NULL:
             return b""
         record = PyBytes_FromStringAndSize(<const char *>block.data, head.size)
         block_give(block)
-        end_grants(self.channel)
+        grants_end(self.channel)
         return record
 
     cdef bint take_work(self, Head *head) noexcept nogil:
@@ -299,7 +307,8 @@ cdef class Link:
             return False
         memcpy(head, self.channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
-            answer_allocate(self.channel, head)
+            if not grant_asked(self.channel, head):
+                channel_kill(self.channel)
             return False
         return head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)
 

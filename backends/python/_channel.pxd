@@ -3,8 +3,10 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from _native.execution.remote cimport Remote
 from _native.inference.bridge cimport Inlet
 from _native.inference.request cimport Request
+from _native.inference.timers cimport Timer
 from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
 from _native.threads cimport Condition, Mutex
@@ -76,7 +78,7 @@ cdef struct Channel:
     Outlet side
     Outlet calls
     int pid_fd
-    bint executing           # the instance's thread uses `work`
+    bint executing           # an execution is under way: `work` is used by the instance's thread, or by the loop
     bint leaving             # wait for no further worker
     Slot *slots
     uint32_t slot_count      # made so far
@@ -89,8 +91,10 @@ cdef struct Channel:
     int32_t called           # atomic: the attendant's Python half is wanted
     int wake_fd              # tells the attendant to look around
 
-    # used by the instance's thread only
+    # used by whoever executes: the instance's thread, or the loop
     uint64_t batches
+    uint64_t *numbers        # of the batch's requests
+    uint32_t number_capacity
     uint8_t *packet          # PACKET bytes, to send and to receive
     Block **grants           # what the EXECUTE that runs may use, beside the inputs
     Block *execute_block     # one of them, with the record; NULL: it was in the packet
@@ -104,6 +108,9 @@ cdef struct Channel:
 
     # used by the loop only, while the worker is there
     Inlet inlet              # the socket of calls
+    Inlet results            # the work socket
+    Remote remote
+    Timer limit              # of an execution that the loop has begun
     uint8_t *calls_packet
 
 cdef Team *team_new() noexcept nogil

@@ -94,6 +94,7 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.side.fd = -1
     channel.calls.fd = -1
     channel.inlet.fd = -1
+    channel.results.fd = -1
     channel.pid_fd = -1
     fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
@@ -111,6 +112,7 @@ cdef void channel_give(Channel *channel) noexcept nogil:
         return
     free(channel.slots)
     free(channel.grants)
+    free(channel.numbers)
     free(channel.why)
     free(channel.name)
     free(channel.packet)

@@ -1,5 +1,6 @@
 # The wire of `worker/protocol.py` in C; tests/backends/python/test_wire.py compares the two.
 
+from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
@@ -139,3 +140,6 @@ cdef struct BlsRecord:
     uint64_t timeout_us
     uint32_t message_size
     uint32_t reserved
+
+cdef inline size_t aligned(size_t size, size_t to) noexcept nogil:
+    return (size + to - 1) & ~(to - 1)

@@ -179,6 +179,7 @@ class PythonInstance(NativeInstance):
             raise
         self.executor = self._attendant.link.executor
         self.gate = self._attendant.link.gate
+        self.remote = self._attendant.link.remote
 
     def __str__(self) -> str:
         return self._name

@@ -1,0 +1,24 @@
+# The record of an EXECUTE: a batch, as a worker reads it. Its layout is in `worker/protocol.py`.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uint64_t
+
+from _native.execution.batch cimport NativeBatch
+from _native.inference.request cimport InputData
+from _native.memory.resource cimport Block
+from backends.python._channel cimport Channel
+
+cdef struct RecordSize:
+    size_t heads             # in front of the tensors
+    size_t all
+
+# Whether this input stays where it is, in the arena; others are copied into the record.
+cdef bint record_refers(const Channel *channel, const InputData *input) noexcept nogil
+# Bytes of the requests' inputs that will be copied.
+cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil
+# `supplied` is that of supply_each.
+cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil
+# Write it to `out`, which has room for it, in the arena or in a packet; `numbers` are those of the requests, `outputs`
+# is what the worker may use for theirs (NULL: nothing yet).
+cdef void record_write(Channel *channel, const NativeBatch *batch, const InputData *supplied, const uint64_t *numbers,
+                       const Block *outputs, RecordSize size, uint8_t *out, bint in_arena) noexcept nogil

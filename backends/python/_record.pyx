@@ -1,0 +1,254 @@
+"""The record of an EXECUTE: a batch, as a worker reads it.
+
+Heads of a fixed size in front, the tensors behind them. Tensors that lie in the arena stay where they are.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from _native.cuda.region cimport cuda_region_handle
+from _native.execution.batch cimport NativeBatch
+from _native.inference.request cimport InputData, Request
+from _native.inference.signature cimport Signature
+from _native.memory.arena cimport arena_holds
+from _native.memory.resource cimport Block
+from backends.python._channel cimport Channel
+from backends.python._parameters cimport parameters_size, parameters_write
+from backends.python._wire cimport (
+    ALL_OUTPUTS,
+    PLACE_ARENA,
+    PLACE_CUDA,
+    PLACE_INLINE,
+    WIRE_SEQUENCE_END,
+    WIRE_SEQUENCE_START,
+    CudaMemory,
+    ExecuteHead,
+    ExtraRecord,
+    RequestRecord,
+    TensorRecord,
+    aligned,
+)
+
+cdef enum:
+    TENSOR_ALIGNMENT = 16    # of what is copied into a record
+    REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes
+
+cdef bint record_refers(const Channel *channel, const InputData *input) noexcept nogil:
+    return input.size >= REFER_FROM and arena_holds(channel.arena, input.data)
+
+
+cdef inline bint is_on_device(const InputData *input) noexcept nogil:
+    return input.region != NULL and input.size > 0
+
+
+cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nogil:
+    # asked for, or the state of a sequence
+    return request.signature.outputs[output].state > 0 or request.response.outputs[output].wanted
+
+
+cdef inline const InputData *data_of(const NativeBatch *batch, const InputData *supplied, uint32_t i,
+                                     uint32_t input) noexcept nogil:
+    # of request i: what it carries, or what it is supplied with
+    cdef const Signature *signature = batch.signature
+    if input < signature.input_count:
+        return &batch.requests[i].inputs[input]
+    return &supplied[i * signature.supplied_count + input - signature.input_count]
+
+
+cdef inline uint32_t wanted_outputs(const Request *request) noexcept nogil:
+    # ALL_OUTPUTS, or how many
+    cdef uint32_t total = request.signature.output_count + request.signature.kept_count
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(total):
+        count += is_wanted(request, i)
+    return count if count < total else <uint32_t>ALL_OUTPUTS
+
+
+cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nogil:
+    return (request.id.size > 0 or wanted != <uint32_t>ALL_OUTPUTS or request.correlation.given
+            or request.priority != 0 or request.timeout_us != 0 or request.message.parameter_count > 0)
+
+
+cdef size_t extra_size(const Request *request, uint32_t wanted) noexcept nogil:
+    cdef size_t size = sizeof(ExtraRecord) + request.id.size + parameters_size(request)
+    if wanted != <uint32_t>ALL_OUTPUTS:
+        size += wanted * sizeof(uint16_t)
+    if request.correlation.given and request.correlation.text.data != NULL:
+        size += request.correlation.text.size
+    return aligned(size, 8)
+
+
+cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noexcept nogil:
+    # of the record without tensors
+    cdef size_t size = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
+    cdef const Request *request
+    cdef const InputData *data
+    cdef uint32_t i, input, wanted
+    for i in range(batch.count):
+        request = batch.requests[i]
+        size += sizeof(RequestRecord)
+        for input in range(batch.signature.input_count + batch.signature.supplied_count):
+            data = data_of(batch, supplied, i, input)
+            if data.present:
+                size += sizeof(TensorRecord) + data.rank * sizeof(int64_t)
+                size += sizeof(CudaMemory) if is_on_device(data) else 0
+        wanted = wanted_outputs(request)
+        if has_extra(request, wanted):
+            size += extra_size(request, wanted)
+    return size
+
+
+cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
+    # of those that are copied into the record
+    cdef size_t size = 0
+    cdef const InputData *data
+    cdef uint32_t i, input
+    for i in range(batch.count):
+        for input in range(batch.signature.input_count + batch.signature.supplied_count):
+            data = data_of(batch, supplied, i, input)
+            if data.present and not is_on_device(data) and not (
+                    input < batch.signature.input_count and record_refers(channel, data)):
+                size += aligned(data.size, TENSOR_ALIGNMENT)
+    return size
+
+
+cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil:
+    cdef size_t size = 0
+    cdef const InputData *data
+    cdef uint32_t i, input
+    for i in range(batch.count):
+        for input in range(batch.signature.input_count):
+            data = &batch.requests[i].inputs[input]
+            if data.present and not record_refers(channel, data):
+                size += data.size
+    return size
+
+
+cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
+    cdef RecordSize size
+    size.heads = aligned(heads_size(batch, supplied), TENSOR_ALIGNMENT)
+    size.all = size.heads + tensors_size(channel, batch, supplied)
+    return size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+cdef struct Writer:
+    Channel *channel
+    uint8_t *record
+    size_t at                # of the next head
+    size_t data_at           # of the next tensor
+    uint64_t base            # offset of the record in the arena
+    bint in_arena
+
+
+cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogil:
+    cdef CudaMemory *out = <CudaMemory *>(writer.record + writer.at)
+    memcpy(out.handle, cuda_region_handle(data.region), sizeof(out.handle))
+    out.device = <uint32_t>data.region.device
+    out.reserved = 0
+    writer.at += sizeof(CudaMemory)
+
+
+cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t index,
+                       const InputData *data) noexcept nogil:
+    cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
+    out.index = <uint16_t>index
+    out.datatype = <uint8_t>signature.inputs[index].datatype
+    out.rank = <uint8_t>data.rank
+    out.size = data.size
+    if is_on_device(data):
+        out.place = PLACE_CUDA
+        out.offset = data.address - data.region.address
+    elif index < signature.input_count and record_refers(writer.channel, data):
+        out.place = PLACE_ARENA
+        out.offset = <uint64_t>(data.data - writer.channel.arena.base)
+    else:
+        out.place = PLACE_ARENA if writer.in_arena else PLACE_INLINE
+        out.offset = writer.data_at + (writer.base if writer.in_arena else 0)
+        if data.size:
+            memcpy(writer.record + writer.data_at, data.data, data.size)
+        writer.data_at += aligned(data.size, TENSOR_ALIGNMENT)
+    writer.at += sizeof(TensorRecord)
+    memcpy(writer.record + writer.at, data.shape, data.rank * sizeof(int64_t))
+    writer.at += data.rank * sizeof(int64_t)
+    if is_on_device(data):
+        write_cuda_memory(writer, data)
+
+
+cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) noexcept nogil:
+    cdef ExtraRecord *out = <ExtraRecord *>(writer.record + writer.at)
+    cdef uint8_t *at = <uint8_t *>(out + 1)
+    cdef uint16_t index
+    memset(out, 0, sizeof(ExtraRecord))
+    out.timeout_us = <uint64_t>request.timeout_us
+    out.priority = request.priority
+    out.outputs = wanted
+    if wanted != <uint32_t>ALL_OUTPUTS:
+        for index in range(request.signature.output_count + request.signature.kept_count):
+            if is_wanted(request, index):
+                memcpy(at, &index, sizeof(uint16_t))
+                at += sizeof(uint16_t)
+    out.id_size = request.id.size
+    if request.id.size:
+        memcpy(at, request.id.data, request.id.size)
+        at += request.id.size
+    if request.correlation.given and request.correlation.text.data != NULL:
+        out.correlation_size = request.correlation.text.size
+        memcpy(at, request.correlation.text.data, out.correlation_size)
+        at += out.correlation_size
+    elif request.correlation.given:
+        out.correlation = request.correlation.number
+    out.parameters_size = <uint32_t>parameters_size(request)
+    parameters_write(request, at)
+    writer.at += extra_size(request, wanted)
+
+
+cdef void write_request(Writer *writer, const NativeBatch *batch, const InputData *supplied, uint32_t index,
+                        uint64_t number) noexcept nogil:
+    cdef const Request *request = batch.requests[index]
+    cdef const InputData *data
+    cdef RequestRecord *out = <RequestRecord *>(writer.record + writer.at)
+    cdef uint32_t wanted = wanted_outputs(request)
+    cdef uint32_t i
+    memset(out, 0, sizeof(RequestRecord))
+    out.number = number
+    out.flags = ((<uint32_t>WIRE_SEQUENCE_START if request.sequence_start else 0)
+                 | (<uint32_t>WIRE_SEQUENCE_END if request.sequence_end else 0))
+    writer.at += sizeof(RequestRecord)
+    for i in range(request.signature.input_count + request.signature.supplied_count):
+        data = data_of(batch, supplied, index, i)
+        if data.present:
+            out.inputs += 1
+            write_tensor(writer, request.signature, i, data)
+    if has_extra(request, wanted):
+        out.extra = <uint32_t>writer.at
+        write_extra(writer, request, wanted)
+
+
+cdef void record_write(Channel *channel, const NativeBatch *batch, const InputData *supplied, const uint64_t *numbers,
+                       const Block *outputs, RecordSize size, uint8_t *out, bint in_arena) noexcept nogil:
+    cdef ExecuteHead *head = <ExecuteHead *>out
+    cdef uint32_t *offsets = <uint32_t *>(head + 1)
+    cdef Writer writer
+    cdef uint32_t i
+    head.count = batch.count
+    head.rows = batch.rows
+    head.grant_offset = <uint64_t>(outputs.data - channel.arena.base) if outputs != NULL else 0
+    head.grant_size = outputs.size if outputs != NULL else 0
+    writer.channel = channel
+    writer.record = out
+    writer.at = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
+    writer.data_at = size.heads
+    writer.base = <uint64_t>(out - channel.arena.base) if in_arena else 0
+    writer.in_arena = in_arena
+    for i in range(batch.count):
+        offsets[i] = <uint32_t>writer.at
+        write_request(&writer, batch, supplied, i, numbers[i])
