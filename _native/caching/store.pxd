@@ -7,14 +7,14 @@ from _native.inference.submission cimport Submission
 cdef class Lookup:
     cdef Memo *memo          # NULL: it is over
     cdef Submission *submission
-    cdef AnswerStore store
+    cdef StoreBase store
     cdef readonly str model
     cdef readonly int version
     cdef public object key
 
 
-cdef class AnswerStore:
+cdef class StoreBase:
     cdef Submission *submission
 
 # Have the submission's coalescer use it. Both must live until nothing is in flight.
-cdef void store_install(AnswerStore store, Submission *submission) noexcept
+cdef void store_install(StoreBase store, Submission *submission) noexcept

@@ -1,3 +1,5 @@
+import abc
+
 from _native.memory.resource import BlockView
 
 Input = tuple[str, str, list[int], BlockView | bytes]
@@ -16,7 +18,10 @@ class Lookup:
     def found(self, outputs: list[Output], parameters: list[Parameter]) -> None: ...
     def missing(self) -> None: ...
 
-class AnswerStore:
+class AnswerStore(abc.ABC):
+    @abc.abstractmethod
     def look(self, lookup: Lookup) -> bool: ...
+    @abc.abstractmethod
     def keep(self, lookup: Lookup, answer: bytes) -> None: ...
+    @abc.abstractmethod
     def forget(self, lookup: Lookup) -> None: ...

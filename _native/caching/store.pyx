@@ -23,6 +23,7 @@ from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_
 from _native.protobuf.codec cimport ParameterKind
 from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
 
+import abc
 import math
 
 
@@ -164,27 +165,32 @@ cdef int set_parameters(Response *response, list parameters) except -1:
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-cdef class AnswerStore:
+cdef class StoreBase:
+    """What the coalescer knows of an AnswerStore."""
+
+
+class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
     """Keeps answers somewhere. Its methods are called on the loop; they must be quick and raise nothing."""
 
+    @abc.abstractmethod
     def look(self, lookup: Lookup) -> bool:
         """Begin to look the question up. False: it is not looked up, and its answer is not kept."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def keep(self, lookup: Lookup, answer: bytes) -> None:
         """The model has given this answer to what was missing: an encoded inference.ModelInferResponse without id."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def forget(self, lookup: Lookup) -> None:
         """The question has been answered, or nobody waits for its answer any more."""
 
 
 cdef bint look(void *owner, Memo *memo) noexcept nogil:
     with gil:
-        return begin(<AnswerStore>owner, memo)
+        return begin(<StoreBase>owner, memo)
 
 
-cdef bint begin(AnswerStore store, Memo *memo) noexcept:
+cdef bint begin(StoreBase store, Memo *memo) noexcept:
     cdef Lookup lookup = Lookup.__new__(Lookup)
     cdef const Signature *signature = memo.work.signature
     lookup.memo = memo
@@ -221,6 +227,6 @@ cdef void end(Lookup lookup) noexcept:
     Py_DECREF(lookup)  # it was kept for this call
 
 
-cdef void store_install(AnswerStore store, Submission *submission) noexcept:
+cdef void store_install(StoreBase store, Submission *submission) noexcept:
     store.submission = submission
     submission.coalescer.store = Store(<void *>store, look, keep, forget)

@@ -12,7 +12,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from _native.caching.coalescer cimport Coalescer, Memo, coalescer_clear, coalescer_forget
-from _native.caching.store cimport AnswerStore, store_install
+from _native.caching.store cimport StoreBase, store_install
 from _native.execution.rehearsal cimport Outcome, rehearsal_requests
 from _native.inference.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.inference.bridge cimport BridgeHandle, bridge_abandon
@@ -195,7 +195,7 @@ cdef class InferService:
     cdef BridgeHandle bridge
     cdef Judge judge
     cdef Regions regions
-    cdef AnswerStore store
+    cdef StoreBase store
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -216,7 +216,7 @@ cdef class InferService:
         self.submission.coalescer.limit = size
         self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
 
-    def keep_answers_in(self, AnswerStore store not None) -> None:
+    def keep_answers_in(self, StoreBase store not None) -> None:
         """Have the response cache in this store instead."""
         self.store = store
         store_install(store, &self.submission)

@@ -8,6 +8,7 @@ import zlib
 import pytest
 import redis
 
+from _native.caching.store import AnswerStore
 from server.caching import RedisCache
 from server.engine import circuit, redis_store
 from server.engine.config import Options
@@ -371,3 +372,17 @@ def test_without_the_client_library_the_server_says_what_to_install(tmp_path, mo
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(Exception, match=r'pip install "inferd\[redis\]"'):
         Engine([tmp_path], Loader({}), Options(), cache=RedisCache("h", 1))
+
+
+def test_a_store_that_lacks_a_method_cannot_be_made():
+    """The coalescer calls all three, where nothing can be raised any more."""
+
+    class Forgetful(AnswerStore):
+        def look(self, lookup):
+            return True
+
+        def keep(self, lookup, answer):
+            pass
+
+    with pytest.raises(TypeError, match="forget"):
+        Forgetful()
