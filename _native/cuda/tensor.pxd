@@ -3,17 +3,13 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from _native.cuda.driver cimport DevicePointer
-from _native.inference.signature cimport MAX_RANK
+from _native.execution.dlpack cimport Tensor
 from _native.protobuf.datatype cimport Datatype
 
 
-cdef class DeviceTensor:
+cdef class DeviceTensor(Tensor):
     cdef readonly int device          # its ordinal
     cdef DevicePointer address
-    cdef readonly size_t size
-    cdef Datatype type
-    cdef int64_t dims[MAX_RANK]
-    cdef uint32_t rank
 
 cdef DeviceTensor tensor_new(int device, DevicePointer address, size_t size, Datatype type, const int64_t *shape,
                              uint32_t rank)

@@ -1,20 +1,12 @@
 # Tensors as frameworks hand them to each other in one process: the structures of DLPack, https://dmlc.github.io/dlpack,
 # in capsules of version 0, which are named "dltensor" until somebody has taken them over.
 
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from _native.protobuf.datatype cimport (
-    DT_BF16,
-    DT_BOOL,
-    DT_FP16,
-    DT_FP32,
-    DT_FP64,
-    DT_INT8,
-    DT_INT64,
-    Datatype,
-    datatype_size,
-)
+from _native.inference.signature cimport MAX_RANK
+from _native.memory.resource cimport Block
+from _native.protobuf.datatype cimport Datatype
 
 cdef enum:
     DLPACK_CPU = 1
@@ -51,43 +43,25 @@ cdef struct DLManagedTensor:
     void (*deleter)(DLManagedTensor *) noexcept
 
 
-cdef inline DLDataType dlpack_type(Datatype datatype) noexcept nogil:
-    cdef DLDataType out
-    out.bits = <uint8_t>(8 * datatype_size(datatype))
-    out.lanes = 1
-    if datatype == DT_BOOL:
-        out.code = DLPACK_BOOL
-    elif datatype == DT_BF16:
-        out.code = DLPACK_BFLOAT
-    elif datatype == DT_FP16 or datatype == DT_FP32 or datatype == DT_FP64:
-        out.code = DLPACK_FLOAT
-    elif DT_INT8 <= datatype <= DT_INT64:
-        out.code = DLPACK_INT
-    else:
-        out.code = DLPACK_UINT
-    return out
+cdef class Tensor:
+    # a tensor as Python sees it, wherever it lies: the base of those that do
+    cdef readonly size_t size         # bytes
+    cdef Datatype type
+    cdef int64_t dims[MAX_RANK]
+    cdef uint32_t rank
 
+    cdef void describe(self, size_t size, Datatype datatype, const int64_t *shape, uint32_t rank) noexcept
+    # A capsule over it, at `data` on that device. It keeps `block`; NULL: the memory is there for as long as it may be
+    # used. Raises BufferError when it would have to be moved or copied for it.
+    cdef object lend(self, Block *block, int32_t device_type, int32_t device, void *data, object dl_device, object copy)
 
-cdef inline void capsule_delete(object capsule) noexcept:
-    # a capsule that nobody consumed; a consumer renames it and calls the deleter itself
-    cdef DLManagedTensor *managed
-    if PyCapsule_IsValid(capsule, "dltensor"):
-        managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
-        managed.deleter(managed)
-
-
-# A capsule over a contiguous tensor; `managed` and `shape` lie in `owner`, which `deleter` frees.
-cdef inline object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,
-                                  int32_t device_type, int32_t device, void *data, Datatype datatype, int64_t *shape,
-                                  int32_t rank):
-    managed.dl_tensor.data = data
-    managed.dl_tensor.device.device_type = device_type
-    managed.dl_tensor.device.device_id = device
-    managed.dl_tensor.ndim = rank
-    managed.dl_tensor.dtype = dlpack_type(datatype)
-    managed.dl_tensor.shape = shape
-    managed.dl_tensor.strides = NULL
-    managed.dl_tensor.byte_offset = 0
-    managed.manager_ctx = owner
-    managed.deleter = deleter
-    return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>capsule_delete)
+# A capsule over memory; `managed`, `shape` and `strides` (NULL: contiguous) lie in `owner`, which `deleter` frees.
+cdef object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,
+                           int32_t device_type, int32_t device, void *data, Datatype datatype, int64_t *shape,
+                           int64_t *strides, int32_t rank)
+# The address of a C-contiguous tensor of `datatype`, and what it holds; `shape` has room for MAX_RANK. Raises
+# ValueError when it is something else. On which device it is, is for the caller to see before.
+cdef uint8_t *dlpack_read(const DLTensor *tensor, Datatype datatype, str name, size_t *size, int64_t *shape,
+                          uint32_t *rank) except? NULL
+# Raises ValueError when a tensor for an output has so many dimensions that it is not served.
+cdef int check_rank(str name, long rank) except -1

@@ -2,18 +2,14 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.inference.signature cimport MAX_RANK
+from _native.execution.dlpack cimport Tensor
 from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
 
-cdef class View:
+cdef class View(Tensor):
     # a tensor in a block; holds one reference
     cdef Block *block
     cdef const uint8_t *data
-    cdef size_t size
-    cdef Datatype type
-    cdef int64_t dims[MAX_RANK]
-    cdef uint32_t rank
 
 # A view that shares the block.
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,

@@ -2,20 +2,9 @@ from typing import Any
 
 import numpy as np
 
-class View:
-    @property
-    def datatype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
+from _native.execution.dlpack import Tensor
+
+class View(Tensor):
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]: ...
     def strings(self) -> list[bytes]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> object: ...

@@ -13,11 +13,11 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_SetName
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.execution.dlpack cimport DLPACK_CPU, DLDataType, DLManagedTensor, DLTensor, dlpack_capsule, dlpack_type
+from _native.execution.dlpack cimport DLPACK_CPU, DLManagedTensor, Tensor, check_rank, dlpack_read
 from _native.memory.resource cimport Block, block_give, block_share, block_wrap
 from _native.protobuf.datatype cimport (
     DT_BF16,
@@ -37,7 +37,6 @@ from _native.protobuf.datatype cimport (
     DT_UINT64,
     Datatype,
     datatype_name,
-    datatype_size,
 )
 
 import numpy as np
@@ -76,37 +75,11 @@ NUMPY_TYPES = {
 # ---------------------------------------------------------------------------------------------------------------------
 # Out to Python
 
-cdef struct Lent:
-    # a DLPack tensor over a block, with the shape that it points to
-    DLManagedTensor managed
-    int64_t shape[MAX_RANK]
-    Block *block
-
-
-cdef void lent_delete(DLManagedTensor *managed) noexcept:
-    cdef Lent *lent = <Lent *>managed.manager_ctx
-    block_give(lent.block)
-    free(lent)
-
-
-cdef class View:
+cdef class View(Tensor):
     """A tensor in memory that is not Python's, readable in place. The memory lives as long as anything made from it."""
-
-    def __init__(self):
-        raise TypeError("View cannot be created from Python")
 
     def __dealloc__(self):
         block_give(self.block)
-
-    @property
-    def datatype(self) -> str:
-        """Its v2 datatype, such as "FP32"."""
-        return datatype_name(self.type).decode()
-
-    @property
-    def shape(self) -> tuple:
-        """Its dimensions."""
-        return tuple([self.dims[i] for i in range(self.rank)])
 
     def numpy(self):
         """An array on the same memory; for BYTES a new object array of bytes.
@@ -144,22 +117,9 @@ cdef class View:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """A DLPack capsule over the same memory; not for BYTES."""
-        cdef Lent *lent
-        cdef uint32_t i
         if self.type == DT_BYTES:
             raise BufferError("a BYTES tensor cannot be exchanged by DLPack")
-        if dl_device is not None and tuple(dl_device) != (DLPACK_CPU, 0):
-            raise BufferError("the tensor is in CPU memory")
-        if copy:
-            raise BufferError("the tensor is exchanged without a copy")
-        lent = <Lent *>malloc(sizeof(Lent))
-        if lent == NULL:
-            raise MemoryError
-        for i in range(self.rank):
-            lent.shape[i] = self.dims[i]
-        lent.block = block_share(self.block)
-        return dlpack_capsule(&lent.managed, lent, lent_delete, DLPACK_CPU, 0, <void *>self.data,
-                              self.type, lent.shape, <int32_t>self.rank)
+        return self.lend(self.block, DLPACK_CPU, 0, <void *>self.data, dl_device, copy)
 
 
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
@@ -167,10 +127,7 @@ cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype data
     cdef View view = View.__new__(View)
     view.block = block_share(block)
     view.data = data
-    view.size = size
-    view.type = datatype
-    view.rank = rank
-    memcpy(view.dims, shape, rank * sizeof(int64_t))
+    view.describe(size, datatype, shape, rank)
     return view
 
 
@@ -216,9 +173,7 @@ cdef int check_array(str name, Datatype expected, Datatype got, long rank) excep
     if got != expected:
         raise ValueError(f"output '{name}' must be {datatype_name(expected).decode()}, got "
                          f"{datatype_name(got).decode() if got != DT_INVALID else 'another type'}")
-    if rank > MAX_RANK:
-        raise ValueError(f"output '{name}' has {rank} dimensions, at most {MAX_RANK} are served")
-    return 0
+    return check_rank(name, rank)
 
 
 cdef Block *block_of_buffer(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
@@ -257,27 +212,10 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
                             int64_t *shape, uint32_t *rank) except NULL:
     cdef object capsule = array.__dlpack__()
     cdef DLManagedTensor *managed = <DLManagedTensor *>PyCapsule_GetPointer(capsule, "dltensor")
-    cdef DLTensor *tensor = &managed.dl_tensor
-    cdef DLDataType wanted = dlpack_type(datatype)
     cdef Block *block
-    cdef int64_t elements = 1
-    cdef bint contiguous = True
-    cdef int i
-    if tensor.device.device_type != DLPACK_CPU:
+    if managed.dl_tensor.device.device_type != DLPACK_CPU:
         raise ValueError(f"output '{name}' must be in CPU memory")
-    if tensor.dtype.code != wanted.code or tensor.dtype.bits != wanted.bits or tensor.dtype.lanes != 1:
-        raise ValueError(f"output '{name}' must be {datatype_name(datatype).decode()}, got a tensor of another type")
-    check_array(name, datatype, datatype, tensor.ndim)
-    for i in range(tensor.ndim - 1, -1, -1):
-        if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != elements:
-            contiguous = False
-        elements *= tensor.shape[i]
-        shape[i] = tensor.shape[i]
-    if elements and not contiguous:
-        raise ValueError(f"output '{name}' must be C-contiguous")
-    data[0] = <const uint8_t *>tensor.data + tensor.byte_offset
-    size[0] = <size_t>elements * datatype_size(datatype)
-    rank[0] = <uint32_t>tensor.ndim
+    data[0] = dlpack_read(&managed.dl_tensor, datatype, name, size, shape, rank)
     block = block_wrap(data[0], size[0], release_dlpack, managed)
     if block == NULL:
         raise MemoryError

@@ -26,7 +26,8 @@ cdef struct Exported:
     void *owner              # Result, one reference
 
 
-cdef void exported_delete(DLManagedTensor *managed) noexcept:
+cdef void exported_delete(DLManagedTensor *managed) noexcept with gil:
+    # whoever frees the tensor need not have the GIL
     cdef Exported *exported = <Exported *>managed.manager_ctx
     Py_DECREF(<object>exported.owner)
     free(exported)
@@ -68,8 +69,7 @@ cdef class Result:
         torch.data(self.tensor, &data)
         capsule = dlpack_capsule(&exported.managed, exported, exported_delete,
                                  DLPACK_CPU if self.device < 0 else DLPACK_CUDA, max(self.device, 0), data,
-                                 datatype_of(self.tensor), self.sizes, <int32_t>self.rank)
-        exported.managed.dl_tensor.strides = self.strides
+                                 datatype_of(self.tensor), self.sizes, self.strides, <int32_t>self.rank)
         Py_INCREF(self)
         return capsule
 
