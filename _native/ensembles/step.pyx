@@ -2,7 +2,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, strlen
 
 from _native.atomic cimport fetch_add32
@@ -37,7 +37,14 @@ from _native.inference.request cimport (
 from _native.inference.signature cimport TensorSignature, tensor_find
 from _native.inference.table cimport Table, table_find, table_route
 from _native.memory.resource cimport Block, block_give, block_share, block_wrap
-from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
+from _native.protobuf.codec cimport (
+    PARAMETER_BOOL,
+    PARAMETER_INT64,
+    PARAMETER_STRING,
+    Parameter,
+    Str,
+    infer_message_copy_parameters,
+)
 from _native.protobuf.datatype cimport DT_BOOL, datatype_name
 from _native.scheduling.lane cimport Lane, lane_discard
 from _native.text cimport format_text
@@ -145,8 +152,6 @@ cdef char *ask_outputs(Request *request, Call *call, PlanStep *step) noexcept no
 
 cdef bint carry_over(Request *request, const Request *outer, const Sequence *sequence) noexcept nogil:
     # what every step is told of the ensemble's request; False: no memory
-    cdef uint32_t count = outer.message.parameter_count
-    cdef Parameter *parameters
     if sequence.block != NULL:
         request.block = block_share(sequence.block)
     request.id = outer.id
@@ -155,16 +160,7 @@ cdef bint carry_over(Request *request, const Request *outer, const Sequence *seq
     request.correlation = sequence.correlation
     request.sequence_start = sequence.start
     request.sequence_end = sequence.end
-    if count > request.message.parameter_capacity:
-        parameters = <Parameter *>realloc(request.message.parameters, count * sizeof(Parameter))
-        if parameters == NULL:
-            return False
-        request.message.parameters = parameters
-        request.message.parameter_capacity = count
-    if count:
-        memcpy(request.message.parameters, outer.message.parameters, count * sizeof(Parameter))
-    request.message.parameter_count = count
-    return True
+    return infer_message_copy_parameters(&request.message, &outer.message)
 
 
 cdef bint fill(Request *request, Call *call, PlanStep *step, int *status, char **details) noexcept nogil:

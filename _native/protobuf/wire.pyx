@@ -8,11 +8,13 @@ cdef enum:
     MAX_TAG_BYTES = 5
 
 
-cdef const uint8_t *read_long_varint(const uint8_t *p, const uint8_t *end, uint64_t *value) noexcept nogil:
+cdef inline const uint8_t *read_bytes_of(const uint8_t *p, const uint8_t *end, int most,
+                                         uint64_t *value) noexcept nogil:
+    # a varint of at most so many bytes
     cdef uint64_t result = 0
     cdef uint64_t byte
     cdef int shift
-    for shift in range(0, 7 * MAX_VARINT_BYTES, 7):
+    for shift in range(0, 7 * most, 7):
         if p == end:
             return NULL
         byte = p[0]
@@ -24,22 +26,17 @@ cdef const uint8_t *read_long_varint(const uint8_t *p, const uint8_t *end, uint6
     return NULL
 
 
+cdef const uint8_t *read_long_varint(const uint8_t *p, const uint8_t *end, uint64_t *value) noexcept nogil:
+    return read_bytes_of(p, end, MAX_VARINT_BYTES, value)
+
+
 cdef const uint8_t *read_long_uint32(const uint8_t *p, const uint8_t *end, uint32_t *value) noexcept nogil:
-    cdef uint64_t result = 0
-    cdef uint64_t byte
-    cdef int shift
-    for shift in range(0, 7 * MAX_TAG_BYTES, 7):
-        if p == end:
-            return NULL
-        byte = p[0]
-        p += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if result > <uint64_t>0xFFFFFFFF:
-                return NULL
-            value[0] = <uint32_t>result
-            return p
-    return NULL
+    cdef uint64_t result
+    p = read_bytes_of(p, end, MAX_TAG_BYTES, &result)
+    if p == NULL or result > <uint64_t>0xFFFFFFFF:
+        return NULL
+    value[0] = <uint32_t>result
+    return p
 
 
 cdef inline const uint8_t *skip_scalar(const uint8_t *p, const uint8_t *end, uint32_t tag) noexcept nogil:

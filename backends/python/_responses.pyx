@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.execution.scatter cimport request_set_state
+from _native.execution.scatter cimport bytes_of_elements, request_set_state
 from _native.inference.request cimport (
     STATUS_CANCELLED,
     STATUS_INTERNAL,
@@ -94,22 +94,6 @@ cdef Block *holder_of(const Origin *origin, const Request *request, const uint8_
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors
 
-cdef bint whole_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
-    # a BYTES tensor holds so many elements, and nothing else
-    cdef size_t at = 0
-    cdef uint32_t length
-    cdef int64_t _
-    for _ in range(elements):
-        if size - at < 4:
-            return False
-        memcpy(&length, data + at, 4)
-        at += 4
-        if size - at < length:
-            return False
-        at += length
-    return at == size
-
-
 cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, const TensorRecord *record,
                         const int64_t *shape, const uint8_t *data, bint classified) noexcept nogil:
     cdef bint batches = request.signature.max_batch_size > 0
@@ -130,7 +114,7 @@ cdef char *wrong_tensor(const Request *request, const TensorSignature *tensor, c
         return format_text("output '%s' must have the batch dimension %u first to be classified", tensor.name.data,
                            request.rows)
     if record.datatype == DT_BYTES:
-        if whole_elements(data, record.size, elements):
+        if bytes_of_elements(data, record.size, elements) == record.size:
             return NULL
         return format_text("output '%s' does not hold %lld elements", tensor.name.data, <long long>elements)
     if mul_overflow(elements, datatype_size(record.datatype), &expected) or <uint64_t>expected != record.size:
