@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import protocol as p
 from .channel import Channel, Waiter
 from .errors import ERROR_CODES, TritonError, TritonModelException
+from .forked import Forks, Parent
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
 from .packing import Names, ResponseWriter
@@ -79,17 +80,30 @@ class Connection(Channel):
         self._side = Reader(link, link.side, self._dispatch, "inferd-side")
         self._responses = Reader(link, link.calls, self._call_answered, "inferd-calls")
         self._grants = Grants(link, self._side)
+        self._parent: Parent | None = None  # in a process that the model has forked
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
         self._credits: dict[int, Credit] = {}
         # Re-entrant: a sender that is let go of answers from wherever the interpreter finds that out.
         self._credit_lock = threading.RLock()
 
+    def serve_forks(self) -> None:
+        """Let processes that the model forks use this channel, from now on."""
+
+        def left(parent: Parent) -> None:
+            self._parent = parent
+
+        Forks(self._link, self, left)
+
     def wait(self, call: Call) -> None:
-        self._responses.wait(call)
+        if self._parent is not None:
+            self._parent.wait(call)
+        else:
+            self._responses.wait(call)
 
     def expect(self) -> None:
-        self._responses.read_always()
+        if self._parent is None:
+            self._responses.read_always()
 
     def expect_questions(self) -> None:
         """IS_READY may come."""
@@ -131,6 +145,10 @@ class Connection(Channel):
     # Answering
 
     def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
+        if self._parent is not None:
+            raise TritonModelException(
+                "a process that the model has forked cannot answer requests: the one that was given them has to"
+            )
         flags = p.FINAL if final else 0
         if response is None:
             self._credits.pop(key, None)
@@ -187,6 +205,8 @@ class Connection(Channel):
     # Calls to other models
 
     def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse | None:
+        if self._parent is not None:
+            return self._parent.exchange(request, parent)
         responses = self._responses
         if not responses.begin():
             return None
@@ -205,6 +225,9 @@ class Connection(Channel):
             responses.end()
 
     def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+        if self._parent is not None:
+            self._parent.call(request, call, parent)
+            return
         call.number = self._link.next_id()
         self._calls[call.number] = call
         try:
@@ -291,6 +314,8 @@ class Connection(Channel):
     # Everything else
 
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
+        if self._parent is not None:
+            return self._parent.ask(question, arguments)
         answer = Answer()
         number = self._link.next_id()
         self._answers[number] = answer
@@ -301,10 +326,15 @@ class Connection(Channel):
         return answer.said.get("result")
 
     def metric(self, change: Mapping[str, Any]) -> None:
-        self._send(p.METRIC, json.dumps(change).encode())
+        if self._parent is not None:
+            self._parent.metric(change)
+        else:
+            self._send(p.METRIC, json.dumps(change).encode())
 
     def log(self, level: int, text: str) -> None:
-        if level != p.LOG_VERBOSE or self._verbose:
+        if self._parent is not None:
+            self._parent.log(level, text)
+        elif level != p.LOG_VERBOSE or self._verbose:
             record = text[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
             self._link.send(self._link.side, p.LOG, record, code=level)
 

@@ -26,6 +26,9 @@ class ErrorCode(int):
         code.name = name
         return code
 
+    def __reduce__(self) -> tuple[type[ErrorCode], tuple[int, str]]:
+        return type(self), (int(self), self.name)
+
     def __repr__(self) -> str:
         return f"TritonError.{self.name}"
 

@@ -40,6 +40,7 @@ class Link:
 
     def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
         self._gone = gone
+        self.forked = False  # this process is a fork of the one that the link is of: it sends and receives nothing
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.calls = socket.socket(fileno=calls)
@@ -62,6 +63,8 @@ class Link:
     def send(self, to: socket.socket, kind: int, record: Any = b"", *, flags: int = 0, code: int = 0, number: int = 0,
              offset: int = 0) -> None:  # fmt: skip
         """Send a packet; the record must fit into it."""
+        if self.forked:
+            return
         try:
             to.sendmsg((_HEAD.pack(kind, flags, code, len(record), number, offset), record))
         except OSError:  # also EBADF, of a link that was closed
@@ -70,6 +73,8 @@ class Link:
     def send_arena(self, to: socket.socket, kind: int, offset: int, size: int, *, flags: int = 0, code: int = 0,
                    number: int = 0) -> None:  # fmt: skip
         """Send a packet whose record lies in the arena."""
+        if self.forked:
+            return
         try:
             to.send(_HEAD.pack(kind, flags | p.IN_ARENA, code, size, number, offset))
         except OSError:  # also EBADF, of a link that was closed
@@ -86,7 +91,13 @@ class Link:
         return bytes(packet.data)
 
     def receive(self, of: socket.socket, buffer: memoryview) -> Packet:
-        """The next packet; waits for it. The worker ends when there can be none."""
+        """The next packet; waits for it. The worker ends when there can be none.
+
+        Raises:
+            TritonModelException: in a fork, which gets none.
+        """
+        if self.forked:
+            raise TritonModelException("a process that the model has forked has no connection to the server")
         try:
             size = of.recv_into(buffer)
         except OSError:

@@ -171,10 +171,14 @@ def abandon(sender: InferenceResponseSender) -> None:
         "response_sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL) after the last one"
     )
     response = None if complete else InferenceResponse(error=error)
+
+    def answer() -> None:
+        with suppress(TritonModelException):  # in a fork, whose parent answers
+            sender._channel.respond(sender._key, response, True, sender._wanted)
+
     # On a thread of its own: the interpreter may find out in the middle of anything, also of what sending waits for.
     with suppress(RuntimeError):  # the interpreter ends: nobody waits any more
-        arguments = (sender._key, response, True, sender._wanted)
-        threading.Thread(target=sender._channel.respond, args=arguments, daemon=True).start()
+        threading.Thread(target=answer, daemon=True).start()
 
 
 def close_for_error(sender: InferenceResponseSender) -> bool:

@@ -179,6 +179,9 @@ class Tensor:
         """DLPack's device type and number."""
         return CPU_DEVICE if self._foreign is None else self._foreign.device
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tensor, (self._name, self.as_numpy())
+
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, {dtype_of(self._dtype).name}{list(self._shape)})"
 

@@ -147,6 +147,8 @@ class Worker:
         self._connection = Connection(
             self._link, name, self._names, config["window"], config["log_verbose"], config["flags"]
         )
+        if not self._package:  # in a process of its own
+            self._connection.serve_forks()
         version = args.get("model_version", "1")
         decoupled = config["decoupled"]
         package = self._package or version

@@ -18,6 +18,17 @@ import multiprocessing, os, sys
 import numpy as np, triton_python_backend_utils as pb_utils
 def out(value):
     return pb_utils.InferenceResponse([pb_utils.Tensor("y", value)])
+def double(value):
+    return value * 2
+def call(number):
+    pb_utils.Logger.log_info(f"fork {number}")
+    def request(model):
+        x = pb_utils.Tensor("x", np.array([number]))
+        return pb_utils.InferenceRequest(model_name=model, inputs=[x], requested_output_names=["y"])
+    numbers = [response.output_tensors() for response in request("counts").exec(decoupled=True)]
+    assert len(numbers) == number + 1 and pb_utils.is_model_ready("counts")
+    assert "unknown model: 'nobody'" in request("nobody").exec().error().message()
+    return int(request("doubles").exec().output_tensors()[0].as_numpy()[0])
 class TritonPythonModel:
 """
 MODELS = {
@@ -46,12 +57,44 @@ def execute(self, requests):
     return [pb_utils.InferenceResponse([pb_utils.Tensor(np.array(["y"])[0], value + ready)]) for _ in requests]
 """,
     ),
+    # What `multiprocessing` does on Linux by itself, and as many libraries ask it to.
+    **{
+        method: (
+            {"x": "INT64"},
+            {"y": "INT64"},
+            f"""
+def execute(self, requests):
+    numbers = requests[0].inputs()[0].as_numpy().tolist()
+    with multiprocessing.get_context("{method}").Pool({size}) as pool:
+        return [out(np.array(pool.map({work}, numbers, chunksize=1)))]
+""",
+        )
+        for method, work, size in (("fork", "call", 3), ("spawn", "double", 1))
+    },
+    "doubles": (
+        {"x": "INT64"},
+        {"y": "INT64"},
+        "def execute(self, requests): return [out(double(r.inputs()[0].as_numpy())) for r in requests]",
+    ),
+    "counts": (
+        {"x": "INT64"},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    sender = requests[0].get_response_sender()
+    for number in range(requests[0].inputs()[0].as_numpy()[0]):
+        sender.send(out(np.array([number])))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
         "def execute(self, requests): return [out(r.inputs()[0].as_numpy() / 2) for r in requests]",
     ),
 }
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +103,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
     for name, (inputs, outputs, methods) in MODELS.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.py").write_text(HEAD + textwrap.indent(methods, "    "))
-        (root / name / "config.pbtxt").write_text(config(name, inputs, outputs))
+        (root / name / "config.pbtxt").write_text(
+            config(name, inputs, outputs, more=DECOUPLED if name == "counts" else "")
+        )
     with (
         doors.running_server("native", root) as process,
         triton.InferenceServerClient(process.address) as connected,
@@ -87,6 +132,12 @@ def test_libraries_that_read_the_command_line_find_none(client: triton.Inference
 
 def test_names_may_be_bytes(client: triton.InferenceServerClient) -> None:
     assert ask(client, "bytes_names").as_numpy("y").tolist() == [8]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_models_start_processes(client: triton.InferenceServerClient, method: str) -> None:
+    numbers = list(range(6))
+    assert ask(client, method, *numbers, client_timeout=60).as_numpy("y").tolist() == [2 * n for n in numbers]
 
 
 def test_the_datatype_that_the_model_gives_is_the_one_that_is_sent(client: triton.InferenceServerClient) -> None:

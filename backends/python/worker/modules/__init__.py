@@ -1,0 +1,1 @@
+"""What models and the processes that they start import by name."""
