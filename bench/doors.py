@@ -12,13 +12,13 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
+from bench.driver import Fixed
+from bench.figures import Figure, best, measure
 from bench.peers.drivers import h2load
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
@@ -28,15 +28,6 @@ SIZES = (64, 4096, 65536, 600_000, 4 << 20)
 LOADS = ((1, 1), (1, 32), (8, 8))  # connections, calls in flight on each
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One way under one load."""
-
-    rate: float  # requests per second
-    cpu_us: float  # of the server, a request
-    p50_us: float = 0.0
-
-
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A self-signed certificate and its key; P-256, which is what gRPC users mostly have."""
     made, key = folder / "server.pem", folder / "server.key"
@@ -44,15 +35,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     command += ["-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(made)]
     subprocess.run(command, check=True, capture_output=True)
     return made, key
-
-
-def best(measure: Callable[[str], Figure], ways: dict[str, str], rounds: int) -> dict[str, Figure]:
-    """Way -> its best round, by server CPU; `ways` are names and addresses."""
-    found: dict[str, list[Figure]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, address in ways.items():
-            found[name].append(measure(address))
-    return {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
 
 
 def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
@@ -72,17 +54,15 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
         options += ["--grpc-address", "127.0.0.1", "--grpc-address", f"unix:{folder}/tls"]
         tls = inferd.start(repository, folder / "tls.log", options=options, address=f"unix:{folder}/tls")
         stack.callback(tls.stop)
-        servers = {plain.address: plain, tls.address: tls}
         for connections, in_flight in LOADS:
             count = requests if in_flight > 1 else requests // 4
 
-            def measure(
-                address: str, connections: int = connections, in_flight: int = in_flight, n: int = count
+            def loaded(
+                server: ServerProcess, connections: int = connections, in_flight: int = in_flight, n: int = count
             ) -> Figure:
-                server = servers[address]
                 cpu = server.cpu_seconds()
                 driven = h2load(
-                    address,
+                    server.address,
                     exchange.request,
                     requests=n,
                     connections=connections,
@@ -90,9 +70,9 @@ def encrypted(folder: Path, rounds: int, requests: int) -> list[str]:
                     folder=folder,
                     encrypted=server is tls,
                 )
-                return Figure(driven.rate, (server.cpu_seconds() - cpu) / n * 1e6)
+                return Figure((server.cpu_seconds() - cpu) / n * 1e6, driven.rate)
 
-            found = best(measure, dict(zip(("plain", "TLS"), servers, strict=True)), rounds)
+            found = best({"plain": partial(loaded, plain), "TLS": partial(loaded, tls)}, rounds)
             cells = [f"{found[way].cpu_us:.1f} µs · {found[way].rate / 1000:.1f} k/s" for way in found]
             # the kernel counts in ticks of 10 ms: too short a round may have cost none
             ratio = f"{found['TLS'].cpu_us / found['plain'].cpu_us:.2f}" if found["plain"].cpu_us else "too short"
@@ -112,10 +92,16 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
     with ExitStack() as stack:
         stack.callback(server.stop)
         for size in SIZES:
+            exchange = messages.identity(size)
+            workload = Fixed([exchange.request], [exchange.response])
             for connections, in_flight in ((1, 1), (4, 4)):
+                load = (connections, in_flight)
+                ways = {"TCP": server.address, "unix": unix}
                 found = best(
-                    lambda address, size=size, c=connections, n=in_flight: driven(server, address, size, c, n, seconds),
-                    {"TCP": server.address, "unix": unix},
+                    {
+                        way: partial(measure, server, workload, load, seconds, address=address)
+                        for way, address in ways.items()
+                    },
                     rounds,
                 )
                 cells = [
@@ -125,20 +111,6 @@ def sockets(folder: Path, rounds: int, seconds: float) -> list[str]:
                 ratio = found["unix"].rate / found["TCP"].rate
                 lines.append(f"| {size} B, {connections} x {in_flight} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
     return lines
-
-
-def driven(server: ServerProcess, address: str, size: int, connections: int, in_flight: int, seconds: float) -> Figure:
-    """One round of our driver; every answer is compared."""
-    exchange = messages.identity(size)
-    workload = Fixed([exchange.request], [exchange.response])
-    with Driver(address, connections=connections) as driver:
-        driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
-        cpu = server.cpu_seconds()
-        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
-        cpu = server.cpu_seconds() - cpu
-    if report.correct != report.requests:
-        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
-    return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.driver import Driver, Workload
@@ -14,25 +15,44 @@ class Figure:
 
     cpu_us: float  # of the server, a request
     rate: float  # requests per second
-    p50_us: float
+    p50_us: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.cpu_us:.1f} µs · {self.rate / 1000:.1f} k/s · {self.p50_us:.0f} µs"
 
 
+def best(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, Figure]:
+    """Each way's best round, by server CPU.
+
+    The ways take turns, so that they share the machine's good and bad moments.
+    """
+    found: dict[str, list[Figure]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            found[name].append(way())
+    return {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
+
+
 def measure(
-    server: ServerProcess, workload: Workload, load: tuple[int, int], seconds: float = 0.0, *, requests: int = 0
+    server: ServerProcess,
+    workload: Workload,
+    load: tuple[int, int],
+    seconds: float = 0.0,
+    *,
+    requests: int = 0,
+    address: str = "",
 ) -> Figure:
     """One round of so many seconds, after a fifth of them to warm up, or just so many requests.
 
     Args:
         load: connections, and calls in flight on each.
+        address: where it is asked, if it listens in several places.
 
     Raises:
         RuntimeError: an answer is wrong or missing.
     """
     connections, in_flight = load
-    with Driver(server.address, connections=connections) as driver:
+    with Driver(address or server.address, connections=connections) as driver:
         if seconds:
             driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
         cpu = server.cpu_seconds()

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench import inferd, messages
 from bench.driver import Driver, Fixed
-from bench.figures import Figure, measure
+from bench.figures import Figure, best, measure
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
 from server.pb import grpc_service_pb2 as pb
@@ -110,27 +111,29 @@ def begin_sequences(server: ServerProcess) -> None:
             driver.run(Fixed([of_sequence(request, n + 1, start=True) for n in range(count)]), requests=count)
 
 
+def taken(server: ServerProcess, name: str, seconds: float) -> Figure:
+    """One round of a model, whose requests begin anew."""
+    return measure(server, workload(name), LOAD, seconds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each model in each round")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    found: dict[str, list[Figure]] = {name: [] for name in MODELS}
     with tempfile.TemporaryDirectory(prefix="inferd-schedulers-") as folder:
         options = ("--cache-config=local,size=67108864",)
         server = inferd.start(repository(Path(folder)), Path(folder) / "log", options=options)
         try:
             begin_sequences(server)
-            for _ in range(arguments.rounds):
-                for name in MODELS:
-                    found[name].append(measure(server, workload(name), LOAD, arguments.seconds))
+            ways = {name: partial(taken, server, name, arguments.seconds) for name in MODELS}
+            found = best(ways, arguments.rounds)
         finally:
             server.stop()
     print("| scheduler | CPU, µs a request | over the plain lane | requests/s |\n|---|---:|---:|---:|")
-    best = {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
     for name, (title, _) in MODELS.items():
-        figure = best[name]
-        print(f"| {title} | {figure.cpu_us:.2f} | {figure.cpu_us - best['plain'].cpu_us:+.2f} | {figure.rate:,.0f} |")
+        figure = found[name]
+        print(f"| {title} | {figure.cpu_us:.2f} | {figure.cpu_us - found['plain'].cpu_us:+.2f} | {figure.rate:,.0f} |")
     return 0
 
 

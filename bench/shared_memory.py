@@ -14,15 +14,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
+from bench.driver import Fixed
+from bench.figures import Figure, best, measure
 from bench.messages import Exchange
-from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
 from server.pb import grpc_service_pb2 as pb
 
@@ -34,15 +33,6 @@ MODELS = (
     Identity("large_in", (("FP32", 2), ("FP32", 2)), max_batch_size=0, instances=2, parameters=GATHER),
 )
 ACCESS = {"in place": "map", "copied": "copy"}
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One way of sending a tensor."""
-
-    rate: float  # requests per second
-    cpu_us: float  # of the server, a request
-    p50_us: float
 
 
 class Region:
@@ -98,28 +88,6 @@ def _refer(
     tensor.parameters["shared_memory_byte_size"].int64_param = LARGE
 
 
-def drive(server: ServerProcess, address: str, exchange: Exchange, in_flight: int, seconds: float) -> Figure:
-    """One round."""
-    workload = Fixed([exchange.request], [exchange.response])
-    with Driver(address) as driver:
-        driver.run(workload, in_flight=in_flight, seconds=seconds / 5)
-        cpu = server.cpu_seconds()
-        report = driver.run(workload, in_flight=in_flight, seconds=seconds)
-        cpu = server.cpu_seconds() - cpu
-    if report.correct != report.requests:
-        raise RuntimeError(f"wrong answers: {report.wrong}, {report.lost} lost, {report.reset} reset, {report.samples}")
-    return Figure(report.rate, cpu / report.answered * 1e6, report.latency.p50)
-
-
-def best(ways: dict[str, Callable[[], Figure]], rounds: int) -> dict[str, Figure]:
-    """Way -> its best round, by server CPU."""
-    found: dict[str, list[Figure]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, measure in ways.items():
-            found[name].append(measure())
-    return {name: min(figures, key=lambda figure: figure.cpu_us) for name, figures in found.items()}
-
-
 def table(title: str, found: dict[str, Figure], base: str) -> list[str]:
     """The figures, and how they compare with the way `base`."""
     lines = [f"| {title} | requests/s | p50 | server CPU a request | rate, CPU / {base} |", "|---|---:|---:|---:|---:|"]
@@ -132,7 +100,7 @@ def table(title: str, found: dict[str, Figure], base: str) -> list[str]:
     return lines
 
 
-def measure(folder: Path, access: str, in_flight: int, rounds: int, seconds: float) -> Iterator[list[str]]:
+def tables(folder: Path, access: str, in_flight: int, rounds: int, seconds: float) -> Iterator[list[str]]:
     """The tables of one way of access: regions used in place, or copied."""
     unix = f"unix:{folder}/{access}"
     options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--client-shm-access", access]
@@ -143,7 +111,8 @@ def measure(folder: Path, access: str, in_flight: int, rounds: int, seconds: flo
         small, large, whole = messages.identity(SMALL), messages.large_in(LARGE), messages.identity(LARGE)
 
         def way(exchange: Exchange) -> Callable[[], Figure]:
-            return lambda: drive(server, unix, exchange, in_flight, seconds)
+            workload = Fixed([exchange.request], [exchange.response])
+            return lambda: measure(server, workload, (1, in_flight), seconds, address=unix)
 
         yield table(
             f"input with a small output, {in_flight} in flight",
@@ -174,7 +143,7 @@ def main() -> int:
     for name, access in ACCESS.items():
         with tempfile.TemporaryDirectory(prefix="inferd-shm-") as folder:
             print(f"regions are {name} (--client-shm-access={access})\n")
-            for lines in measure(Path(folder), access, arguments.in_flight, arguments.rounds, arguments.seconds):
+            for lines in tables(Path(folder), access, arguments.in_flight, arguments.rounds, arguments.seconds):
                 print(*lines, "", sep="\n", flush=True)
     return 0
 
