@@ -1,6 +1,7 @@
 """What the pages for users name is there: linked files and headings, paths, verbs of make, programs, options."""
 
 import dataclasses
+import importlib
 import importlib.util
 import inspect
 import re
@@ -10,6 +11,7 @@ import pytest
 
 from server.cli import build_engine, check
 from server.foreign import FOREIGN
+from server.pb import model_config_pb2
 from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +58,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+def test_tables_are_whole(page: Path) -> None:
+    """A row that an empty line cuts off from its table is shown as text."""
+    for first, second in re.findall(r"(?<=\n)\n(\|[^\n]*)\n([^\n]*)", page.read_text()):
+        assert second.startswith("|") and set(second) <= set("|-: "), f"a table without head: {first}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_are_there(page: Path) -> None:
     for text in CODE.findall(page.read_text()):
         if text.startswith(FOLDERS) and re.fullmatch(r"[\w./*-]+", text) and not text.startswith(("build/", "demo/")):
@@ -80,3 +89,16 @@ def test_options_are_there(page: Path) -> None:
     known = {option.replace("_", "-") for option in ours} | FOREIGN.keys() | OTHERS_OPTIONS
     for option in OPTION.findall(page.read_text()):
         assert option in known, f"there is no option --{option}"
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "pytorch", "tensorrt"])
+def test_parameters_of_backends_are_explained(backend: str) -> None:
+    known = importlib.import_module(f"backends.{backend}.options").KNOWN
+    text = (ROOT / "docs" / "backends.md").read_text()
+    assert {key for key in known if f"`{key}`" not in text} == set()
+
+
+def test_fields_of_models_are_explained() -> None:
+    fields = model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert {field for field in fields if not re.search(rf"`{field}\b", text)} == set()
