@@ -21,6 +21,7 @@ from _native.clock cimport now_ns
 from _native.inference.answer cimport answer_size, answer_write_to
 from _native.inference.bridge cimport Errand, Inlet, bridge_abandon, bridge_attach, bridge_detach, bridge_post
 from _native.inference.request cimport (
+    REQUEST_NEW,
     STATUS_CANCELLED,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
@@ -370,6 +371,8 @@ cdef void deliver(void *sink, Response *response, int status, const char *detail
         answer(call, response, final)
     elif status == STATUS_UNIMPLEMENTED and response != NULL and asks_for_too_few(response.request):
         answer_error(call, status, details, FINAL | DECOUPLED)
+    elif response != NULL and response.request.state == REQUEST_NEW:
+        answer_error(call, status, details, FINAL | EMPTY)
     else:
         answer_error(call, status, details, FINAL if final else 0)
     if final and call.first_held == NULL:

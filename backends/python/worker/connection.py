@@ -275,6 +275,8 @@ class Connection(Channel):
             text = self._record(packet).decode("utf-8", "replace")
             if packet.flags & p.DECOUPLED:
                 text = USE_DECOUPLED.format(model)
+            elif packet.flags & p.EMPTY:
+                text = f"Model {model} - Error when running inference: {text}"
             return InferenceResponse(error=TritonError(text, ERROR_CODES[packet.code]))
         if packet.flags & p.EMPTY:
             return InferenceResponse()

@@ -75,7 +75,7 @@ FREE           side    server   `offset` of a grant
 BLS_REQUEST    calls   server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest
 BLS_RESPONSE   calls   worker   that id, flag FINAL, EMPTY, FAILED; a serialized ModelInferResponse, or with FAILED
                                 `code` and the record as text; FAILED and DECOUPLED: the model that is called is
-                                decoupled, and the BLS_REQUEST did not say so
+                                decoupled, and the BLS_REQUEST did not say so; FAILED and EMPTY: no model got it
 BLS_CREDIT     calls   server   that id, `offset` = responses more that are welcome (BLS_WINDOW to begin with)
 BLS_CANCEL     calls   server   that id; a BLS_RESPONSE with FINAL still comes
 IS_READY       side    worker   id

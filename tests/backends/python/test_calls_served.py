@@ -97,7 +97,10 @@ async def test_errors_of_the_called_come_to_the_caller(tmp_path):
         answer = await ask(engine, -1, model="ab")
         assert (answer.status, answer.text) == (12, "no further")
         answer = await ask(engine, 1, model="x")
-        assert (answer.status, answer.text) == (5, "Request for unknown model: 'xnone' is not found")
+        assert (answer.status, answer.text) == (
+            5,
+            "Model xnone - Error when running inference: Request for unknown model: 'xnone' is not found",
+        )
 
 
 async def test_a_decoupled_model_is_iterated_over(tmp_path):

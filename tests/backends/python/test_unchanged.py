@@ -27,7 +27,8 @@ def call(number):
         return pb_utils.InferenceRequest(model_name=model, inputs=[x], requested_output_names=["y"])
     numbers = [response.output_tensors() for response in request("counts").exec(decoupled=True)]
     assert len(numbers) == number + 1 and pb_utils.is_model_ready("counts")
-    assert "unknown model: 'nobody'" in request("nobody").exec().error().message()
+    refused = "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not found"
+    assert refused in request("nobody").exec().error().message()
     return int(request("doubles").exec().output_tensors()[0].as_numpy()[0])
 class TritonPythonModel:
 """
