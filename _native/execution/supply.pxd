@@ -25,6 +25,7 @@ cdef enum EndReason:
     END_STREAM = 4           # the stream that it is tied to has ended
     END_REPLACED = 5         # a new sequence starts under its id
     END_TIMEOUT = 6          # it has waited for a slot as long as it may; no model sees this
+    END_UNLOADED = 7         # its version was replaced, and the time is over for which it went on; no model sees this
 
 # Make the supplied input `index`, counted from 0 among the supplied, for these requests, which have `rows` rows
 # together: for a whole batch, or for one request of it. Not for STATE, whose data lie with the requests. False: no

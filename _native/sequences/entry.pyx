@@ -7,7 +7,15 @@ A request belongs to the live sequence of its id, or begins one. Texts are those
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from _native.execution.supply cimport END_CANCELLED, END_IDLE, END_NONE, END_REPLACED, END_STREAM, END_TIMEOUT
+from _native.execution.supply cimport (
+    END_CANCELLED,
+    END_IDLE,
+    END_NONE,
+    END_REPLACED,
+    END_STREAM,
+    END_TIMEOUT,
+    END_UNLOADED,
+)
 from _native.inference.request cimport (
     REQUEST_QUEUED,
     STATUS_INVALID_ARGUMENT,
@@ -67,6 +75,8 @@ cdef const char *end_text(int32_t reason) noexcept nogil:
         return ": the sequence was ended when a request of it was cancelled or its deadline passed"
     if reason == END_STREAM:
         return ": the sequence was ended with the stream that it had started on"
+    if reason == END_UNLOADED:
+        return ": the sequence was ended when the version of the model on which it had started was replaced"
     if reason == END_TIMEOUT:
         return ": the sequence was ended because it had waited for a slot longer than its timeout"
     return ""

@@ -43,6 +43,7 @@ from _native.sequences.slots cimport (
     slots_evict,
     slots_expire,
     slots_leave,
+    slots_remember,
     slots_remove,
     slots_settle,
     slots_supersede,
@@ -296,9 +297,11 @@ cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 
 
 cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
+    # where others still begin, by the version's number, it may be somebody else's
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.guard)
-    slots_supersede(&self.slots, correlation, now_ns())
+    if self.slots.draining:
+        slots_supersede(&self.slots, correlation, now_ns())
     leave(self)
 
 
@@ -448,6 +451,20 @@ cdef class SequenceLane(LaneHandle):
         cdef Sequencer *self_ = self.sequencer()
         lock(&self_.guard)
         self_.slots.draining = True
+        unlock(&self_.guard)
+
+    def remember(self, SequenceLane other not None) -> None:
+        """Have requests of what is open on another lane, which is about to be closed, refused with that reason. On the
+        loop, where nothing opens meanwhile.
+        """
+        cdef Sequencer *self_ = self.sequencer()
+        cdef Sequencer *other_ = other.sequencer()
+        if self_ == other_:
+            return
+        lock(&self_.guard)
+        lock(&other_.guard)
+        slots_remember(&self_.slots, &other_.slots)
+        unlock(&other_.guard)
         unlock(&self_.guard)
 
     def stream_ended(self, stream: int) -> None:

@@ -117,6 +117,8 @@ cdef int64_t slots_evict(Slots *slots, int64_t now) noexcept nogil
 cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil
 # A sequence of this id begins elsewhere: end the one here, behind what waits in it.
 cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t now) noexcept nogil
+# What is open on another lane ends there, and is not known here: have it said why when a request of it comes.
+cdef void slots_remember(Slots *slots, const Slots *other) noexcept nogil
 # No further requests; what waits is still taken.
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil
 # Nothing will come for this instance any more.

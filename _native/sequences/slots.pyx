@@ -25,7 +25,15 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from _native.atomic cimport fetch_add32
-from _native.execution.supply cimport END_CANCELLED, END_IDLE, END_REPLACED, END_STREAM, END_TIMEOUT, EndReason
+from _native.execution.supply cimport (
+    END_CANCELLED,
+    END_IDLE,
+    END_REPLACED,
+    END_STREAM,
+    END_TIMEOUT,
+    END_UNLOADED,
+    EndReason,
+)
 from _native.inference.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
@@ -419,6 +427,18 @@ cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t 
     cdef Sequence *sequence = table_find_sequence(&slots.table, correlation)
     if sequence != NULL:
         cut_short(slots, sequence, END_REPLACED, now)
+
+
+cdef void slots_remember(Slots *slots, const Slots *other) noexcept nogil:
+    cdef const Sequence *sequence
+    cdef uint32_t i
+    for i in range(other.table.bucket_count):
+        sequence = other.table.buckets[i]
+        while sequence != NULL:
+            if table_find_sequence(&slots.table, &sequence.correlation) == NULL:
+                slots_eviction(slots, sequence.hash).hash = sequence.hash
+                slots_eviction(slots, sequence.hash).reason = END_UNLOADED
+            sequence = sequence.in_bucket
 
 
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil:

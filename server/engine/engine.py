@@ -152,6 +152,8 @@ class Engine:
         self._lifecycle.stop()
         for loaded in self._models.every():
             loaded.drain()
+        if self._poller is not None:
+            await self._poller.close()
         live = [loaded for loaded in self._models.every() if loaded.sequences]
         if not live:
             return

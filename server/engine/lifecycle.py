@@ -285,28 +285,42 @@ class Lifecycle:
         if versions or cleanup is not None:
             self._begin(end(), name)
 
+    def passed(self, name: str, version: LoadedVersion) -> None:
+        """See loading.Ending."""
+
+        async def end() -> None:
+            await self._let_go_on(name, departing)
+
+        if version.sequences and version.drain_seconds and not self._closing:
+            departing = Departing(version)
+            self._models[name].departing.insert(0, departing)
+            self._begin(end(), name)
+
     def _depart(self, name: str, versions: Iterable[LoadedVersion]) -> None:
         """Have requests of sequences still find these, from the next time on that the model is published."""
-        if self._closing:
-            return
-        for version in versions:
-            if version.sequences and version.drain_seconds:
+        state = self._models[name]
+        for version in sorted(versions, key=lambda each: each.version):
+            for before in [each for each in state.departing if each.loaded is version]:  # see `passed`
+                state.departing.remove(before)
+                before.end()
+            if version.sequences and version.drain_seconds and not self._closing:
                 version.drain()
-                self._models[name].departing.insert(0, Departing(version))
+                state.departing.insert(0, Departing(version))
 
     async def _see_out(self, name: str, version: LoadedVersion) -> None:
         """Let sequences go on, then close the version; returns when it is over."""
-        state = self._models[name]
-        for departing in [each for each in state.departing if each.loaded is version]:
+        departing = next((each for each in self._models[name].departing if each.loaded is version), None)
+        if departing is not None:
             log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
-            await self._let_go_on(departing)
-            if version.sequences:
-                log.warning("'%s' version %d: %d sequences are ended", name, version.version, version.sequences)
-            state.departing.remove(departing)
-            self._models.publish(name)
+            await self._let_go_on(name, departing)
+        if version.sequences:
+            log.warning("'%s' version %d: %d sequences are ended", name, version.version, version.sequences)
+            for successor in self._models.versions(name):
+                successor.succeed(version)
         await self._end(version)
 
-    async def _let_go_on(self, departing: Departing) -> None:
+    async def _let_go_on(self, name: str, departing: Departing) -> None:
+        """Return when the sequences have ended, or their time is over; requests do not find them any more then."""
         drained = asyncio.ensure_future(self._drained(departing.loaded))
         try:
             await asyncio.wait(
@@ -316,6 +330,10 @@ class Lifecycle:
             )
         finally:
             drained.cancel()
+        state = self._models[name]
+        if departing in state.departing:
+            state.departing.remove(departing)
+            self._models.publish(name)
 
     @staticmethod
     def _hurry(state: ModelState) -> None:

@@ -29,6 +29,9 @@ class Ending(Protocol):
     def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
         """No request finds these any more: let them end, then call `cleanup` on a thread."""
 
+    def passed(self, name: str, version: LoadedVersion) -> None:
+        """This one still serves, but requests that name no version find a later one from now on."""
+
     def leaving(self, name: str, wait: Callable[[], None]) -> None:
         """Instances of the model have been told to end: let `wait` wait for it, on a thread."""
 
@@ -285,6 +288,7 @@ class Loading:
         if prepared is None:
             return
         state = self._models[name]
+        latest = max(state.loaded, default=0)
         old = {}
         for version, entry in state.loaded.items():
             if version not in candidate.kept and entry.loaded is not None:
@@ -297,6 +301,9 @@ class Loading:
         if state.loaded:
             cleanup = self._remember(candidate, prepared, state)
             ending.replaced(name, old.values(), cleanup)
+            passed = candidate.kept.get(latest)
+            if passed is not None and passed.loaded is not None and latest < max(state.loaded):
+                ending.passed(name, passed.loaded)
         self._models.publish(name)
         for version in sorted({*old, *candidate.made}):
             if version in candidate.made:

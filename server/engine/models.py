@@ -60,7 +60,10 @@ class VersionState:
 
 @dataclass(eq=False, slots=True)
 class Departing:
-    """A version that was replaced or unloaded, and on which sequences go on."""
+    """A version on which sequences go on, though new ones do not find it.
+
+    It was replaced or unloaded; or it is not the latest any more, and serves those who ask for it by its number.
+    """
 
     loaded: LoadedVersion
     stop: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -225,8 +228,8 @@ class Models:
     def every(self) -> Iterator[LoadedVersion]:
         """All versions that serve anything, also those on which only sequences go on."""
         for state in self._states.values():
-            yield from (entry.loaded for entry in state.versions.values() if entry.loaded is not None)
-            yield from (each.loaded for each in state.departing)
+            served = {entry.loaded for entry in state.versions.values() if entry.loaded is not None}
+            yield from served | {each.loaded for each in state.departing}
 
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""

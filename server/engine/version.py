@@ -159,6 +159,11 @@ class LoadedVersion:
         if isinstance(self.lane, SequenceLane):
             self.lane.drain()
 
+    def succeed(self, version: LoadedVersion) -> None:
+        """Say to requests of the sequences of another version, which is about to be closed, why they have ended."""
+        if isinstance(self.lane, SequenceLane) and isinstance(version.lane, SequenceLane):
+            self.lane.remember(version.lane)
+
     def stream_ended(self, number: int) -> None:
         """End the sequences that are tied to this stream."""
         if isinstance(self.lane, SequenceLane):

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("native_counters")
 EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 OK, INVALID, UNAVAILABLE = Status.OK, Status.INVALID_ARGUMENT, Status.UNAVAILABLE
 NO_START = "must specify the START flag on the first request of the sequence"
+REPLACED = ": the sequence was ended when the version of the model on which it had started was replaced"
 ONLY_BEGUN = "Request for unknown model: 'm' is unloading: only requests of sequences that have begun on it are served"
 
 CONFIG = """
@@ -222,7 +223,10 @@ async def test_the_time_for_which_sequences_go_on(tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
             await until(lambda: closed(engine) == 1)
         assert "'m' version 1: 1 sequences are ended" in caplog.text
-        assert NO_START in (await refusal(engine, 1, 1))[1]
+        assert (await refusal(engine, 1, 1))[1].endswith(NO_START + REPLACED)
+        assert (await refusal(engine, 1, 2))[1].endswith(NO_START)
+        assert await ask(engine, 1, 1, start=True, end=True) == (1, 1)
+        assert (await refusal(engine, 1, 1))[1].endswith(NO_START)
 
 
 async def test_no_time_ends_them_at_once(tmp_path):
@@ -232,7 +236,7 @@ async def test_no_time_ends_them_at_once(tmp_path):
         await gate.entered()
         await reload(engine, tmp_path)
         gate.go(1000)
-        assert NO_START in (await refusal(engine, 1, 7))[1]
+        assert (await refusal(engine, 1, 7))[1].endswith(NO_START + REPLACED)
         assert [said(await each.answer()) for each in begun] == [(0, 1), (0, 2), (0, 3)]
 
 
@@ -246,6 +250,38 @@ async def test_an_ensemble_asks_the_version_on_which_its_sequence_began(tmp_path
         assert await ask(engine, 1, 1) == (0, 3)
         assert await ask(engine, 1, 1, end=True, model="e") == (0, 4)
         await until(lambda: closed(engine) == 1)
+
+
+async def test_sequences_that_name_no_version_stay_when_a_later_one_comes(tmp_path):
+    """The one before still serves who asks for it, and its sequences are not touched by others of the same id."""
+    text = config() + "version_policy { all { } }"
+    async with serving(tmp_path, Generations(), control=EXPLICIT, m=text) as engine:
+        for name in (1, 2):
+            assert await ask(engine, 1, name, start=True) == (0, 1)
+        await reload(engine, tmp_path, "2")
+        assert states(engine) == {"1": ("READY", ""), "2": ("READY", "")}
+        assert await ask(engine, 1, 1) == (0, 2)
+        assert await ask(engine, 1, 3, start=True) == (1, 1)
+        assert await ask(engine, 1, 4, start=True, version="1") == (0, 1)
+        assert await ask(engine, 1, 2, start=True) == (1, 1)
+        assert await ask(engine, 1, 2, version="1") == (0, 2)
+        assert await ask(engine, 1, 2) == (1, 2)
+        await engine.unload("m")
+        for name, expected in ((1, (0, 3)), (2, (1, 3)), (3, (1, 2)), (4, (0, 2)), (2, (0, 3))):
+            assert await ask(engine, 1, name, end=True) == expected
+        await until(lambda: closed(engine) == 2)
+
+
+async def test_a_version_that_is_not_the_latest_any_more_keeps_no_later_request(tmp_path):
+    text = config() + "version_policy { all { } }"
+    async with serving(tmp_path, Generations(), control=EXPLICIT, m=text) as engine:
+        assert await ask(engine, 1, 1, start=True) == (0, 1)
+        await reload(engine, tmp_path, "2")
+        assert await ask(engine, 1, 1, end=True) == (0, 2)
+        await until(lambda: not engine._models["m"].departing)
+        assert await ask(engine, 1, 1, start=True, version="1") == (0, 1)
+        assert NO_START in (await refusal(engine, 1, 1))[1]
+        assert closed(engine) == 0
 
 
 async def test_a_random_history(tmp_path):
