@@ -3,13 +3,13 @@
 import importlib.abc
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from backends.api import BackendError
 from backends.loader import BUILTIN, BackendLoader, backend_of_platform
+from tests.threads import in_threads
 
 USER_BACKEND = """
 from backends.api import Backend, Instance, Model
@@ -100,13 +100,7 @@ def test_making_a_backend_imports_no_framework():
 
 def test_threads_get_the_same_backend():
     loader = BackendLoader()
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(loader.backend("identity"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
+    found = in_threads(loader.backend, ["identity"] * 8)
     assert len(set(map(id, found))) == 1
 
 

@@ -1,8 +1,5 @@
 """The ONNX Runtime backend, on models of a node or two."""
 
-import threading
-import time
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -15,6 +12,7 @@ from backends.onnxruntime import OnnxRuntimeBackend, options
 from backends.parameters import Parameters, default_intra_op_threads
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import identity_onnx, instance, onnx_bytes, source
+from tests.threads import in_threads, turns_beside
 
 ELEMENTS = {
     "BOOL": TensorProto.BOOL,
@@ -353,13 +351,7 @@ def test_the_gil_is_released_while_a_model_runs(backend, tmp_path):
     )
     runner = instance(backend, described)
     batch = FakeBatch({"x": np.zeros((n, n), np.float32)}, {at: "FP32"}, rows=n)
-    thread = threading.Thread(target=runner.execute, args=(batch,))
-    thread.start()
-    turns = 0
-    while thread.is_alive():
-        turns += 1
-        time.sleep(0.001)
-    assert turns > 5
+    assert turns_beside(lambda: runner.execute(batch)) > 5
 
 
 def test_instances_share_the_session(backend, add):
@@ -368,18 +360,15 @@ def test_instances_share_the_session(backend, add):
     assert {id(made.session) for made in instances} == {id(model.session)}
     answers = []
 
-    def work(made, number):
+    def work(numbered):
+        number, made = numbered
         for _ in range(200):
             x = np.full((2, 2), number, np.float32)
             batch = FakeBatch({"x": x, "y": x}, {"z": "FP32"}, rows=2)
             made.execute(batch)
             answers.append(batch.outputs["z"].tolist() == [[2 * number + 10] * 2] * 2)
 
-    threads = [threading.Thread(target=work, args=(made, i)) for i, made in enumerate(instances)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, enumerate(instances))
     assert len(answers) == 600
     assert all(answers)
 

@@ -7,14 +7,10 @@ import warnings
 import pytest
 
 from tests.clients import toolchains
-from tests.conformance import doors, models
+from tests.conformance import doors
+from tests.conformance.fixtures import repository
 
-
-@pytest.fixture(scope="session")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
+__all__ = ["repository"]
 
 
 @pytest.fixture(scope="session", params=doors.NAMES)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tests.conformance import doors, generic, models
+from tests.conformance import doors, generic
 from tests.conformance.client import Control, Stub
+from tests.conformance.fixtures import repository
+
+__all__ = ["repository"]
 
 SERVICER_PATHS = (f"/{generic.GENERIC}/", f"/{generic.REGISTERED}/")
 _UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -50,13 +53,6 @@ def door(request):
 def engine(request):
     """What is behind the door: the "fake" engine, or the "real" server."""
     return request.param
-
-
-@pytest.fixture(scope="session")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass, field
 
 import h2.config
 import h2.connection
@@ -12,33 +11,7 @@ import h2.events
 import h2.settings
 from hyperframe.frame import GoAwayFrame
 
-from tests.framing import framed, unframed
-
-
-@dataclass
-class Answer:
-    """What came back on one stream."""
-
-    headers: dict[str, str] = field(default_factory=dict)
-    trailers: dict[str, str] = field(default_factory=dict)
-    data: bytes = b""
-    ended: bool = False
-    reset: int | None = None  # the error code of RST_STREAM
-
-    @property
-    def messages(self) -> list[bytes]:
-        return unframed(self.data)
-
-    @property
-    def status(self) -> int | None:
-        """grpc-status, from the trailers or from an answer of trailers only."""
-        text = self.trailers.get("grpc-status", self.headers.get("grpc-status"))
-        return None if text is None else int(text)
-
-    @property
-    def details(self) -> str:
-        """grpc-message as it was sent, percent-encoded."""
-        return self.trailers.get("grpc-message", self.headers.get("grpc-message", ""))
+from tests.framing import Answer, framed
 
 
 class Client:
@@ -146,15 +119,6 @@ class Client:
         answer = self.answers.get(getattr(event, "stream_id", None))
         if answer is None:
             return
-        if isinstance(event, h2.events.ResponseReceived):
-            answer.headers = dict(event.headers)
-        elif isinstance(event, h2.events.TrailersReceived):
-            answer.trailers = dict(event.headers)
-        elif isinstance(event, h2.events.DataReceived):
-            answer.data += event.data
-            if self._acknowledge_data:
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, h2.events.StreamEnded):
-            answer.ended = True
-        elif isinstance(event, h2.events.StreamReset):
-            answer.reset = int(event.error_code)
+        answer.note(event)
+        if self._acknowledge_data and isinstance(event, h2.events.DataReceived):
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)

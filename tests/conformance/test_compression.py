@@ -114,7 +114,7 @@ def call(raw, path, data, **headers):
 
 def packed(answer):
     """(marks, decompressed messages) of an answer."""
-    encoding, data = answer.headers.get("grpc-encoding", "identity"), answer.data
+    encoding, data = answer.headers.get("grpc-encoding", "identity"), bytes(answer.data)
     marks, messages = [], []
     while data:
         mark, size = struct.unpack_from(">BI", data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 import time
 
 import grpc
@@ -13,6 +12,7 @@ import pytest
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, models
 from tests.conformance.client import DATATYPES, Stub, floats, output, request
+from tests.threads import in_threads
 
 TYPED = {
     "BOOL": ("bool_contents", [True, False, True]),
@@ -226,9 +226,5 @@ def test_every_answer_is_its_own(server):
                 if response.id != f"{seed}-{number}" or output(response).tobytes() != array.tobytes():
                     wrong.append(response)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert not wrong

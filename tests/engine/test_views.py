@@ -15,6 +15,7 @@ from _native.memory.resource import live_counters
 from server.errors import Status
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import DTYPES, infer, infer_all, request, row, serving
+from tests.threads import in_threads
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {**{name: np.dtype(dtype) for name, dtype in DTYPES.items()}, "BF16": BF16}
@@ -185,18 +186,14 @@ async def test_references_from_several_threads(tmp_path):
     start = threading.Barrier(4)
     wrong = []
 
-    def work():
+    def work(_):
         start.wait()
         for _ in range(2000):
             tensor = torch.from_dlpack(kept[0])
             if tensor[0, 99].item() != 99:  # read through the shared block
                 wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert wrong == []
     assert live_counters()["blocks"] == 1
     np.testing.assert_array_equal(kept.pop().numpy(), np.arange(100).reshape(1, 100))

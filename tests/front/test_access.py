@@ -16,7 +16,7 @@ from server.front.access import Access
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.service import GROUP_OF, GROUPS, MODEL_FIELD, SERVICE
 from tests import richerrors
-from tests.conformance import doors, models
+from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client
 
@@ -42,13 +42,6 @@ only-health    groups=health
 
 def bearer(token):
     return ("authorization", f"Bearer {token}")
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
 
 
 @pytest.fixture(scope="module")

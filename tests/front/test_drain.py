@@ -29,13 +29,6 @@ SLOW = models.SLOW_US / 1e6
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
-
-
 @pytest.mark.parametrize("repetition", range(4))
 def test_none_of_128_calls_is_lost(repository, repetition):
     """The signal comes at another moment each time, the last time while calls are still being sent."""

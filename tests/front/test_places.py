@@ -21,18 +21,11 @@ from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import PeerCredentials
 from server.settings import Settings
 from tests import richerrors
-from tests.conformance import doors, models
+from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.front.certificates import Authority
 
 LIVE = pb.ServerLiveRequest()
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
 
 
 @contextlib.contextmanager

@@ -13,19 +13,12 @@ from server.addresses import parse_address
 from server.observe.load import TRAILER
 from server.pb.load_report_pb2 import OrcaLoadReport
 from tests import richerrors
-from tests.conformance import doors, models
+from tests.conformance import doors
 from tests.conformance.client import floats, request
 from tests.conformance.raw import Client, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
 
 
 @pytest.fixture(scope="module", params=doors.NAMES)

@@ -2,7 +2,6 @@
 
 import ctypes
 import multiprocessing
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from _native.cuda.driver import CudaError
 from _native.cuda.memory import DevicePool, PageLocked
 from _native.memory.pool import SharedMemory
 from bench.memory_speed import random_operations
+from tests.threads import in_threads
 
 MIB = 1 << 20
 
@@ -143,16 +143,12 @@ def test_own_handle_is_refused(gpu):
 
 @pytest.mark.parametrize("make", [PageLocked, DevicePool])
 def test_pools_under_random_operations(gpu, make):
-    pool, found = make(gpu, 256 * MIB), []
+    pool = make(gpu, 256 * MIB)
 
     def work(seed):
-        found.append(random_operations(pool, seed, 20_000, 40, 4 * MIB, make is PageLocked))
+        return random_operations(pool, seed, 20_000, 40, 4 * MIB, make is PageLocked)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(work, range(1, 5))
     assert [wrong for wrong, _ in found] == [0] * 4
     assert pool.usage()["used"] == 0
     pool.trim()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import threading
-from dataclasses import dataclass, field
 
 import h2.config
 import h2.connection
@@ -25,28 +24,9 @@ from _native.transport.infer import InferService
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
 from server.pb import grpc_service_pb2 as pb
-from tests.framing import framed, unframed
+from tests.framing import Answer, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-
-
-@dataclass
-class Answer:
-    """What came back on one stream."""
-
-    headers: dict[str, str] = field(default_factory=dict)
-    trailers: dict[str, str] = field(default_factory=dict)
-    data: bytearray = field(default_factory=bytearray)
-    ended: bool = False
-    reset: int | None = None
-
-    @property
-    def messages(self) -> list[bytes]:
-        return unframed(bytes(self.data))
-
-    @property
-    def status(self) -> int:
-        return int(self.trailers.get("grpc-status", self.headers.get("grpc-status", "-1")))
 
 
 class Peer:
@@ -106,18 +86,9 @@ class Peer:
         answer = self.answers.get(event.stream_id)
         if answer is None:
             return
-        if isinstance(event, h2.events.ResponseReceived):
-            answer.headers = dict(event.headers)
-        elif isinstance(event, h2.events.TrailersReceived):
-            answer.trailers = dict(event.headers)
-        elif isinstance(event, h2.events.DataReceived):
-            answer.data += event.data
-            if self.reading and event.flow_controlled_length:
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, h2.events.StreamEnded):
-            answer.ended = True
-        elif isinstance(event, h2.events.StreamReset):
-            answer.reset = int(event.error_code)
+        answer.note(event)
+        if self.reading and isinstance(event, h2.events.DataReceived) and event.flow_controlled_length:
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
 
     # -- calls --
 

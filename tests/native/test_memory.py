@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _native.memory import resource as memory
+from tests.threads import in_threads
 
 LARGEST = 64 << 20
 ALIGNMENT = 256
@@ -120,11 +121,7 @@ def test_threads_share_the_pool_without_sharing_blocks():
             del blocks
 
     lock, alive = threading.Lock(), set()
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert wrong == []
 
 

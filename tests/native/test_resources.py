@@ -1,7 +1,6 @@
 """Guards every resource of memory alike: blocks that are nobody else's, caps, growth, trim, counters, refusals."""
 
 import itertools
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from _native.cuda.memory import DevicePool, PageLocked
 from _native.memory import resource as memory
 from _native.memory.pool import SharedMemory
 from bench.memory_speed import random_operations
+from tests.threads import in_threads
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -52,16 +52,11 @@ def spans_of(blocks):
 def test_threads_take_and_give_at_random(resource):
     """What one thread holds no other gets, whatever the sizes; and in the end nothing is in use."""
     before = resource.usage()
-    found = []
 
     def work(seed):
-        found.append(random_operations(resource, seed, 20_000, 60, 1 * MIB, resource.name != "device"))
+        return random_operations(resource, seed, 20_000, 60, 1 * MIB, resource.name != "device")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(work, range(1, 5))
     assert [wrong for wrong, _ in found] == [0] * 4
     after = resource.usage()
     assert after["used"] == before["used"]

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from _native.memory.shm import CUDA, SHARED, SYSTEM, RegionError, Regions, Use
+from tests.threads import in_threads
 
 SIZE = 3 * 4096
 PATTERN = bytes(range(256)) * (SIZE // 256)
@@ -388,11 +388,7 @@ def test_threads_register_use_and_unregister():
                 if use.read(0, 64) != name.encode() * 64:
                     wrong.append(f"other bytes in {name}")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert wrong == []
     regions.close()
     assert (regions.count, regions.byte_size) == (0, 0)

@@ -10,16 +10,11 @@ import pytest
 
 from tests.clients.conftest import or_skip
 from tests.clients.toolchains import Missing
-from tests.conformance import models
 from tests.conformance.client import Stub, pb
+from tests.conformance.fixtures import repository
 from tests.proxy.proxies import PROXIES, Server, running
 
-
-@pytest.fixture(scope="session")
-def repository(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    models.write_repository(root)
-    return root
+__all__ = ["repository"]
 
 
 @pytest.fixture(scope="session", params=PROXIES)
