@@ -106,6 +106,17 @@ class Call(Waiter):
             self._channel.consumed(self)
         return response
 
+    async def begun(self) -> ResponseIterator:
+        """An iterator over the responses, once the first is there."""
+        import asyncio
+
+        iterator = ResponseIterator(self)  # at once: it ends the call where nobody waits for it any more
+        if not self._arrived:
+            future = self.future(asyncio.get_running_loop())
+            self._resolve()  # it may have come in between
+            self._arrived.appendleft(await future)
+        return iterator
+
     def is_over(self) -> bool:
         """Whether every response has been taken."""
         return self.final and not self._arrived
@@ -195,19 +206,18 @@ def start(request: InferenceRequest, decoupled: bool) -> Call:
 
 
 def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[Any]:
-    """Send a request; the future of its response, or of an iterator over its responses."""
+    """Send a request; the future of its response, or of an iterator over its responses once the first is there."""
     import asyncio
 
     loop = asyncio.get_running_loop()
     call = _new_call(request, decoupled)
     call._channel.expect()
-    if decoupled:
-        future: asyncio.Future[Any] = loop.create_future()
-        future.set_result(ResponseIterator(call))
-    else:
+    if not decoupled:
         future = call.future(loop)  # before the response can come
+        call._channel.call(request, call, PARENT.get())
+        return future
     call._channel.call(request, call, PARENT.get())
-    return future
+    return loop.create_task(call.begun())
 
 
 def _new_call(request: InferenceRequest, decoupled: bool) -> Call:

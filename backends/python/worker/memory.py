@@ -8,6 +8,9 @@ from .errors import ErrorCode
 class MemoryType(ErrorCode):
     """A kind of memory: an int with a name."""
 
+    TRITONSERVER_MEMORY_CPU: MemoryType
+    TRITONSERVER_MEMORY_GPU: MemoryType
+
     def __repr__(self) -> str:
         return f"MemoryType.{self.name}"
 
@@ -16,6 +19,8 @@ DEFAULT = MemoryType(-1, "DEFAULT")
 """Where the called model leaves them."""
 CPU = MemoryType(0, "TRITONSERVER_MEMORY_CPU")
 GPU = MemoryType(1, "TRITONSERVER_MEMORY_GPU")
+MemoryType.TRITONSERVER_MEMORY_CPU = CPU
+MemoryType.TRITONSERVER_MEMORY_GPU = GPU
 
 
 class PreferredMemory:

@@ -192,6 +192,9 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
 
+        The iterator is there with the first response, so that a plain `for` waits, and keeps the loop from others,
+        only for those behind it.
+
         Raises:
             TritonModelException: called while the model is initialized or finalized.
             RuntimeError: no event loop is running.

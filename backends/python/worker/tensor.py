@@ -166,7 +166,7 @@ class Tensor:
         return make_capsule(self.as_numpy(), self._dtype)
 
     def __dlpack__(
-        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+        self, stream: Any = None, *, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
         """As `to_dlpack`. No work on the tensor is under way, so there is no stream to wait for."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():

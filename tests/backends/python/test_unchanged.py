@@ -14,7 +14,7 @@ from tests.backends.python.test_tritonclient import config
 from tests.conformance import doors
 
 HEAD = """
-import multiprocessing, os, sys
+import asyncio, multiprocessing, sys
 import numpy as np, triton_python_backend_utils as pb_utils
 def out(value):
     return pb_utils.InferenceResponse([pb_utils.Tensor("y", value)])
@@ -88,6 +88,34 @@ def execute(self, requests):
     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """,
     ),
+    # Two requests meet in a model that answers none before it has both.
+    "meets": (
+        {},
+        {"y": "INT64"},
+        """
+waiting = []
+def execute(self, requests):
+    self.waiting += [request.get_response_sender() for request in requests]
+    if len(self.waiting) == 2:
+        for number, sender in enumerate(self.waiting):
+            sender.send(out(np.array([number])))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self.waiting.clear()
+""",
+    ),
+    "meet": (
+        {},
+        {"y": "INT64"},
+        """
+async def execute(self, requests):
+    async def one():
+        call = pb_utils.InferenceRequest(model_name="meets", inputs=[], requested_output_names=["y"])
+        responses = await call.async_exec(decoupled=True)
+        return [int(r.output_tensors()[0].as_numpy()[0]) for r in responses if r.output_tensors()]
+    found = await asyncio.gather(one(), one())
+    return [out(np.array(sorted(sum(found, [])))) for _ in requests]
+""",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
@@ -105,7 +133,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.py").write_text(HEAD + textwrap.indent(methods, "    "))
         (root / name / "config.pbtxt").write_text(
-            config(name, inputs, outputs, more=DECOUPLED if name == "counts" else "")
+            config(name, inputs, outputs, more=DECOUPLED if name in ("counts", "meets") else "")
         )
     with (
         doors.running_server("native", root) as process,
@@ -139,6 +167,10 @@ def test_names_may_be_bytes(client: triton.InferenceServerClient) -> None:
 def test_models_start_processes(client: triton.InferenceServerClient, method: str) -> None:
     numbers = list(range(6))
     assert ask(client, method, *numbers, client_timeout=60).as_numpy("y").tolist() == [2 * n for n in numbers]
+
+
+def test_a_coroutine_that_awaits_a_decoupled_call_lets_others_run(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "meet", client_timeout=30).as_numpy("y").tolist() == [0, 1]
 
 
 def test_the_datatype_that_the_model_gives_is_the_one_that_is_sent(client: triton.InferenceServerClient) -> None:
