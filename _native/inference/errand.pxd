@@ -4,3 +4,4 @@ cdef struct Errand:
     # lies in what it is about
     void (*run)(Errand *errand) noexcept nogil
     Errand *next
+    void *owner              # what it is about, where it does not begin with the errand

@@ -2,8 +2,11 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.inference.bridge cimport Bridge
+from _native.inference.errand cimport Errand
 from _native.inference.request cimport Request
 from _native.inference.statistics cimport Duration
+from _native.inference.timers cimport Timer
 from _native.scheduling.adaptive cimport Outlook
 from _native.scheduling.lane cimport Lane, LaneHandle, Seat
 from _native.scheduling.levels cimport Levels
@@ -24,11 +27,17 @@ cdef struct Queue:
     uint64_t wake_rows       # notify a waiting instance when this many rows are queued
     bint changed             # more than rows at the end came: the plan may be another
     bint closed
+    Timer alarm              # the loop's: when there may be a batch for a free seat
+    Bridge *bridge           # of the alarm; NULL: there was none yet
+    Errand silence           # ends the alarm when the lane is closed
+    int64_t waited_since     # the time since when a free seat has waited although requests did; 0: none does
 
 # With `guard` held: the batch that may be taken at the time `now`, a chain; NULL when there is none, then plan.wake_ns
 # is when there may be one.
 cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil
 cdef Request *queue_cut_now(Queue *queue, Plan *plan) noexcept nogil
+# With `guard` held: an instance that has waited since that time although there were requests has got a batch.
+cdef void queue_waited(Queue *queue, int64_t since) noexcept nogil
 
 
 cdef class QueueLane(LaneHandle):

@@ -4,7 +4,7 @@ Instances pull. One that is free asks the policy (`_native.scheduling.policy`), 
 the time that the policy named, or until enough rows have come to make another answer possible. So batches grow exactly
 while all instances are busy, and a request never waits behind an idle instance longer than `max_queue_delay`.
 
-Where no batch is waited for, the loop itself begins them on idle instances that let it (`_native.scheduling.seats`).
+On idle instances that let it, the loop itself begins batches (`_native.scheduling.seats`).
 
 The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. Timeouts are
 watched by the loop's timers, so they are on time even while all instances are busy.
@@ -56,7 +56,7 @@ from _native.scheduling.levels cimport (
 )
 from _native.scheduling.limiter cimport Claim, claim_acquire, claim_release
 from _native.scheduling.policy cimport NEVER, Plan, policy_plan, policy_set
-from _native.scheduling.seats cimport seat_next, seat_recall, seat_stand_by, seats_call, seats_use
+from _native.scheduling.seats cimport seat_next, seat_recall, seat_stand_by, seats_call, seats_end_alarm, seats_use
 from _native.text cimport format_text
 from _native.threads cimport (
     condition_destroy,
@@ -209,6 +209,11 @@ cdef Request *queue_cut_now(Queue *queue, Plan *plan) noexcept nogil:
     return cut(queue, time_of(queue), plan)
 
 
+cdef void queue_waited(Queue *queue, int64_t since) noexcept nogil:
+    queue.waited.count += 1
+    queue.waited.ns += <uint64_t>(now_ns() - since)
+
+
 cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef Request *batch
@@ -225,12 +230,11 @@ cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
         if batch != NULL or queue.closed:
             more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
             if batch != NULL and since:
-                queue.waited.count += 1
-                queue.waited.ns += <uint64_t>(now_ns() - since)
+                queue_waited(queue, since)
             break
         if load32(&seat.retired):
             continue  # it was told so while it waited for resources
-        if seat.begin != NULL and queue.policy.delay_ns == 0:
+        if seat.begin != NULL and plan.wake_ns == NEVER:
             batch = seat_stand_by(queue, seat)
             if batch == NULL and not seat.recalled:
                 continue
@@ -278,6 +282,8 @@ cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
 cdef void close(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lock(&queue.guard)
+    if not queue.closed:
+        seats_end_alarm(queue)
     queue.closed = True
     seats_call(queue)
     unlock(&queue.guard)

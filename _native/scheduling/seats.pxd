@@ -8,6 +8,8 @@ from _native.scheduling.queue cimport Queue
 cdef void seats_use(Queue *queue) noexcept nogil
 # With `guard` held: every free seat's thread looks what has become of the lane and of its seat.
 cdef void seats_call(Queue *queue) noexcept nogil
+# The same: nothing will be waited for any more. Once, before the lane is closed.
+cdef void seats_end_alarm(Queue *queue) noexcept nogil
 # With `guard` held, on the seat's thread, when there is nothing to take: let the loop use the instance until it hands a
 # batch over, or (NULL) there is another reason to look.
 cdef Request *seat_stand_by(Queue *queue, Seat *seat) noexcept nogil

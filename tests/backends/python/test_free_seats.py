@@ -106,3 +106,38 @@ async def test_the_model_goes_when_the_loop_has_done_what_it_has_begun(tmp_path)
         await asyncio.sleep(0)
         await engine.close()
         assert [answer.array().tolist() for answer in await asked] == [[[i]] for i in range(100)]
+
+
+DELAYED = """
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: %d }
+"""
+COUNT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = sum(r.inputs()[0].shape()[0] for r in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[rows]]))]) for _ in requests]
+"""
+
+
+async def test_requests_are_waited_for_without_a_thread(tmp_path):
+    add_model(tmp_path, "m", COUNT, CONFIG + DELAYED % 1000)
+    async with serving(tmp_path) as engine:
+        before = await settle(engine)
+        assert (await ask(engine, 1)).array().tolist() == [[1]]  # after the delay
+        answers = await infer_all(engine, *(request(x=row(i)) for i in range(4)))
+        assert [answer.array().tolist() for answer in answers] == [[[4]]] * 4
+        assert sleeps("m_0_0") == before
+
+
+async def test_what_waits_for_others_goes_when_the_model_does(tmp_path):
+    add_model(tmp_path, "m", COUNT, CONFIG + DELAYED % 3_600_000_000)
+    async with serving(tmp_path) as engine:
+        full = await infer_all(engine, *(request(x=row(i)) for i in range(4)))
+        assert [answer.array().tolist() for answer in full] == [[[4]]] * 4
+        waiting = asyncio.gather(*(ask(engine, i) for i in range(3)))
+        await asyncio.sleep(0)
+        await engine.close()
+        assert [answer.array().tolist() for answer in await waiting] == [[[3]]] * 3
