@@ -44,7 +44,7 @@ cdef ModelEntry *entry_of(Table *table, Str name) noexcept nogil:
     return entry
 
 
-cdef bint version_number(Str text, int64_t *number) noexcept nogil:
+cdef inline bint version_number(Str text, int64_t *number) noexcept nogil:
     # decimal digits with an optional minus; False for anything else
     cdef uint32_t i = 0
     cdef bint negative = text.size > 0 and text.data[0] == c"-"
@@ -63,49 +63,36 @@ cdef bint version_number(Str text, int64_t *number) noexcept nogil:
     return True
 
 
-cdef Lane *latest(const ModelEntry *entry) noexcept nogil:
-    cdef uint32_t i = entry.version_count
+cdef inline Lane *lane_of(const ModelEntry *entry, uint32_t count, int64_t version) noexcept nogil:
+    # of this one of the first `count` versions, or of the latest that is ready
+    cdef uint32_t i = count
+    if version < 0:
+        while i:
+            i -= 1
+            if entry.versions[i].lane != NULL:
+                return entry.versions[i].lane
     while i:
         i -= 1
-        if entry.versions[i].lane != NULL:
+        if entry.versions[i].version == version:
             return entry.versions[i].lane
     return NULL
 
 
-cdef bint depends(const ModelEntry *entry, int *status) noexcept nogil:
-    # on the request's sequence, what it finds
-    if entry.departing_count:
-        status[0] = STATUS_OK
-    return entry.departing_count > 0
-
-
-cdef Lane *find_locked(const ModelEntry *entry, Str name, int64_t version, int *status,
-                       char **details) noexcept nogil:
-    cdef Lane *found = NULL
+cdef void refuse(const ModelEntry *entry, Str name, int64_t version, int *status, char **details) noexcept nogil:
+    # nothing is there, or ready
+    cdef bint known = False
     cdef uint32_t i
-    status[0] = STATUS_NOT_FOUND
+    for i in range(0 if entry == NULL else entry.version_count + entry.routed_count):
+        known = known or entry.versions[i].version == version
+    status[0] = STATUS_UNAVAILABLE if known else STATUS_NOT_FOUND
     if entry == NULL:
         details[0] = format_text("Request for unknown model: '%.*s' is not found", clip(name.size), name.data)
     elif version < 0:
-        found = latest(entry)
-        if found == NULL and not depends(entry, status):
-            details[0] = format_text("Request for unknown model: '%.*s' has no available versions",
-                                     clip(name.size), name.data)
+        details[0] = format_text("Request for unknown model: '%.*s' has no available versions",
+                                 clip(name.size), name.data)
     else:
-        for i in range(entry.version_count):
-            if entry.versions[i].version == version:
-                found = entry.versions[i].lane
-                break
-        else:
-            if not depends(entry, status):
-                details[0] = format_text("Request for unknown model: '%.*s' version %lld is not found",
-                                         clip(name.size), name.data, <long long>version)
-            return NULL
-        if found == NULL:
-            status[0] = STATUS_UNAVAILABLE
-            details[0] = format_text("Request for unknown model: '%.*s' version %lld is not at ready state",
-                                     clip(name.size), name.data, <long long>version)
-    return found
+        details[0] = format_text("Request for unknown model: '%.*s' version %lld is not %s", clip(name.size),
+                                 name.data, <long long>version, b"at ready state" if known else b"found")
 
 
 cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
@@ -121,7 +108,7 @@ cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, siz
     lock(&table.guard)
     entry = entry_of(table, name)
     if entry != NULL:
-        lane = latest(entry)
+        lane = lane_of(entry, entry.version_count, -1)
     if lane != NULL and lane.arena != NULL:
         block = arena_take(lane.arena, size)
     unlock(&table.guard)
@@ -130,7 +117,8 @@ cdef Block *table_place(Table *table, const uint8_t *head, size_t head_size, siz
 
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil:
     cdef int64_t number = -1
-    cdef Lane *lane
+    cdef const ModelEntry *entry
+    cdef Lane *lane = NULL
     if version.size and not version_number(version, &number):
         status[0] = STATUS_INVALID_ARGUMENT
         details[0] = format_text(
@@ -143,10 +131,16 @@ cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **d
                                  clip(version.size), version.data)
         return NULL
     lock(&table.guard)
-    lane = find_locked(entry_of(table, name), name, number, status, details)
+    entry = entry_of(table, name)
+    if entry != NULL:
+        lane = lane_of(entry, entry.version_count, number)
     if lane != NULL:
-        fetch_add32(&lane.in_flight, 1)  # under the lock: after `set` or `remove` returned nobody can find it any more
         status[0] = STATUS_OK
+        fetch_add32(&lane.in_flight, 1)  # under the lock: after `set` or `remove` returned nobody can find it any more
+    elif entry != NULL and entry.departing_count:
+        status[0] = STATUS_OK
+    else:
+        refuse(entry, name, number, status, details)
     unlock(&table.guard)
     return lane
 
@@ -166,40 +160,33 @@ cdef Lane *begun_on(const ModelEntry *entry, int64_t version, const Correlation 
     return NULL
 
 
-cdef void refuse_departing(const ModelEntry *entry, Str name, int64_t version, int *status,
+cdef void refuse_beginning(const ModelEntry *entry, Str name, int64_t version, int *status,
                            char **details) noexcept nogil:
-    # instead of what is said of a version that is not there
+    # a request for which nothing is served: what it asks for may be departing
     cdef bint departs = version < 0
     cdef uint32_t i
     for i in range(entry.departing_count):
         departs = departs or entry.departing[i].version == version
-    if departs:
-        free(details[0])
-        status[0] = STATUS_UNAVAILABLE
-        details[0] = format_text(
-            "Request for unknown model: '%.*s' is unloading: only requests of sequences that have begun on it are "
-            "served", clip(name.size), name.data)
+    if not departs:
+        refuse(entry, name, version, status, details)
+        return
+    status[0] = STATUS_UNAVAILABLE
+    details[0] = format_text(
+        "Request for unknown model: '%.*s' is unloading: only requests of sequences that have begun on it are served",
+        clip(name.size), name.data)
 
 
 cdef Lane *route_locked(const ModelEntry *entry, Str name, int64_t version, const Correlation *correlation,
                         bint begins, int *status, char **details) noexcept nogil:
     # A sequence goes on where it has begun, and begins on what is served; then one of its id that has departed ends.
-    cdef ModelEntry served = entry[0]
-    cdef Lane *lane
-    cdef Lane *before
-    served.version_count = entry.routed_count
-    served.departing_count = 0
-    lane = find_locked(&served, name, version, status, details)
-    if not correlation.given or (lane != NULL and not begins and goes_on(lane, correlation)):
-        before = NULL
-    else:
+    cdef Lane *lane = lane_of(entry, entry.routed_count, version)
+    cdef Lane *before = NULL
+    if correlation.given and (lane == NULL or begins or not goes_on(lane, correlation)):
         before = begun_on(entry, version, correlation)
     if before != NULL and not begins:
-        free(details[0])
-        details[0] = NULL
         return before
     if lane == NULL:
-        refuse_departing(entry, name, version, status, details)
+        refuse_beginning(entry, name, version, status, details)
     elif before != NULL:
         before.end_sequence(before, correlation)
     return lane
@@ -209,18 +196,18 @@ cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *c
                        char **details) noexcept nogil:
     cdef const ModelEntry *entry
     cdef int64_t number = -1
-    cdef Lane *lane
+    cdef Lane *lane = NULL
     if version.size:
         version_number(version, &number)  # which table_find has checked
+    status[0] = STATUS_OK
     lock(&table.guard)
     entry = entry_of(table, name)
-    if entry != NULL and entry.departing_count:
-        lane = route_locked(entry, name, number, correlation, begins, status, details)
+    if entry == NULL:
+        refuse(NULL, name, number, status, details)
     else:
-        lane = find_locked(entry, name, number, status, details)
+        lane = route_locked(entry, name, number, correlation, begins, status, details)
     if lane != NULL:
         fetch_add32(&lane.in_flight, 1)
-        status[0] = STATUS_OK
     unlock(&table.guard)
     return lane
 
