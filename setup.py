@@ -8,6 +8,7 @@ Switches (environment variables):
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,8 +90,16 @@ EXTENSIONS = extensions()
 if EXTENSIONS:
     print(f"{len(EXTENSIONS)} extensions: what has changed is translated to C and compiled ({BUILD})", flush=True)
 
+# A package is made in a folder of its own, from nothing: what lies in build/ from work on the tree is not for it.
+PACKAGE = "build/package"
+if "bdist_wheel" in sys.argv:
+    shutil.rmtree(ROOT / PACKAGE, ignore_errors=True)
+
 setup(
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    options={
+        "build": {} if "--inplace" in sys.argv else {"build_base": PACKAGE},
+        "build_ext": {"parallel": os.cpu_count() or 1},
+    },
     ext_modules=cythonize(
         EXTENSIONS,
         quiet=True,

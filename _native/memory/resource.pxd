@@ -1,4 +1,4 @@
-# Blocks: reference-counted memory, from the host pool or lent by a foreign owner; and the ledger of live objects.
+# Blocks: reference-counted memory, of the host or lent by a foreign owner; and the ledger of live objects.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -39,16 +39,13 @@ cdef struct Resource:
 cdef inline Block *resource_take(Resource *resource, size_t size) noexcept nogil:
     return resource.take(resource, size)
 
-# Host memory as a resource. Its `used` is kept by thread: ask resource_used.
-cdef Resource *host_resource() noexcept nogil
+# `used`, which host memory keeps by thread.
 cdef int64_t resource_used(Resource *resource) noexcept nogil
 # "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL when there
 # is none.
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil
 # The same as a MemoryError.
 cdef int raise_refused(Resource *resource, size_t asked) except -1
-# Raise a peak to `value`, if it is higher.
-cdef void raise_peak(int64_t *peak, int64_t value) noexcept nogil
 
 # A block of host memory of at least `size` bytes with one reference; NULL when there is no memory.
 cdef Block *block_take(size_t size) noexcept nogil
@@ -82,8 +79,7 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size)
 
 
 cdef enum Live:
-    # kinds of native objects whose number alive is counted
-    LIVE_BLOCKS
+    # kinds of native objects whose number alive is counted here; blocks are counted by `_native.memory.host`
     LIVE_REQUESTS
     LIVE_STREAMS
     LIVE_CONNECTIONS

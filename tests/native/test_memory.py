@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _native.memory import resource as memory
+from _native.memory.host import size_class
 from tests.threads import in_threads
 
 LARGEST = 64 << 20
@@ -26,12 +27,12 @@ def _nothing_left(native_counters):
 @example(257)
 @example(LARGEST)
 def test_class_serves_its_size_and_wastes_at_most_a_fifth(size):
-    index, given_size = memory._size_class(size)
+    index, given_size = size_class(size)
     assert given_size >= size
     assert given_size <= max(256, size * 5 / 4)
-    assert memory._size_class(given_size) == (index, given_size)
+    assert size_class(given_size) == (index, given_size)
     if size < LARGEST:
-        next_index, next_size = memory._size_class(given_size + 1) if given_size < LARGEST else (index + 1, LARGEST)
+        next_index, next_size = size_class(given_size + 1) if given_size < LARGEST else (index + 1, LARGEST)
         assert next_index == index + 1
         assert next_size >= given_size
 
@@ -39,11 +40,11 @@ def test_class_serves_its_size_and_wastes_at_most_a_fifth(size):
 def test_classes_are_numbered_without_gaps():
     size, seen = 1, []
     while size <= LARGEST:
-        index, given_size = memory._size_class(size)
+        index, given_size = size_class(size)
         seen.append(index)
         size = given_size + 1
     assert seen == list(range(len(seen)))
-    assert memory._size_class(LARGEST + 1) == (-1, LARGEST + 1)
+    assert size_class(LARGEST + 1) == (-1, LARGEST + 1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20, LARGEST, LARGEST + 1])
@@ -69,7 +70,7 @@ def test_impossible_size_is_refused():
 def test_freed_block_is_kept_for_the_next_of_its_class_and_trimmed():
     memory.trim()
     assert memory.pooled() == 0
-    _, given_size = memory._size_class(100_000)
+    _, given_size = size_class(100_000)
     first = memory._take(100_000)
     address = _address(first)
     del first

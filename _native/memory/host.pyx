@@ -1,0 +1,399 @@
+"""Host memory for messages and tensors, from a pool of size classes.
+
+A block that is given back goes to the free list of its size class, where the next message of that size finds it
+already mapped. That matters: a fresh 600 kB allocation costs some 150 page faults, several times the cost of copying
+the tensor.
+
+Size classes are four per power of two, from 256 bytes to 64 MiB, so at most a fifth of a block is unused. Larger blocks
+are not pooled. The pool keeps at most POOL_LIMIT free bytes; beyond that, blocks are freed. From MAPPED_FROM on a block
+has a memory mapping of its own, so that freeing it returns it to the system and leaves no hole in the heap.
+
+Blocks of up to 64 KiB wait first in lists of the thread that gave them, where taking one needs neither lock nor atomic
+instruction; a list that runs full or empty is halved or filled from those of all threads. Blocks travel (the event loop
+takes what an instance gives), so the ledger of a thread alone may be negative; only the sum means something.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
+from _native.memory.resource cimport CLASS_LARGE, SHARED_WITH_NOBODY, Block, Resource
+from _native.threads cimport Mutex, lock, mutex_init, unlock
+
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #ifdef NDEBUG
+    #define INFERD_DEBUG 0
+    #else
+    #define INFERD_DEBUG 1
+    #endif
+    #include <pthread.h>
+    #include <sys/mman.h>
+    static inline void *inferd_map(size_t size) {
+        void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return address == MAP_FAILED ? NULL : address;
+    }
+    static inline int inferd_log2(size_t n) { return 63 - __builtin_clzll((unsigned long long)n); }
+
+    /* the thread's own lists: a variable for speed, a key for the call when the thread ends */
+    static _Thread_local void *inferd_lists __attribute__((tls_model("initial-exec")));
+    static pthread_key_t inferd_lists_key;
+    static inline void *inferd_own(void) { return inferd_lists; }
+    static inline int inferd_set_own(void *lists) {
+        if (pthread_setspecific(inferd_lists_key, lists)) return 0;
+        inferd_lists = lists;
+        return 1;
+    }
+    static inline int inferd_own_init(void (*ended)(void *)) { return pthread_key_create(&inferd_lists_key, ended); }
+    static inline void inferd_raise(int64_t *peak, int64_t value) {
+        int64_t seen = __atomic_load_n(peak, __ATOMIC_RELAXED);
+        while (seen < value &&
+               !__atomic_compare_exchange_n(peak, &seen, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    }
+    """
+    const bint DEBUG "INFERD_DEBUG"
+    int floor_log2 "inferd_log2"(size_t n) nogil
+    void *aligned_alloc(size_t alignment, size_t size) nogil
+    void *map_memory "inferd_map"(size_t size) nogil
+    int munmap(void *address, size_t size) nogil
+    void *own_lists "inferd_own"() noexcept nogil
+    bint set_own_lists "inferd_set_own"(void *lists) noexcept nogil
+    int own_lists_init "inferd_own_init"(void (*ended)(void *) noexcept nogil) nogil
+    void raise_to "inferd_raise"(int64_t *peak, int64_t value) noexcept nogil
+
+cdef enum:
+    ALIGNMENT = 256           # what TensorRT wants, and more than vector instructions do
+    HEAD = 64                 # in front of the data: a cache line
+    SMALLEST_LOG2 = 8
+    LARGEST = 64 << 20
+    CLASSES = 73
+    OWN_CLASSES = 33          # up to 64 KiB
+    OWN_BYTES = 128 << 10     # kept of a class by a thread, but at least two blocks
+    OWN_BLOCKS = 32           # and at most so many
+    POOL_LIMIT = 128 << 20
+    MAPPED_FROM = 1 << 20
+
+cdef struct SizeClass:
+    int32_t guard             # a spin lock
+    Block *free
+
+cdef struct OwnLists:
+    # what belongs to one thread: written by it alone
+    Block *free[OWN_CLASSES]
+    int32_t count[OWN_CLASSES]
+    int64_t blocks            # taken, less given
+    int64_t pooled            # bytes in these lists
+    OwnLists *next
+
+cdef SizeClass pool[CLASSES]
+cdef int64_t pooled_bytes = 0  # in the lists of all threads
+cdef int64_t ledger = 0  # blocks taken less given by threads that have ended or have no lists
+cdef Resource host_memory
+cdef Mutex registry_guard
+cdef OwnLists *registry = NULL
+
+cdef int _index
+for _index in range(CLASSES):
+    pool[_index].guard = 0
+    pool[_index].free = NULL
+mutex_init(&registry_guard, NULL)
+memset(&host_memory, 0, sizeof(Resource))
+host_memory.take = take
+host_memory.name = "host"
+if own_lists_init(thread_ended):
+    raise MemoryError("no key for the lists of threads")
+
+
+cdef Block *take(Resource *resource, size_t size) noexcept nogil:
+    return host_take(size)
+
+
+cdef Resource *host_resource() noexcept nogil:
+    return &host_memory
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Size classes
+
+cdef inline int class_of(size_t size) noexcept nogil:
+    cdef int log2
+    if size <= (1 << SMALLEST_LOG2):
+        return 0
+    if size > LARGEST:
+        return CLASS_LARGE
+    log2 = floor_log2(size - 1)
+    return (log2 - SMALLEST_LOG2) * 4 + <int>(((size - 1) >> (log2 - 2)) & 3) + 1
+
+
+cdef inline size_t class_size(int index) noexcept nogil:
+    if index == 0:
+        return 1 << SMALLEST_LOG2
+    return <size_t>(4 + (index - 1) % 4 + 1) << (SMALLEST_LOG2 + (index - 1) // 4 - 2)
+
+
+cdef inline int32_t most_of(size_t size) noexcept nogil:
+    # how many blocks of this size a thread keeps
+    return <int32_t>min(max(<size_t>OWN_BYTES // size, <size_t>2), <size_t>OWN_BLOCKS)
+
+
+cdef Block *block_new(size_t size, int size_class) noexcept nogil:
+    # head and data in one allocation: the head fills the cache line in front of the data
+    cdef size_t total
+    cdef uint8_t *start
+    cdef Block *block
+    if size > <size_t>-1 - 4 * ALIGNMENT:
+        return NULL
+    total = (ALIGNMENT + size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
+    start = <uint8_t *>(map_memory(total) if total >= MAPPED_FROM else aligned_alloc(ALIGNMENT, total))
+    if start == NULL:
+        fetch_add64(&host_memory.refused, 1)
+        return NULL
+    block = <Block *>(start + ALIGNMENT - HEAD)
+    block.data = start + ALIGNMENT
+    block.size = total - ALIGNMENT
+    block.size_class = size_class
+    block.sharing = SHARED_WITH_NOBODY
+    raise_to(&host_memory.peak, fetch_add64(&host_memory.held, <int64_t>block.size) + <int64_t>block.size)
+    return block
+
+
+cdef inline void block_delete(Block *block) noexcept nogil:
+    cdef uint8_t *start = block.data - ALIGNMENT
+    fetch_add64(&host_memory.held, -<int64_t>block.size)
+    if block.size + ALIGNMENT >= MAPPED_FROM:
+        munmap(start, block.size + ALIGNMENT)
+    else:
+        free(start)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lists of a thread
+
+cdef OwnLists *new_lists() noexcept nogil:
+    cdef OwnLists *lists = <OwnLists *>calloc(1, sizeof(OwnLists))
+    if lists == NULL or not set_own_lists(lists):
+        free(lists)
+        return NULL
+    lock(&registry_guard)
+    global registry
+    lists.next = registry
+    registry = lists
+    unlock(&registry_guard)
+    return lists
+
+
+cdef inline OwnLists *lists_of_thread() noexcept nogil:
+    cdef void *lists = own_lists()
+    return <OwnLists *>lists if lists != NULL else new_lists()
+
+
+cdef inline void count(OwnLists *lists, int64_t n) noexcept nogil:
+    if lists != NULL:
+        add_own(&lists.blocks, n)
+    else:
+        fetch_add64(&ledger, n)
+
+
+cdef void host_count(int64_t n) noexcept nogil:
+    count(lists_of_thread(), n)
+
+
+cdef void thread_ended(void *argument) noexcept nogil:
+    # its blocks go to all, its ledger to that of the process
+    cdef OwnLists *lists = <OwnLists *>argument
+    cdef OwnLists **at = &registry
+    cdef int index
+    set_own_lists(NULL)
+    for index in range(OWN_CLASSES):
+        share_some(lists, index, lists.count[index])
+    lock(&registry_guard)
+    while at[0] != lists:
+        at = &at[0].next
+    at[0] = lists.next
+    fetch_add64(&ledger, lists.blocks)
+    unlock(&registry_guard)
+    free(lists)
+
+
+cdef void share_some(OwnLists *lists, int index, int32_t count) noexcept nogil:
+    # let other threads have `count` blocks of a class
+    cdef Block *first = lists.free[index]
+    cdef Block *last = first
+    cdef int64_t size
+    if count == 0:
+        return
+    size = <int64_t>first.size * count
+    for _ in range(count - 1):
+        last = last.next
+    lists.free[index] = last.next
+    lists.count[index] -= count
+    add_own(&lists.pooled, -size)
+    last.next = NULL
+    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
+        fetch_add64(&pooled_bytes, -size)
+        delete_chain(first)
+        return
+    spin_lock(&pool[index].guard)
+    last.next = pool[index].free
+    pool[index].free = first
+    spin_unlock(&pool[index].guard)
+
+
+cdef Block *delete_first(Block *block) noexcept nogil:
+    cdef Block *following = block.next
+    block_delete(block)
+    return following
+
+
+cdef void delete_chain(Block *block) noexcept nogil:
+    while block != NULL:
+        block = delete_first(block)
+
+
+cdef Block *take_shared(int index) noexcept nogil:
+    cdef Block *block
+    spin_lock(&pool[index].guard)
+    block = pool[index].free
+    if block != NULL:
+        pool[index].free = block.next
+    spin_unlock(&pool[index].guard)
+    if block != NULL:
+        fetch_add64(&pooled_bytes, -<int64_t>block.size)
+    return block
+
+
+cdef void give_shared(Block *block) noexcept nogil:
+    cdef SizeClass *size_class = &pool[block.size_class]
+    cdef int64_t size = <int64_t>block.size
+    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
+        fetch_add64(&pooled_bytes, -size)
+        block_delete(block)
+        return
+    spin_lock(&size_class.guard)
+    block.next = size_class.free
+    size_class.free = block
+    spin_unlock(&size_class.guard)
+
+
+cdef Block *refill(OwnLists *lists, int index) noexcept nogil:
+    # one block for the caller, and up to half a list for later
+    cdef int32_t wanted = most_of(class_size(index)) // 2
+    cdef int32_t count = 0
+    cdef Block *first
+    cdef Block *last
+    spin_lock(&pool[index].guard)
+    first = last = pool[index].free
+    if first != NULL:
+        count = 1
+        while count < wanted and last.next != NULL:
+            last = last.next
+            count += 1
+        pool[index].free = last.next
+    spin_unlock(&pool[index].guard)
+    if first == NULL:
+        return block_new(class_size(index), index)
+    last.next = NULL
+    fetch_add64(&pooled_bytes, -<int64_t>first.size * count)
+    lists.free[index] = first.next
+    lists.count[index] = count - 1
+    add_own(&lists.pooled, <int64_t>first.size * (count - 1))
+    return first
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Taking and giving
+
+cdef Block *host_take(size_t size) noexcept nogil:
+    cdef int index = class_of(size)
+    cdef OwnLists *lists = lists_of_thread()
+    cdef Block *block
+    if 0 <= index < OWN_CLASSES and lists != NULL:
+        block = lists.free[index]
+        if block != NULL:
+            lists.free[index] = block.next
+            lists.count[index] -= 1
+            add_own(&lists.pooled, -<int64_t>block.size)
+        else:
+            block = refill(lists, index)
+    elif index >= 0:
+        block = take_shared(index)
+        if block == NULL:
+            block = block_new(class_size(index), index)
+    else:
+        block = block_new(size, CLASS_LARGE)
+    if block != NULL:
+        block.references = 1
+        count(lists, 1)
+    return block
+
+
+cdef void host_give(Block *block) noexcept nogil:
+    cdef int index = block.size_class
+    cdef OwnLists *lists = lists_of_thread()
+    count(lists, -1)
+    if DEBUG:
+        memset(block.data, 0xA5, block.size)  # nobody may read a block that was given back
+    if index == CLASS_LARGE:
+        block_delete(block)
+    elif index >= OWN_CLASSES or lists == NULL:
+        give_shared(block)
+    else:
+        block.next = lists.free[index]
+        lists.free[index] = block
+        lists.count[index] += 1
+        add_own(&lists.pooled, <int64_t>block.size)
+        if lists.count[index] > most_of(block.size):
+            share_some(lists, index, lists.count[index] // 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+
+cdef int64_t sum_of_threads(bint blocks) noexcept nogil:
+    cdef OwnLists *lists
+    cdef int64_t total = 0
+    lock(&registry_guard)
+    lists = registry
+    while lists != NULL:
+        total += load64(&lists.blocks if blocks else &lists.pooled)
+        lists = lists.next
+    if blocks:
+        total += load64(&ledger)
+    unlock(&registry_guard)
+    return total
+
+
+cdef int64_t host_blocks() noexcept nogil:
+    return sum_of_threads(True)
+
+
+cdef int64_t host_pooled() noexcept nogil:
+    return load64(&pooled_bytes) + sum_of_threads(False)
+
+
+cdef int64_t host_trim() noexcept nogil:
+    cdef int index
+    cdef Block *block
+    cdef OwnLists *lists = lists_of_thread()
+    cdef int64_t before = load64(&host_memory.held)
+    for index in range(CLASSES):
+        if index < OWN_CLASSES and lists != NULL:
+            share_some(lists, index, lists.count[index])
+        spin_lock(&pool[index].guard)
+        block = pool[index].free
+        pool[index].free = NULL
+        spin_unlock(&pool[index].guard)
+        while block != NULL:
+            fetch_add64(&pooled_bytes, -<int64_t>block.size)
+            block = delete_first(block)
+    return before - load64(&host_memory.held)
+
+
+def size_class(size: int) -> tuple[int, int]:
+    """The class that serves `size` bytes and the bytes that it gives; (-1, size) beyond the largest."""
+    cdef int index = class_of(size)
+    return (index, class_size(index)) if index >= 0 else (index, size)
