@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="inferd-schedulers-") as folder:
-        options = ("--cache-config=local,size=67108864",)
+        options = ("--cache-config=local,size=67108864", "--exit-timeout-secs=1")  # for which live sequences keep it
         server = inferd.start(repository(Path(folder)), Path(folder) / "log", options=options)
         try:
             begin_sequences(server)

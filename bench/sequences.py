@@ -51,7 +51,8 @@ def main() -> int:
     plain = messages.identity(PAYLOAD, "plain")
     answer = messages.identity(PAYLOAD, "sequences").response
     with tempfile.TemporaryDirectory(prefix="inferd-sequences-") as name:
-        server = inferd.start(repository(Path(name), count), Path(name) / "log")
+        options = ("--exit-timeout-secs=1",)  # for which its live sequences keep it
+        server = inferd.start(repository(Path(name), count), Path(name) / "log", options=options)
         try:
             begin = Fixed(requests(count, start=True), [answer] * count)
             print(f"{count} sequences begin: {measure(server, begin, LOADS[0], requests=count)}")

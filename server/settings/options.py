@@ -268,7 +268,7 @@ class Settings:
     """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
 
     exit_timeout_secs: int = 30
-    """How long running requests may take to finish when the server is told to stop."""
+    """How long running requests may take to finish when the server is told to stop; sequences, three quarters of it."""
 
     # -- Logs --
 

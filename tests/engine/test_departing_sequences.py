@@ -215,6 +215,19 @@ async def test_a_cancelled_request_ends_its_sequence_on_the_old_version(tmp_path
         await until(lambda: closed(engine) == 1)
 
 
+async def test_a_stream_that_ends_takes_its_sequences_on_the_old_version_along(tmp_path):
+    text = config() + 'parameters { key: "sequence_ends_with_stream" value { string_value: "true" } }'
+    async with serving(tmp_path, Generations(), control=EXPLICIT, m=text) as engine:
+        answered = asyncio.get_running_loop().create_future()
+        message = step(1, 1, start=True).SerializeToString()
+        engine.submit(message, lambda *answer: answered.set_result(answer), stream=True, stream_number=7)
+        assert (await answered)[0] == OK
+        await reload(engine, tmp_path)
+        assert await ask(engine, 1, 1) == (0, 2)
+        engine.stream_ended(7)
+        await until(lambda: closed(engine) == 1)
+
+
 async def test_the_time_for_which_sequences_go_on(tmp_path, caplog):
     async with serving(tmp_path, Generations(), control=EXPLICIT, m=config(drain="1")) as engine:
         assert await ask(engine, 1, 1, start=True) == (0, 1)
@@ -363,6 +376,20 @@ async def test_a_second_unload_ends_them(tmp_path):
         await engine.unload("m")
         await until(lambda: closed(engine) == 2)
         assert (await refusal(engine, 1, 1))[0] == Status.NOT_FOUND
+
+
+async def test_sequences_go_on_when_a_poll_finds_that_their_model_is_gone(tmp_path):
+    control = ModelControl(ControlMode.POLL, poll_seconds=3600)
+    async with serving(tmp_path, Generations(), control=control, m=config()) as engine:
+        assert await ask(engine, 1, 1, start=True) == (0, 1)
+        (tmp_path / "m").rename(tmp_path.parent / f"{tmp_path.name}-m")
+        await engine._poller.look()
+        assert await ask(engine, 1, 1) == (0, 2)
+        assert states(engine) == {"1": ("UNLOADING", "1 sequences go on")}
+        assert await ask(engine, 1, 1, end=True) == (0, 3)
+        await until(lambda: not states(engine))
+        status, text = await refusal(engine, 1, 1)
+        assert (status, text) == (Status.NOT_FOUND, "Request for unknown model: 'm' is not found")
 
 
 # -- the server stops -------------------------------------------------------------------------------------------------
