@@ -34,6 +34,7 @@ NGHTTP2_USERS = {
     "_native.transport.incoming",
     "_native.transport.infer",
     "_native.transport.packing",
+    "_native.transport.receipt",
     "_native.caching.store",
     "_native.transport.stream",
     "_native.inference.submission",

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from _native.transport.client cimport ClientUse
+from _native.transport.receipt cimport Landing
 from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream, cancel_fn, unary_fn
 from _native.transport.workers cimport Workers
 
@@ -27,6 +28,7 @@ cdef class Entrance:
 cdef class Connection:
     cdef Conn conn
     cdef Endpoint endpoint
+    cdef Landing landing         # where the next read goes, as `receive_buffer` said
     cdef ClientUse use           # what limits count; None: nothing does
     cdef Entrance entrance
     cdef public object flush     # called without arguments when there is output to take
@@ -35,6 +37,7 @@ cdef class Connection:
     cdef public object guest     # what it has been counted for, for its owner
     cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
+    cdef int take_landing(self, Landing *landing) except -1
     cdef int dispatch(self) except -1
 
 

@@ -13,6 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
+from _native.memory.resource cimport Block, block_give, block_share
 from _native.transport.client cimport ClientUse
 from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from _native.transport.headers cimport metadata_headers, metadata_pairs
@@ -26,7 +27,6 @@ from _native.transport.http2 cimport (
     conn_go_away,
     conn_open,
     conn_ping,
-    conn_receive,
     host_expire,
 )
 from _native.transport.incoming cimport end_round, stream_drop_message
@@ -39,6 +39,7 @@ from _native.transport.outgoing cimport (
     output_write,
     write_message_prefix,
 )
+from _native.transport.receipt cimport Landing, conn_landing, conn_read, conn_received
 from _native.transport.stream cimport (
     MAX_NATIVES,
     WRITABLE_BELOW,
@@ -79,6 +80,22 @@ cdef class ReceiveBuffer:
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.endpoint.receive, RECEIVE_BUFFER, 0, flags)
+
+
+cdef class DirectBuffer:
+    """Where the socket of a connection is read to next, decided each time that its memory is asked for."""
+
+    cdef Connection connection
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        cdef Connection connection = self.connection
+        cdef Landing landing = conn_landing(&connection.conn, connection.endpoint.receive)
+        PyBuffer_FillInfo(buffer, self, landing.data, <Py_ssize_t>landing.size, 0, flags)
+        buffer.internal = NULL if landing.block == NULL else block_share(landing.block)
+        connection.landing = landing
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        block_give(<Block *>buffer.internal)
 
 
 cdef class Endpoint:
@@ -165,6 +182,11 @@ cdef class Endpoint:
     def waiting(self) -> bool:
         """Calls wait because too many bytes of answers do."""
         return self.host.waiting.first != NULL
+
+    @property
+    def direct(self) -> int:
+        """Bytes of request messages that were read from the socket to where they stay, without a copy."""
+        return self.host.direct
 
     @property
     def held(self) -> int:
@@ -257,12 +279,47 @@ cdef class Connection:
                 (<Call>call).on_event(kind)
         return 0
 
-    def received(self, size: int) -> None:
-        """Process `size` bytes at the start of the endpoint's receive buffer."""
-        if not 0 <= size <= RECEIVE_BUFFER:
-            raise ValueError(f"the receive buffer has {RECEIVE_BUFFER} bytes, got {size}")
+    cdef int take_landing(self, Landing *landing) except -1:
+        # where the bytes are that have been read
+        cdef Landing now
+        landing[0] = self.landing
+        self.landing.data = NULL
+        if landing.data == NULL:
+            landing.data = self.endpoint.receive
+            landing.size = RECEIVE_BUFFER
+            landing.block = NULL
+        elif landing.block != NULL:
+            now = conn_landing(&self.conn, self.endpoint.receive)
+            if now.data != landing.data or now.size != landing.size:
+                raise RuntimeError("something has happened to the connection since its receive buffer was asked for")
+        return 0
+
+    def receive_buffer(self):
+        """The writable buffer for reads from this connection's socket, instead of the endpoint's: each time that its
+        memory is asked for, it has that for the next read, valid until `received`. Much of a large message is read to
+        where it stays."""
+        cdef DirectBuffer buffer = DirectBuffer.__new__(DirectBuffer)
+        buffer.connection = self
+        return buffer
+
+    def received(self, size: int, fd: int = -1) -> None:
+        """Process `size` bytes at the start of the receive buffer.
+
+        When they filled this connection's buffer, read on from the socket `fd`, which does not block, and process that
+        too; what then still is in the socket, the end of the stream and errors are left to the caller.
+        """
+        cdef Landing landing
+        cdef size_t count
+        cdef int socket = fd
+        self.take_landing(&landing)
+        if not 0 <= size <= <Py_ssize_t>landing.size:
+            raise ValueError(f"the receive buffer has {landing.size} bytes, got {size}")
+        count = size
         self.endpoint.look_at_clock()
-        conn_receive(&self.conn, self.endpoint.receive, size)
+        with nogil:
+            conn_received(&self.conn, &landing, self.endpoint.receive, count)
+            if socket >= 0 and count == landing.size:
+                conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
         self.dispatch()
 
     def collect_output(self, limit: int = 1 << 20) -> int:
@@ -353,6 +410,7 @@ cdef class Connection:
     def close(self) -> None:
         """The peer is gone: end every call."""
         conn_close(&self.conn)
+        self.landing.data = NULL
         self.flush = None
         self.dispatch()
 

@@ -291,9 +291,19 @@ cdef int64_t frame_cost(nghttp2_session *session, const nghttp2_frame *frame) no
     return COST_FRAME
 
 
+cdef int begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head, void *user_data) noexcept nogil:
+    cdef Conn *conn = <Conn *>user_data
+    conn.frame_stream = head.stream_id
+    conn.frame_size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
+    conn.frame_left = conn.frame_size
+    return 0
+
+
 cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_id, const uint8_t *data, size_t size,
                        void *user_data) noexcept nogil:
+    cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream = stream_of(session, stream_id)
+    conn.frame_left -= min(size, conn.frame_left)
     nghttp2_session_consume_connection(session, size)
     if stream != NULL:
         stream_receive(stream, data, size, flags & NGHTTP2_FLAG_END_STREAM)
@@ -365,6 +375,7 @@ cdef nghttp2_option *options
 if nghttp2_session_callbacks_new(&callbacks) != 0 or nghttp2_option_new(&options) != 0:
     raise MemoryError
 nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, begin_headers)
+nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, begin_frame)
 nghttp2_session_callbacks_set_on_header_callback2(callbacks, header)
 nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, data_received)
 nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, frame_received)
@@ -431,6 +442,8 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     if conn.session == NULL or conn.failed or conn.leaving:
         return
     conn.received_ns = conn.host.now_ns
+    if conn.frame_left == 0:
+        conn.frame_size = 0  # that frame is over; of one that is ignored, nghttp2 tells nothing
     result = nghttp2_session_mem_recv(conn.session, data, size)
     if result == NGHTTP2_ERR_FLOODED or result == TOO_MANY_CONTINUATIONS:
         conn_calm(conn, "too_many_frames")

@@ -7,7 +7,7 @@ more flow-control credit.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from _native.chain cimport chain_pop, chain_push
 from _native.inference.request cimport (
@@ -49,6 +49,7 @@ from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.nghttp2 cimport nghttp2_session_consume_stream
 from _native.transport.packing cimport pack_inflate
 from _native.transport.stream cimport (
+    PREFIX,
     Conn,
     Host,
     Incoming,
@@ -64,7 +65,6 @@ cdef enum:
     PLACED_FROM = 16 << 10   # bytes from which a message may go where its model wants it; smaller ones are copied there
     QUEUED_LIMIT = 1 << 20           # bytes of complete messages beyond which a stream gets no more credit
     ALIGNMENT = 64
-    PREFIX = 5                       # bytes in front of each message
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -104,7 +104,10 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
                 begin_message(stream, data, size)
             continue
         part = min(size, stream.size - stream.received)
-        memcpy(stream.data + stream.received, data, part)
+        if data == stream.data + stream.received:
+            stream.conn.host.direct += part  # it was read to there
+        else:
+            memmove(stream.data + stream.received, data, part)  # where it was read to may overlap
         stream.received += part
         hold(stream, part)
         data += part

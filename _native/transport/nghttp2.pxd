@@ -69,6 +69,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         NGHTTP2_HCAT_REQUEST
         NGHTTP2_FLAG_NONE
         NGHTTP2_FLAG_END_STREAM
+        NGHTTP2_FLAG_PADDED
         NGHTTP2_DATA_FLAG_EOF
         NGHTTP2_DATA_FLAG_NO_END_STREAM
         NGHTTP2_DATA_FLAG_NO_COPY
@@ -95,6 +96,9 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_session_callbacks_set_on_begin_headers_callback(
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept)
+    void nghttp2_session_callbacks_set_on_begin_frame_callback(
+        nghttp2_session_callbacks *callbacks,
+        int (*callback)(nghttp2_session *session, const nghttp2_frame_hd *head, void *user_data) noexcept)
     void nghttp2_session_callbacks_set_on_header_callback2(
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name,

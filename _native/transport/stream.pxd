@@ -159,11 +159,15 @@ cdef struct Conn:
     bint left                # it has been framed
     bint greeted             # the preface and the peer's first SETTINGS have come
     int64_t received_ns      # when the peer last sent anything
+    int32_t frame_stream     # of the frame that came last, or is coming
+    size_t frame_size        # its bytes when it is DATA without padding, else 0
+    size_t frame_left        # so many of them have not come yet
     uint64_t answer_frames   # HEADERS and DATA framed so far
     Budget budget            # for frames that bring no call forward
     bint told                # the peer has read what conn_announce_shutdown sent
 
 cdef enum:
+    PREFIX = 5                       # bytes in front of each message
     MAX_NATIVES = 4
     NOT_NOTED = -1               # of Conn.taken_ns: answers have begun to wait, the clock was not looked at yet
     WRITABLE_BELOW = 64 << 10    # unsent bytes of a stream below which its call is told to go on
@@ -215,6 +219,7 @@ cdef struct Host:
     size_t reserved          # so many are expected of the native calls that run
     size_t expected          # of one call: the largest answer, slowly forgotten
     Chain waiting            # Conn, whose calls wait for this budget
+    uint64_t direct          # bytes of request messages that were read to where they stay, see receipt.pyx
     size_t held_limit        # bytes of request messages that are incomplete or not taken yet, over all connections
     size_t held              # so many are
     Partials partials        # streams whose request is incomplete, the oldest first

@@ -65,6 +65,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
             return
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(self._endpoint, client.address, user, self._guest.use, self._place.entrance)
+        if self._socket >= 0:
+            self._buffer = self._connection.receive_buffer()
         self._connection.client = client
         self._connection.guest = self._guest
         self._connection.flush = self._flush
@@ -93,7 +95,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         connection = self._connection
         if connection is not None:
-            connection.received(nbytes)
+            connection.received(nbytes, self._socket)
             self._flush()
 
     def eof_received(self) -> bool:
