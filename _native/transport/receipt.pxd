@@ -9,7 +9,7 @@ cdef struct Landing:
     # where a read goes
     uint8_t *data
     size_t size
-    Block *block             # holds `data`, no reference of the landing's own; NULL: it is the buffer of all connections
+    Block *block             # holds `data`, without a reference for it; NULL: it is the buffer of all connections
     size_t behind            # bytes that may be read along with it, to that buffer
 
 # Where the next read from the connection's socket goes: to the place of a message, or to `buffer`.

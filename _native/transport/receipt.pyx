@@ -1,9 +1,9 @@
 """Direct receipt: the bytes of a large message are read from the socket into the block where they stay.
 
 While a DATA frame of a message is coming, it is known how many bytes of the message come next, and where they belong.
-So they are read to there, and what is behind them to the buffer that all connections share. nghttp2 is fed from wherever
-bytes are, in their order, counts and judges them as ever, and `stream_receive` moves what is not in its place: nothing
-but a copy depends on what was expected to come.
+So they are read to there, and what is behind them to the buffer that all connections share. nghttp2 is fed from
+wherever bytes are, in their order, and counts and judges them as ever; `stream_receive` moves what is not in its place.
+Nothing but a copy depends on what was expected to come.
 
 A read of its own pays from some size on only. Clients whose frames are below it (16 KiB is common) are read as many
 bytes at a time as there are.
@@ -19,7 +19,7 @@ from _native.transport.stream cimport PREFIX, Conn, Stream
 cdef enum:
     HEAD = 9                 # bytes of a frame's head
     BEGINNING = 16 << 10     # bytes that are read where a large message may begin; those of it are copied
-    DIRECT_FROM = 32 << 10   # bytes that are worth a read of their own
+    DIRECT_FROM = 32 << 10   # bytes of a message and of a frame that are worth a read of their own
     READ_AT_MOST = 512 << 10  # bytes before others have their turn
 
 cdef extern from "sys/uio.h" nogil:
@@ -29,29 +29,29 @@ cdef extern from "sys/uio.h" nogil:
     ssize_t readv(int fd, const iovec *parts, int count)
 
 
-cdef size_t message_left(const Conn *conn, Stream **stream) noexcept nogil:
-    # bytes that the message of the frame that came last, or is coming, still wants; 0 when it has no place
+cdef Stream *large_message(const Conn *conn) noexcept nogil:
+    # whose message the frame is of that comes, or came last, if both are large
+    cdef Stream *stream
     if conn.session == NULL or conn.frame_size < DIRECT_FROM:
-        return 0
-    stream[0] = <Stream *>nghttp2_session_get_stream_user_data(conn.session, conn.frame_stream)
-    if stream[0] == NULL or stream[0].ended or stream[0].block == NULL or stream[0].prefix_size < PREFIX:
-        return 0
-    return stream[0].size - stream[0].received
+        return NULL
+    stream = <Stream *>nghttp2_session_get_stream_user_data(conn.session, conn.frame_stream)
+    if stream == NULL or stream.ended or stream.block == NULL or stream.prefix_size < PREFIX:
+        return NULL
+    return stream if stream.size >= DIRECT_FROM else NULL
 
 
 cdef Landing conn_landing(const Conn *conn, uint8_t *buffer) noexcept nogil:
-    cdef Stream *stream = NULL
+    cdef Stream *stream = large_message(conn)
+    cdef size_t left = stream.size - stream.received if stream != NULL else 0
     cdef Landing landing
-    cdef size_t left = message_left(conn, &stream)
-    cdef size_t coming = min(left, conn.frame_left)
-    if coming >= DIRECT_FROM:
+    if left and conn.frame_left:
         landing.data = stream.data + stream.received
-        landing.size = coming
+        landing.size = min(left, conn.frame_left)
         landing.block = stream.block
-        landing.behind = HEAD if left > coming else BEGINNING
+        landing.behind = HEAD if left - landing.size >= DIRECT_FROM else BEGINNING
     else:
         landing.data = buffer
-        landing.size = HEAD if left >= DIRECT_FROM and conn.frame_left == 0 else BEGINNING
+        landing.size = HEAD if left >= DIRECT_FROM else BEGINNING
         landing.block = NULL
         landing.behind = 0
     return landing

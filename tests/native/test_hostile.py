@@ -9,6 +9,7 @@ import pytest
 from _native.transport.connection import Connection, Endpoint
 from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
+from tests.native.readers import Buffered, Direct, Socket
 
 SPARE = 500  # frames a second that bring no call forward
 
@@ -21,7 +22,7 @@ def _nothing_left(native_counters):
 class Wire:
     """A connection and the bytes that it has sent."""
 
-    def __init__(self, spare_frames: int = 10_000) -> None:
+    def __init__(self, spare_frames: int = 10_000, reader: type[Buffered | Direct | Socket] = Buffered) -> None:
         self.now = 1000.0
         self.calls = 0
         self.hold = False  # calls stay open
@@ -29,7 +30,7 @@ class Wire:
         self.endpoint.clock = lambda: self.now
         self.connection = Connection(self.endpoint)
         self.connection.flush = lambda: None
-        self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
+        self.reader = reader(self.endpoint, self.connection)
         self.sent = bytearray()
 
     def _called(self, call) -> None:
@@ -39,11 +40,8 @@ class Wire:
         call.end(12, "nothing is here")
 
     def send(self, data: bytes) -> None:
-        for at in range(0, len(data), len(self.buffer)):
-            part = data[at : at + len(self.buffer)]
-            self.buffer[: len(part)] = part
-            self.connection.received(len(part))
-            self.take()
+        self.reader.feed(data)
+        self.take()
 
     def take(self) -> None:
         while pieces := self.connection.take_output():
@@ -59,6 +57,7 @@ class Wire:
 
     def close(self) -> None:
         self.connection.close()
+        self.reader.close()
 
 
 @pytest.fixture
@@ -69,9 +68,10 @@ def wire():
     wire.close()
 
 
+@pytest.mark.parametrize("reader", [Buffered, Direct, Socket])
 @pytest.mark.parametrize("case", h2cases.cases(), ids=lambda case: case.name)
-def test_case(case):
-    wire = Wire()
+def test_case(case, reader):
+    wire = Wire(reader=reader)
     h2cases.run(case, wire.exchange)
     wire.close()
 
@@ -89,8 +89,7 @@ def test_a_case_byte_by_byte():
             continue
         wire = Wire()
         for byte in case.greeting + case.sent + frame(h2cases.PING, 0, 0, MARK):
-            wire.buffer[0] = byte
-            wire.connection.received(1)
+            wire.reader.feed(bytes([byte]))
         wire.take()
         wire.seen.judge(case)
         wire.close()
@@ -180,7 +179,7 @@ def test_streams_beyond_the_limit_count():
     wire.endpoint.clock = lambda: 1000.0  # else frames are earned back while a slow machine sends
     wire.connection = Connection(wire.endpoint)
     wire.connection.flush = lambda: None
-    wire.buffer = memoryview(wire.endpoint.receive_buffer()).cast("B")
+    wire.reader = Buffered(wire.endpoint, wire.connection)
     wire.send(PREFACE + h2cases.settings())
     for stream in range(1, 4 * SPARE, 2):
         wire.send(h2cases.headers(stream, flags=END_HEADERS | END_STREAM))
@@ -226,7 +225,7 @@ def test_a_client_that_acknowledges_each_frame_of_a_large_answer_is_served():
     wire.endpoint = Endpoint(called, spare_frames=SPARE)
     wire.connection = Connection(wire.endpoint)
     wire.connection.flush = lambda: None
-    wire.buffer = memoryview(wire.endpoint.receive_buffer()).cast("B")
+    wire.reader = Buffered(wire.endpoint, wire.connection)
     wire.send(PREFACE + h2cases.settings() + h2cases.OPEN)
     received = 0
     while received < (8 << 20) + 5:
@@ -249,7 +248,7 @@ def test_ten_thousand_random_byte_streams():
     generator = random.Random(20261121)
     valid = [case.sent for case in h2cases.cases() if len(case.sent) < 4000]
     for number in range(10_000):
-        wire = Wire()
+        wire = Wire(reader=(Buffered, Direct)[number // 4 % 2])
         if number % 4 == 0:
             data = generator.randbytes(generator.randrange(1, 300))
         else:

@@ -1,15 +1,29 @@
-"""Direct receipt: a large message goes from the socket into the memory that its model shares with its workers."""
+"""Direct receipt: a large message goes from the socket into the memory where it stays, and that may be what its model
+shares with its workers.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import mmap
+import random
 
 import pytest
+from hpack import Decoder
+from hyperframe.frame import HeadersFrame, WindowUpdateFrame
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from _native.memory.arena import ArenaHandle
+from _native.memory.resource import live_counters
+from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Connection, Endpoint
 from server.pb import grpc_service_pb2 as pb
+from tests.conformance import h2cases
+from tests.conformance.h2cases import DATA as DATA_FRAME
+from tests.conformance.h2cases import END_HEADERS, END_STREAM, PADDED, PREFACE, frame
 from tests.native.h2peer import INFER, Lanes, Peer, framed, output
+from tests.native.readers import Buffered, Direct, Socket
 
 KIB = 1 << 10
 NOT_FOUND = 5
@@ -133,3 +147,280 @@ def test_what_was_sent_of_a_call_that_is_reset_is_given_back(lanes, peer):
     peer.h2.reset_stream(stream)
     peer.pump()
     assert lanes.arena.used == 0
+
+
+# ---- where it is read to ---------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+WORTH = 32 * KIB  # bytes of a message and of a frame from which a read of their own pays
+HEAD = 9
+OPEN = h2cases.headers(payload=h2cases.block(pseudo_path="/1"), flags=END_HEADERS)
+GREETING = PREFACE + h2cases.settings() + frame(h2cases.SETTINGS, h2cases.ACK)
+RANDOM = random.Random(7).randbytes(2 * MIB)
+
+
+def digest(message):
+    return hashlib.sha256(message).hexdigest()
+
+
+class Server:
+    """A connection that takes messages, and one way to get bytes into it."""
+
+    def __init__(self, reader) -> None:
+        self.calls = {}  # by path, the digests of the messages
+        self.endpoint = Endpoint(self._called)
+        self.connection = Connection(self.endpoint)
+        self.connection.flush = lambda: None
+        self.reader = reader(self.endpoint, self.connection)
+
+    def _called(self, call) -> None:
+        messages = self.calls.setdefault(call.path, [])
+
+        def on_event(kind):
+            while kind == EVENT_MESSAGE and call.open and (message := call.take_message()) is not None:
+                messages.append(digest(message))
+            if kind == EVENT_HALF_CLOSE and call.open:
+                call.end(0)
+
+        call.on_event = on_event
+
+    def frames(self, broken):
+        """What it sent, by stream: without window updates, which depend on how much came at a time."""
+        found = {}
+        decoder = Decoder()
+        for each in h2cases.frames(b"".join(bytes(piece) for piece in self.connection.take_output())):
+            fields = decoder.decode(each.data) if isinstance(each, HeadersFrame) else repr(each)
+            if not isinstance(each, WindowUpdateFrame) and f"/{each.stream_id}" not in broken:
+                found.setdefault(each.stream_id, []).append((type(each), each.flags, fields))
+        return found
+
+    def close(self) -> None:
+        self.connection.close()
+        self.reader.close()
+
+
+@pytest.fixture
+def direct():
+    server = Server(Direct)
+    server.reader.feed(GREETING + OPEN)
+    yield server
+    server.close()
+    server.calls.clear()
+
+
+def next_read(server):
+    """How long the next read may be."""
+    with memoryview(server.connection.receive_buffer()) as view:
+        return view.nbytes
+
+
+def outcome(reader, parts, broken=()):
+    """What comes of bytes that arrive in these parts (messages of calls that are not broken off, frames, whether the
+    connection is over), and how many bytes were not copied."""
+    server = Server(reader)
+    for part in parts:
+        server.reader.feed(part)
+    calls = {path: messages for path, messages in server.calls.items() if path not in broken}
+    found = (calls, server.frames(broken), server.connection.finished)
+    direct = server.endpoint.direct
+    server.close()
+    assert server.endpoint.held == 0
+    return found, direct
+
+
+def cut(data, sizes):
+    """The data in parts of these sizes, and the rest."""
+    at = 0
+    for size in sizes:
+        yield data[at : at + size]
+        at += size
+    yield data[at:]
+
+
+def frames_of(body, stream=1, size=100_000):
+    """DATA frames with the body, the last one ending the stream."""
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    flags = [0] * (len(parts) - 1) + [END_STREAM]
+    return b"".join(frame(DATA_FRAME, flag, stream, part) for flag, part in zip(flags, parts, strict=True))
+
+
+@pytest.mark.parametrize("reader", [Direct, Socket])
+def test_cut_anywhere_it_is_the_same_message(reader):
+    """At each position around the heads of frames and messages, and at many in between."""
+    body = framed(RANDOM[:150_000]) + framed(RANDOM[:40_000])
+    data = GREETING + OPEN + frames_of(body, size=70_000)
+    expected, _ = outcome(Buffered, [data])
+    assert expected[0] == {"/1": [digest(RANDOM[:150_000]), digest(RANDOM[:40_000])]}
+    edges = [len(GREETING), len(GREETING + OPEN)]
+    edges += [edges[1] + number * (HEAD + 70_000) for number in (1, 2)]
+    edges += [edges[1] + HEAD + 5, edges[3] + HEAD + 10_005, len(data) - 1]
+    places = {place for edge in edges for place in range(edge - 12, edge + 24)} | set(range(0, len(data), 1009))
+    for place in sorted(places):
+        assert outcome(reader, cut(data, [place]))[0] == expected, place
+
+
+class Conversation:
+    """Bytes of a client, and which calls it breaks off: how much of those is heard of is a matter of time."""
+
+    def __init__(self) -> None:
+        self.data = GREETING
+        self.broken = set()
+        self.pending = {}  # by stream, what is still to be sent of its body
+
+    def open(self, stream, body):
+        self.data += h2cases.headers(stream, END_HEADERS, h2cases.block(pseudo_path=f"/{stream}"))
+        self.pending[stream] = body
+
+    def send(self, stream, size, padding=None):
+        """A DATA frame with the next bytes."""
+        part, rest = cut(self.pending.pop(stream), [size])
+        flags = 0 if rest else END_STREAM
+        if rest:
+            self.pending[stream] = rest
+        if padding is not None:
+            part = bytes([padding]) + part + bytes(padding)
+            flags |= PADDED
+        self.data += frame(DATA_FRAME, flags, stream, part)
+
+    def disturb(self, kind, stream):
+        """Something else, between two frames."""
+        if kind == "ping":
+            self.data += frame(h2cases.PING, 0, 0, h2cases.MARK)
+        elif kind == "unknown":
+            self.data += frame(0xBB, 0, stream, RANDOM[:50_000])
+        elif kind == "reset":
+            self.data += h2cases.reset(stream)
+        elif kind == "trailers":
+            self.data += h2cases.headers(stream, END_HEADERS | END_STREAM, h2cases.literals((("x", "y"),)))
+        elif kind == "wrong":
+            self.data += frame(DATA_FRAME, 0, 2001, RANDOM[:50_000])  # of an idle stream: the connection ends
+        if kind in ("reset", "trailers"):
+            self.broken.add(f"/{stream}")
+            self.pending.pop(stream, None)
+
+
+@st.composite
+def conversations(draw):
+    """Messages of all sizes on some streams, their frames mixed with each other and with whatever else may come."""
+    made = Conversation()
+    for stream in range(1, 2 * draw(st.integers(1, 3)), 2):
+        sizes = draw(st.lists(st.sampled_from([0, 7, 20_000, WORTH, 33_000, 100_000, 300_000]), min_size=1, max_size=3))
+        start = draw(st.integers(0, 1000))
+        made.open(stream, b"".join(framed(RANDOM[start : start + size]) for size in sizes))
+    while made.pending:
+        stream = draw(st.sampled_from(sorted(made.pending)))
+        size = draw(st.sampled_from([1, 5, 6, 9, 16_384, WORTH, 40_000, 100_000, 256 * KIB - 256]))
+        made.send(stream, size, draw(st.sampled_from([None, None, None, 0, 255])))
+        made.disturb(draw(st.sampled_from(["not"] * 12 + ["ping", "unknown", "reset", "trailers", "wrong"])), stream)
+    return made
+
+
+@given(conversations(), st.lists(st.sampled_from([1, 8, 9, 10, 1000, 16_384, 60_000, 300_000]), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_any_conversation_in_any_parts_has_the_same_outcome(conversation, sizes):
+    """Also where frames are padded or ignored, and where calls or the connection end in the middle of messages."""
+    expected, copied = outcome(Buffered, cut(conversation.data, sizes), conversation.broken)
+    assert copied == 0
+    for reader in (Direct, Socket):
+        assert outcome(reader, cut(conversation.data, sizes), conversation.broken)[0] == expected
+
+
+def test_damaged_frames_have_the_same_outcome():
+    """Bits in or near the heads of large frames are wrong: the call ends somehow, or the connection."""
+    generator = random.Random(20261122)
+    for _ in range(300):
+        size = generator.choice([WORTH, 90_000])
+        data = bytearray(GREETING + OPEN + frames_of(framed(RANDOM[:300_000]), size=size))
+        for _ in range(generator.randrange(1, 4)):
+            head = len(GREETING + OPEN) + generator.randrange(3) * (HEAD + size)
+            data[head + generator.randrange(12)] ^= 1 << generator.randrange(8)
+        sizes = [generator.choice([9, 16_384, 70_000]) for _ in range(5)]
+        expected, _ = outcome(Buffered, cut(bytes(data), sizes), broken=["/1"])
+        for reader in (Direct, Socket):
+            assert outcome(reader, cut(bytes(data), sizes), broken=["/1"])[0] == expected
+
+
+def test_a_large_message_is_not_copied(direct):
+    """But its beginning, which comes with the headers, and its end, if little of it is in a frame of its own."""
+    direct.reader.feed(frames_of(framed(RANDOM), size=256 * KIB))
+    assert direct.calls == {"/1": [digest(RANDOM)]}
+    assert direct.endpoint.direct >= len(RANDOM) - 17 * KIB
+
+
+def test_a_compressed_message_is_not_copied_before_it_is_inflated(direct):
+    packed = gzip.compress(RANDOM)
+    block = h2cases.block(pseudo_path="/3", extra=(("grpc-encoding", "gzip"),))
+    direct.reader.feed(h2cases.headers(3, END_HEADERS, block) + frames_of(framed(packed, 1), 3, 256 * KIB))
+    assert direct.calls == {"/1": [], "/3": [digest(RANDOM)]}
+    assert direct.endpoint.direct >= len(packed) - 17 * KIB
+
+
+@pytest.mark.parametrize("size", [16_384, WORTH - 1])
+def test_small_frames_are_read_together(direct, size):
+    """A read for each would cost more than the copy."""
+    direct.reader.feed(frames_of(framed(RANDOM), size=size))
+    assert direct.calls == {"/1": [digest(RANDOM)]}
+    assert direct.endpoint.direct == 0
+
+
+def test_a_native_message_is_read_into_the_arena(lanes):
+    connection = Peer(lanes.endpoint)
+    connection.feed = Direct(lanes.endpoint, connection.connection).feed
+    data = RANDOM[: 256 * KIB]
+    stream = connection.open()
+    connection.pump()
+    connection.send_all(stream, framed(lanes.request(data, "7")))
+    assert lanes.endpoint.direct >= len(data) - 16 * KIB
+    assert lanes.arena.used >= len(data)
+    assert finish(lanes, connection, stream) == ("7", data)
+    connection.close()
+
+
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_memory_that_is_being_read_to_outlives_the_call(direct, end):
+    """The event loop holds the buffer while the call and its connection end."""
+    direct.reader.feed(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 100 * KIB])[:-WORTH])
+    with memoryview(direct.connection.receive_buffer()) as view:
+        assert view.nbytes == WORTH
+        if end == "close":
+            direct.connection.close()
+        else:
+            direct.connection.fail_calls(13, "enough")
+            direct.connection.take_output()
+        assert live_counters()["blocks"] == 1
+        view.cast("B")[:] = bytes(WORTH)
+    assert live_counters()["blocks"] == 0
+
+
+def test_a_frame_that_is_ignored_is_not_read_in_small_pieces(direct):
+    """Behind a large frame only a head is read, but nothing more goes on like that."""
+    direct.reader.feed(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 100 * KIB]))
+    assert next_read(direct) == HEAD
+    direct.reader.feed(frame(0xBB, 0, 1, bytes(200 * KIB))[:HEAD])
+    assert next_read(direct) > HEAD
+    direct.reader.feed(bytes(200 * KIB))
+    assert next_read(direct) > HEAD
+    assert not direct.connection.finished
+
+
+def test_others_have_their_turn():
+    """A client that sends without end is not read without end."""
+    server = Server(Socket)
+    server.reader.feed(GREETING + OPEN)
+    sent = server.reader.theirs.send(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 256 * KIB]) * 8)
+    assert sent > MIB
+    server.reader.read()
+    assert server.endpoint.held < MIB
+    server.close()
+
+
+def test_bytes_that_were_read_elsewhere_are_refused(direct):
+    """The owner asked for the buffer, and then something else happened to the connection."""
+    direct.reader.feed(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 100 * KIB])[:-WORTH])
+    assert next_read(direct) == WORTH
+    direct.connection.fail_calls(13, "enough")
+    with pytest.raises(RuntimeError, match="since its receive buffer was asked for"):
+        direct.connection.received(WORTH)
+    assert next_read(direct) == 16 * KIB
+    direct.connection.close()
+    direct.connection.received(WORTH)
