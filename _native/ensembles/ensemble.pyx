@@ -33,17 +33,8 @@ from _native.scheduling.lane cimport (
     lane_new,
     stricter,
 )
+from _native.scheduling.levels cimport level_init, time_allowed
 from _native.text cimport format_text
-
-cdef int64_t LONGEST_TIMEOUT_US = 0x7fffffffffffffff // 4000    # a time plus it does not overflow
-
-
-cdef int64_t timeout_of(const Ensemble *ensemble, const Request *request) noexcept nogil:
-    # how long the request may be in it; 0: as long as it takes
-    cdef int64_t own = min(request.timeout_us, LONGEST_TIMEOUT_US) * 1000
-    if ensemble.overridable and own and (ensemble.timeout_ns == 0 or own < ensemble.timeout_ns):
-        return own
-    return ensemble.timeout_ns
 
 
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
@@ -64,7 +55,7 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
         return LANE_REFUSED
     request.state = REQUEST_TAKEN
     request.run = run
-    timeout = timeout_of(ensemble, request)
+    timeout = time_allowed(&ensemble.policy, request)
     if timeout:
         request.expires_ns = request.queued_ns + timeout
     ensemble.requests += 1
@@ -121,11 +112,9 @@ cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, en
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
     cdef Ensemble *ensemble = <Ensemble *>lane_new(sizeof(Ensemble), &ENSEMBLE, spec, version)
-    policy = spec.queue.levels[0]
     ensemble.max_inflight = spec.ensemble.max_inflight
-    ensemble.timeout_ns = min(policy.timeout_us, LONGEST_TIMEOUT_US) * 1000
-    ensemble.overridable = policy.overridable
     try:
+        level_init(&ensemble.policy, spec.queue.levels[0])
         plan_build(&ensemble.plan, spec)
         ensemble.turns = <Turn *>calloc(max(1, ensemble.plan.step_count), sizeof(Turn))
         if ensemble.turns == NULL:

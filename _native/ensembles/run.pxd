@@ -7,6 +7,7 @@ from _native.ensembles.plan cimport Plan
 from _native.inference.request cimport Request
 from _native.inference.submission cimport Submission
 from _native.scheduling.lane cimport Lane
+from _native.scheduling.levels cimport Level
 
 cdef struct Turn:
     # of a step, when the number of its requests is limited
@@ -22,8 +23,7 @@ cdef struct Ensemble:
     Submission *submission
     uint32_t requests        # in it
     uint32_t max_inflight    # requests of one step at a time; 0: any number
-    int64_t timeout_ns       # how long a request may be in it; 0: as long as it takes
-    bint overridable         # a request may name a shorter time
+    Level policy             # how long a request may be in it
     Turn *turns              # by step
     bint passing             # turns are being passed on
 

@@ -36,6 +36,8 @@ cdef struct Levels:
     Level *levels            # the highest priority first
     Segment *segments        # of level i: 2 * i those in time, 2 * i + 1 those beyond
 
+# Read a backends.api.QueuePolicySpec.
+cdef int level_init(Level *level, object spec) except -1
 # Read a backends.api.QueueSpec; raises ValueError or MemoryError.
 cdef int levels_init(Levels *self, object spec) except -1
 cdef void levels_clear(Levels *self) noexcept nogil

@@ -14,6 +14,14 @@ from libc.stdlib cimport calloc, free
 
 from _native.inference.request cimport REQUEST_TAKEN, Request
 
+cdef int level_init(Level *level, object spec) except -1:
+    level.max_size = spec.max_size
+    level.timeout_ns = min(spec.timeout_us, LONGEST_TIMEOUT_US) * 1000
+    level.overridable = spec.overridable
+    level.yields = spec.yields
+    return 0
+
+
 cdef int levels_init(Levels *self, object spec) except -1:
     cdef uint32_t i
     if not 1 <= len(spec.levels) <= MAX_LEVELS:
@@ -31,10 +39,7 @@ cdef int levels_init(Levels *self, object spec) except -1:
         levels_clear(self)
         raise MemoryError
     for i in range(self.level_count):
-        self.levels[i].max_size = spec.levels[i].max_size
-        self.levels[i].timeout_ns = min(spec.levels[i].timeout_us, LONGEST_TIMEOUT_US) * 1000
-        self.levels[i].overridable = spec.levels[i].overridable
-        self.levels[i].yields = spec.levels[i].yields
+        level_init(&self.levels[i], spec.levels[i])
     return 0
 
 
