@@ -216,6 +216,8 @@ cdef void channel_nudge(Channel *channel) noexcept nogil:
 cdef void channel_kill(Channel *channel) noexcept nogil:
     lock(&channel.guard)
     pidfd_kill(channel.pid_fd)
+    if channel.pid_fd >= 0:
+        shutdown(channel.work, SHUT_RDWR)  # of a thread, which no signal ends
     unlock(&channel.guard)
 
 

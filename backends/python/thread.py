@@ -51,7 +51,8 @@ class ThreadWorker:
     def _run(self, link: Link, package: str) -> None:
         worker = Worker(link, package)
         try:
-            worker.run()
+            with contextlib.suppress(SystemExit):  # see _end
+                worker.run()
         finally:
             worker.close()
             link.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from . import protocol as p
 from .datatypes import BYTES
+from .errors import TritonModelException
 from .memory import ANY_MEMORY
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace, ReceivedRequest
 from .response import InferenceResponse, make_sender
@@ -22,6 +23,9 @@ SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
 # A response with one output up to its data: head, tensor and shape in one go.
 _ONE_OUTPUT = tuple(Struct(p.RESPONSE_HEAD.format + p.TENSOR.format[1:] + f"{rank}q") for rank in range(33))
 _PADDING = tuple(bytes(size) for size in range(8))
+
+MOST_DIMENSIONS = 16
+"""Of a tensor, as the server has it."""
 
 SMALL = 4096
 """Bytes of an output that goes into the record rather than into memory of its own."""
@@ -45,8 +49,15 @@ def _numbers(count: int) -> Struct:
     return found
 
 
+MOST_WARNINGS = 16
+
+
 class Names:
     """The model's inputs and outputs, from CONFIGURE.
+
+    Args:
+        inputs, outputs: by index.
+        warn: writes to the log.
 
     Attributes:
         inputs: names by index.
@@ -54,10 +65,18 @@ class Names:
         output_index: the other way round.
     """
 
-    def __init__(self, inputs: list[str], outputs: list[str]) -> None:
+    def __init__(self, inputs: list[str], outputs: list[str], warn: Callable[[str], None]) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.output_index = {name: index for index, name in enumerate(outputs)}
+        self._unknown: set[str] = set()
+        self._warn = warn
+
+    def tell_unknown(self, output: str) -> None:
+        """Say once that the model answers with an output that its configuration does not have."""
+        if output not in self._unknown and len(self._unknown) < MOST_WARNINGS:
+            self._unknown.add(output)
+            self._warn(f"output '{output}' is left out: the configuration has only {self.outputs}")
 
 
 class RequestReader:
@@ -215,7 +234,7 @@ class ResponseWriter:
 
     def add_error(self, code: int, text: str) -> None:
         """An error."""
-        encoded = text.encode("utf-8", "replace")
+        encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # a text ends with a zero on the way
         self._add(p.STATUS_ERROR, code, 0, encoded, b"", [], [])
 
     def copy_borrowed(self) -> None:
@@ -239,7 +258,7 @@ class ResponseWriter:
             inputs: of the request, among which an output may lie.
 
         Raises:
-            TritonModelException: there is no memory for an output.
+            TritonModelException: there is no memory for an output, or it has too many dimensions.
         """
         if response._error is not None:
             self.add_error(response._error._code, response._error._message)
@@ -248,7 +267,14 @@ class ResponseWriter:
         tensors = []
         for tensor in response._outputs:
             index = index_of.get(tensor._name)
-            if index is not None and (wanted is None or index in wanted):
+            if index is None:
+                self._names.tell_unknown(tensor._name)
+            elif wanted is None or index in wanted:
+                if len(tensor._shape) > MOST_DIMENSIONS:
+                    raise TritonModelException(
+                        f"output '{tensor._name}' has {len(tensor._shape)} dimensions, at most {MOST_DIMENSIONS} are "
+                        "served"
+                    )
                 tensors.append((index, tensor))
         if len(tensors) == 1 and response._parameters is None:
             self._add_one(*tensors[0], inputs)

@@ -99,7 +99,7 @@ class Worker:
     def __init__(self, link: Link, package: str = "") -> None:
         self._link = link
         self._package = package
-        self._names = Names([], [])
+        self._names: Names
         self._host: Any = None
         self._connection: Connection
         self._reader: RequestReader
@@ -141,7 +141,9 @@ class Worker:
         args = config["args"]
         runtime.cuda_driver = config["cuda_driver"]
         self._names = Names(
-            [tensor["name"] for tensor in config["inputs"]], [tensor["name"] for tensor in config["outputs"]]
+            [tensor["name"] for tensor in config["inputs"]],
+            [tensor["name"] for tensor in config["outputs"]],
+            lambda text: self._connection.log(p.LOG_WARNING, text),
         )
         name = args.get("model_instance_name") or args.get("model_name", "")
         self._connection = Connection(

@@ -72,6 +72,29 @@ async def test_what_it_raises_fails_its_batch_only(tmp_path, value, text):
         assert (await ask(engine, 7)).array().item() == 7
 
 
+# Speaks past the module to the server, as no model should; at the second time it answers.
+NONSENSE = """
+import sys
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = requests[0].inputs()[0].as_numpy()
+        if x.flat[0] == -1:
+            link = sys.modules["backends.python.worker.runtime"].current().channel._link
+            link.send(link.work, 200)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
+"""
+
+
+async def test_a_thread_that_sends_nonsense_is_replaced(tmp_path):
+    add(tmp_path, "m", code=NONSENSE)
+    async with serving(tmp_path) as engine:
+        answer = await asyncio.wait_for(ask(engine, -1), 30)
+        assert (answer.status, "its thread has ended" in answer.text) == (14, True)
+        assert (await asyncio.wait_for(ask(engine, 7), 30)).array().item() == 7
+
+
 async def test_large_tensors(tmp_path):
     add(tmp_path, "m")
     async with serving(tmp_path) as engine:

@@ -116,6 +116,19 @@ async def execute(self, requests):
     return [out(np.array(sorted(sum(found, [])))) for _ in requests]
 """,
     ),
+    "odd": (
+        {"x": "INT64"},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    x = requests[0].inputs()[0].as_numpy()
+    if x[0] == 0:
+        raise ValueError("\\0 and \\ud83d and ü")
+    if x[0] == 1:
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])]
+    return [out(x.reshape((1,) * x[0]))]
+""",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
@@ -127,7 +140,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[doors.Process]:
     root = tmp_path_factory.mktemp("models")
     for name, (inputs, outputs, methods) in MODELS.items():
         (root / name / "1").mkdir(parents=True)
@@ -135,10 +148,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
         (root / name / "config.pbtxt").write_text(
             config(name, inputs, outputs, more=DECOUPLED if name in ("counts", "meets") else "")
         )
-    with (
-        doors.running_server("native", root) as process,
-        triton.InferenceServerClient(process.address) as connected,
-    ):
+    with doors.running_server("native", root) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: doors.Process) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as connected:
         yield connected
 
 
@@ -171,6 +187,23 @@ def test_models_start_processes(client: triton.InferenceServerClient, method: st
 
 def test_a_coroutine_that_awaits_a_decoupled_call_lets_others_run(client: triton.InferenceServerClient) -> None:
     assert ask(client, "meet", client_timeout=30).as_numpy("y").tolist() == [0, 1]
+
+
+def test_what_cannot_be_said_in_a_response_fails_that_request_alone(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(triton.InferenceServerException, match=r"ValueError: \\0 and \? and ü\n\nAt:\n"):
+        ask(client, "odd", 0)
+    for rank in (17, 40):
+        with pytest.raises(triton.InferenceServerException, match=f"output 'y' has {rank} dimensions, at most 16"):
+            ask(client, "odd", rank)
+    assert ask(client, "odd", 16).as_numpy("y").shape == (1,) * 16
+
+
+def test_an_output_under_a_wrong_name_is_told_in_the_log(
+    server: doors.Process, client: triton.InferenceServerClient
+) -> None:
+    assert ask(client, "odd", 1).get_response().outputs == []
+    ask(client, "odd", 2)  # comes after what was logged
+    assert any("output 'Y' is left out: the configuration has only ['y']" in line for line in server.lines)
 
 
 def test_the_datatype_that_the_model_gives_is_the_one_that_is_sent(client: triton.InferenceServerClient) -> None:
