@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.works import works
 from server.cli import build_engine, check
 from server.foreign import FOREIGN
 from server.pb import model_config_pb2
@@ -102,3 +103,11 @@ def test_fields_of_models_are_explained() -> None:
     fields = model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name
     text = (ROOT / "docs" / "configuration.md").read_text()
     assert {field for field in fields if not re.search(rf"`{field}\b", text)} == set()
+
+
+def test_programs_and_parts_of_the_benchmarks_are_listed() -> None:
+    text = (ROOT / "bench" / "README.md").read_text()
+    programs = [path.stem for path in (ROOT / "bench").glob("*.py") if "def main(" in path.read_text()]
+    assert {program for program in programs if f"-m bench.{program} " not in text} == set()
+    parts = {work.name for work in works()} | {"drivers", "idle", "window", "python_memory", "digits"}
+    assert {part for part in parts if f"`{part}`" not in text} == set()

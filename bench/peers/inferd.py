@@ -1,0 +1,39 @@
+"""The server under test, behind either of its doors, and with the model.py files that Triton gets."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bench import inferd, python_models, system
+from bench.peers.base import Peer
+from bench.processes import ServerProcess
+from bench.repository import BENCH, write
+
+
+class Inferd(Peer):
+    """The server under test behind one of its doors."""
+
+    name: ClassVar[str] = "inferd"
+    door: ClassVar[str] = "native"
+
+    def version(self) -> str:
+        return system.source_version()
+
+    def launch(self) -> ServerProcess:
+        repository = write(self.folder / "models", BENCH)
+        return inferd.start(repository, self.folder / "log", door=self.door)
+
+
+class InferdPython(Inferd):
+    """With the model.py files that Triton gets."""
+
+    name: ClassVar[str] = "inferd (model.py)"
+
+    def launch(self) -> ServerProcess:
+        repository = python_models.write(self.folder / "models")
+        return inferd.start(repository, self.folder / "log", door=self.door)
+
+
+class InferdGrpcio(Inferd):
+    name: ClassVar[str] = "inferd (grpcio door)"
+    door: ClassVar[str] = "grpcio"
