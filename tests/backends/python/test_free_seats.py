@@ -1,6 +1,7 @@
 """The loop itself sends batches to workers and reads results; what takes time it leaves to the instance's thread."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,11 @@ class TritonPythonModel:
 def sleeps(thread: str) -> int:
     """How often the thread of this process with this name has gone to sleep."""
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().strip() == thread:
+        with contextlib.suppress(FileNotFoundError):  # another one that has just ended
             lines = (task / "status").read_text().splitlines()
-            return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+            status = dict(line.split(":\t", 1) for line in lines)
+            if status["Name"] == thread:
+                return int(status["voluntary_ctxt_switches"])
     raise AssertionError(f"there is no thread {thread}")
 
 
