@@ -225,7 +225,7 @@ class Lifecycle:
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str]) -> None:
         await ending
         for step in sorted(steps):
-            if self._closing:
+            if self._stopping:
                 return
             if step in self._models and not self._models[step].explicit and not self._users_of(frozenset((step,))):
                 await self.unload(step, dependents=True)
