@@ -100,7 +100,7 @@ class Settings:
 
     grpc_address: tuple[str, ...] = ("127.0.0.1",)
     """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, then what holds there only (see
-    operations.md); may be given several times."""
+    docs/operations.md); may be given several times."""
 
     grpc_port: int = 8001
     """Port of the addresses that name none; 0 for any free one."""
