@@ -32,7 +32,7 @@ from _native.protobuf.codec cimport (
     Parameter,
     ParameterKind,
 )
-from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_name, datatype_size
+from _native.protobuf.datatype cimport DT_BF16, DT_BYTES, DT_UINT16, Datatype, datatype_name, datatype_size
 from _native.text cimport format_text
 from backends.python._wire cimport (
     CODE_ALREADY_EXISTS,
@@ -127,7 +127,7 @@ cdef inline bint is_classified(const Response *response, uint32_t output) noexce
     return output < response.request.signature.output_count and response.outputs[output].classes > 0
 
 
-cdef void take_tensor(const Origin *origin, Response *response, const TensorRecord *record,
+cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *record,
                       const int64_t *shape) noexcept nogil:
     cdef const Request *request = response.request
     cdef const TensorSignature *tensor
@@ -138,6 +138,8 @@ cdef void take_tensor(const Origin *origin, Response *response, const TensorReco
     if record.index >= request.signature.output_count + request.signature.kept_count:
         return
     tensor = &request.signature.outputs[record.index]
+    if tensor.datatype == DT_BF16 and record.datatype == DT_UINT16:
+        record.datatype = DT_BF16  # its bits: what a model has that does without ml_dtypes
     if not tensor.state and not response.outputs[record.index].wanted:
         return
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:

@@ -50,10 +50,11 @@ def find_environment(path: str, model_dir: Path, cache: Path) -> Environment:
         place = unpack(place, cache)
     if not place.is_dir():
         raise BackendError(f"{ENVIRONMENT}: there is no environment '{place}'")
-    python = place / "bin" / "python"
-    if not os.access(python, os.X_OK):
-        raise BackendError(f"{ENVIRONMENT}: '{place}' is not an environment: it has no bin/python that can be run")
-    return Environment(str(python), activated(place, os.environ))
+    for name in ("python", "python3"):  # Debian's own has the latter alone
+        python = place / "bin" / name
+        if os.access(python, os.X_OK):
+            return Environment(str(python), activated(place, os.environ))
+    raise BackendError(f"{ENVIRONMENT}: '{place}' is not an environment: it has no bin/python that can be run")
 
 
 def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:

@@ -48,6 +48,12 @@ def test_the_server_s_own_interpreter(tmp_path):
     assert find_environment("", tmp_path, tmp_path).python == sys.executable
 
 
+def test_an_interpreter_that_is_called_python3_alone(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    assert find_environment(str(tmp_path), tmp_path, tmp_path).python == str(tmp_path / "bin" / "python3")
+
+
 def test_variables_of_an_activated_environment(tmp_path):
     (tmp_path / "pyvenv.cfg").touch()
     out = activated(tmp_path, {"PATH": "/bin", "PYTHONHOME": "/x", "KEPT": "1"})

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -129,6 +130,11 @@ def execute(self, requests):
     return [out(x.reshape((1,) * x[0]))]
 """,
     ),
+    "bits": (
+        {"x": "BF16"},
+        {"y": "BF16"},
+        "def execute(self, requests): return [out(r.inputs()[0].as_numpy().view(np.uint16)) for r in requests]",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
@@ -187,6 +193,14 @@ def test_models_start_processes(client: triton.InferenceServerClient, method: st
 
 def test_a_coroutine_that_awaits_a_decoupled_call_lets_others_run(client: triton.InferenceServerClient) -> None:
     assert ask(client, "meet", client_timeout=30).as_numpy("y").tolist() == [0, 1]
+
+
+def test_the_bits_of_bf16_are_taken_for_it(client: triton.InferenceServerClient) -> None:
+    array = np.array([1.5, -2], ml_dtypes.bfloat16)
+    tensor = triton.InferInput("x", [2], "BF16").set_data_from_numpy(array)
+    answer = client.infer("bits", [tensor]).get_response()
+    assert answer.outputs[0].datatype == "BF16"
+    assert answer.raw_output_contents[0] == array.tobytes()
 
 
 def test_what_cannot_be_said_in_a_response_fails_that_request_alone(client: triton.InferenceServerClient) -> None:
