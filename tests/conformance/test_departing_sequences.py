@@ -172,7 +172,8 @@ def test_an_unloaded_model_finishes_its_sequences(transport, tmp_path):
 
 def test_a_server_that_is_told_to_stop_finishes_sequences(transport, tmp_path):
     """It serves until the last one has ended, and begins no more of them."""
-    with serving(transport, tmp_path, config("onnxruntime", STRATEGIES["direct"])) as (process, client):
+    text = config("onnxruntime", STRATEGIES["direct"])
+    with serving(transport, tmp_path, text, "--exit-timeout-secs=200") as (process, client):
         for sequence in (1, 2):
             assert step(client, "sums", 1, sequence, sequence_start=True) == 1
         process.terminate()
@@ -188,7 +189,7 @@ def test_a_server_that_is_told_to_stop_finishes_sequences(transport, tmp_path):
         assert step(client, "sums", 1, 2, sequence_end=True) == 20
         client.close()  # C core waits for clients to answer a ping
         assert process.wait() == 0
-    assert "stopping: 2 sequences have 22.5 s to end" in "\n".join(process.lines)
+    assert "stopping: 2 sequences have 150 s to end" in "\n".join(process.lines)
 
 
 def test_a_server_that_is_told_to_stop_does_not_wait_for_what_idles(transport, tmp_path):
