@@ -208,9 +208,14 @@ class Worker:
         lease = Lease(link, packet.id)
         # Its own copy, as the record of a packet is: only what the arena has besides is lent.
         record = bytearray(link.record(packet)) if packet.flags & p.IN_ARENA else packet.data
-        requests = self._reader.read(record, lease.arena)
         _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
         memory = OutputMemory(link, offset, size)
+        try:
+            requests = self._reader.read(record, lease.arena)
+        except ImportError as error:
+            text = f"inputs of this size need numpy in the environment of model '{self._host.name}': {error}"
+            self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
+            return
         writer = ResponseWriter(self._names, link.memory, memory.take)
         try:
             self._write_responses(writer, requests, self._host.execute(requests))

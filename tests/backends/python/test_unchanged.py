@@ -135,6 +135,16 @@ def execute(self, requests):
         {"y": "BF16"},
         "def execute(self, requests): return [out(r.inputs()[0].as_numpy().view(np.uint16)) for r in requests]",
     ),
+    "without_numpy": (
+        {"x": "INT64"},
+        {"y": "INT64"},
+        """
+def initialize(self, args):
+    sys.modules["numpy"] = None  # as if it was not installed
+def execute(self, requests):
+    return [pb_utils.InferenceResponse(error=pb_utils.TritonError("no array")) for _ in requests]
+""",
+    ),
     "other_datatype": (
         {"x": "INT64"},
         {"y": "FP32"},
@@ -210,6 +220,13 @@ def test_what_cannot_be_said_in_a_response_fails_that_request_alone(client: trit
         with pytest.raises(triton.InferenceServerException, match=f"output 'y' has {rank} dimensions, at most 16"):
             ask(client, "odd", rank)
     assert ask(client, "odd", 16).as_numpy("y").shape == (1,) * 16
+
+
+def test_large_inputs_need_numpy(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(triton.InferenceServerException, match="inputs of this size need numpy in the environment"):
+        ask(client, "without_numpy", *range(10_000))
+    with pytest.raises(triton.InferenceServerException, match="no array"):
+        ask(client, "without_numpy", 1)
 
 
 def test_an_output_under_a_wrong_name_is_told_in_the_log(
