@@ -3,7 +3,7 @@
 #
 #   tools/sanitize.sh [debug|asan|tsan|all] [pytest arguments]
 #
-# Default: debug and asan with tests/native tests/engine; tsan with the tests of memory and of the GPU's stub driver.
+# Default: debug and asan with tests/native tests/engine; tsan with tests of what threads share.
 #
 #   debug   bounds checks of Cython, assertions of our own (NDEBUG is not defined), -O1 -g
 #   asan    the same with the address and undefined-behaviour sanitizers of gcc: any report ends the run
@@ -44,7 +44,8 @@ for build in $builds; do
     flags=
     tests="tests/native tests/engine"
     if [ "$build" = tsan ]; then
-        tests="tests/native/test_memory.py tests/native/test_resources.py tests/native/test_cuda_device.py"
+        tests="tests/native/test_memory.py tests/native/test_resources.py tests/native/test_cuda_device.py
+               tests/backends/python/test_free_seats.py tests/engine/test_batches.py tests/engine/test_stopping.py"
         flags=-fsanitize=thread
         preload=$(gcc -print-file-name=libtsan.so)
         TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0
