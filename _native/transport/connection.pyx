@@ -22,6 +22,7 @@ from _native.transport.http2 cimport (
     conn_calm,
     conn_close,
     conn_collect,
+    conn_end_round,
     conn_fail_calls,
     conn_finished,
     conn_go_away,
@@ -320,6 +321,7 @@ cdef class Connection:
             conn_received(&self.conn, &landing, self.endpoint.receive, count)
             if socket >= 0 and count == landing.size:
                 conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
+            conn_end_round(&self.conn)
         self.dispatch()
 
     def collect_output(self, limit: int = 1 << 20) -> int:

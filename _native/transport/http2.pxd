@@ -8,7 +8,9 @@ from _native.transport.stream cimport Conn, Host
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil
 # End every call and free the session.
 cdef void conn_close(Conn *conn) noexcept nogil
+# Process bytes of the peer; after all that come together, conn_end_round: the native calls that they made begin.
 cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept nogil
+cdef void conn_end_round(Conn *conn) noexcept nogil
 # Frame what can be sent into conn.output, until that holds `limit` bytes.
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil
 # The peer broke the protocol, or everything is said after conn_go_away.

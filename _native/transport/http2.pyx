@@ -449,8 +449,12 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
         conn_calm(conn, "too_many_frames")
     elif result < 0 and not conn.leaving:
         conn.failed = True
-    end_round(conn.host)
-    calls_resume_all(conn.host)
+
+
+cdef void conn_end_round(Conn *conn) noexcept nogil:
+    if conn.session != NULL:
+        end_round(conn.host)
+        calls_resume_all(conn.host)
 
 
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
