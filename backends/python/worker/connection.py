@@ -6,6 +6,7 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import protocol as p
@@ -197,6 +198,15 @@ class Connection(Channel):
             credit.left += packet.offset
             if credit.left >= 0:
                 credit.finish()
+
+    def give_back(self, key: int) -> None:
+        """Before the request is given back to come again: wait until the server has what was sent for it.
+
+        The socket keeps the order, so any answer on it says so.
+        """
+        self._credits.pop(key, None)
+        with suppress(TritonModelException):
+            self._link.send(self._link.side, p.FREE, offset=self._grants.take(1))
 
     def is_cancelled(self, key: int) -> bool:
         return self._link.memory[self._flags + (key & p.SLOT_MASK)] != 0

@@ -43,6 +43,8 @@ class Logger:
             level: one of Logger.INFO, WARNING, ERROR and VERBOSE.
         """
         message = text_of(message, "a log message")
+        if not isinstance(level, LogLevel):
+            raise TypeError(f"Logger.log expects Logger.INFO, WARNING, ERROR or VERBOSE as its level, got {level!r}")
         try:
             channel = runtime.current().channel
         except TritonModelException:

@@ -98,6 +98,8 @@ class InferenceRequest:
         parameters: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> None:
+        if correlation_id is None:
+            raise TypeError("InferenceRequest expects an int or str as its correlation_id, got None")
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         model_name = text_of(model_name, "the model_name of an InferenceRequest")

@@ -60,14 +60,14 @@ class Tensor:
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if name.__class__ is not str:
             name = text_of(name, "a tensor's name")
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
         try:
             self._dtype = number_of(numpy_array.dtype)
             if not numpy_array.flags.c_contiguous:
                 numpy_array = numpy().ascontiguousarray(numpy_array)
         except AttributeError:
             raise TypeError(f"tensor '{name}' expects a numpy array, got {type(numpy_array).__name__}") from None
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         self._name = name
         self._array = numpy_array
         self._shape = numpy_array.shape

@@ -249,6 +249,8 @@ class Worker:
         if request._release == RELEASE_RESCHEDULE:
             if request._sender is not None:
                 request._sender._closed = True  # the request comes again, with another
+                if request._sender._sent:
+                    self._connection.give_back(request._key)
             writer.add_status(p.STATUS_RESCHEDULE)
         elif request._sender is None:
             writer.add_error(

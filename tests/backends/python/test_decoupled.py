@@ -149,6 +149,36 @@ async def test_a_final_response_with_content(tmp_path):
         await client.close()
 
 
+# Answers once in each round, and asks for another.
+ROUNDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    left = None
+
+    def execute(self, requests):
+        [request] = requests
+        if self.left is None:
+            self.left = int(request.inputs()[0].as_numpy().flat[0])
+        answer = pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[self.left]], np.int64))])
+        self.left -= 1
+        if self.left:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        request.get_response_sender().send(answer, 0 if self.left else pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+async def test_every_response_of_a_request_that_is_rescheduled_arrives(tmp_path):
+    sequences = "sequence_batching { oldest { } iterative_sequence: true }"
+    add_model(tmp_path, "m", ROUNDS, DECOUPLED + sequences)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(300)))
+        assert [number(response) for response in await client.rest()] == list(range(300, 0, -1))
+        await client.close()
+
+
 async def test_an_error_in_between_ends_nothing(tmp_path):
     add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
     async with serving(tmp_path) as engine:

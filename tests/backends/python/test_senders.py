@@ -207,9 +207,12 @@ def test_rescheduling(tmp_path: Path, decoupled: bool) -> None:
                 return [None]
     """
     with worker(tmp_path, source, decoupled=decoupled) as peer:
-        assert [a.status for a in peer.execute(Sent({"IN": ONE}))] == [p.STATUS_RESCHEDULE]
+        peer.start(Sent({"IN": ONE}))
         if decoupled:
             assert not peer.response()[0].flags & p.FINAL
+            # It waits until the server has that, and must have it before the request comes again.
+            peer.expect(peer.side, p.FREE)
+        assert [a.status for a in peer.done()] == [p.STATUS_RESCHEDULE]
         out, _ = peer.finalize()
         assert out == "Unable to set release flags. Unsupported flag 9 provided.\n"
         assert peer.side.recv(100) == b""  # no error for what was let go of: it comes again

@@ -41,6 +41,12 @@ def test_misuse() -> None:
         pb.Tensor("x", np.array(["a"]))
     with pytest.raises(pb.TritonModelException, match=r"^NumPy dtype is not supported\."):
         pb.Tensor("x", np.zeros(1, np.complex64))
+    with pytest.raises(TypeError, match="expects a numpy array, got NoneType"):
+        pb.Tensor("", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expects Logger\.INFO, WARNING, ERROR or VERBOSE as its level, got 1"):
+        pb.Logger.log("a", 1)
+    with pytest.raises(TypeError, match="expects an int or str as its correlation_id, got None"):
+        pb.InferenceRequest(model_name="m", correlation_id=None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expects a numpy array, got list"):
         pb.Tensor("x", [1, 2])  # type: ignore[arg-type]
     with pytest.raises(pb.TritonModelException, match="DLPack does not have support for string tensors"):
