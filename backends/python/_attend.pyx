@@ -26,6 +26,7 @@ from backends.python._channel cimport (
     Team,
     awake,
     channel_connect,
+    channel_disown,
     channel_down,
     channel_give,
     channel_kill,
@@ -172,6 +173,11 @@ cdef class Link:
         """The worker was killed because an execution took too long."""
         return self.channel.overdue
 
+    @property
+    def fault(self) -> str:
+        """What the worker did that it was killed for; empty: nothing, or its execution took too long."""
+        return (<bytes>self.channel.fault).decode() if self.channel.fault != NULL else ""
+
     # -- the state; on the attendant's thread
 
     def connect(self, int work, int side, int calls, int pid_fd, output: int, errors: int) -> None:
@@ -308,7 +314,7 @@ cdef class Link:
         memcpy(head, self.channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
             if not grant_asked(self.channel, head):
-                channel_kill(self.channel)
+                channel_disown(self.channel)
             return False
         return head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)
 
@@ -416,11 +422,11 @@ cdef class Link:
         if size <= 0:
             return False
         if size < <ssize_t>sizeof(Head):
-            channel_kill(self.channel)
+            channel_disown(self.channel)
             return True
         memcpy(&head, packet, sizeof(Head))
         if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
-            channel_kill(self.channel)
+            channel_disown(self.channel)
         elif not (side_take(self.channel, &head, packet + sizeof(Head))
                   or bls_take(self.channel, &head, packet + sizeof(Head))):
             with gil:
@@ -443,7 +449,7 @@ cdef class Link:
             if head.flags & IN_ARENA:
                 block = side_record(self.channel, head)
                 if block == NULL:
-                    channel_kill(self.channel)
+                    channel_disown(self.channel)
                     return
                 data = PyBytes_FromStringAndSize(<const char *>block.data, head.size)
                 block_give(block)

@@ -45,7 +45,8 @@ from backends.python._channel cimport (
     Slot,
     calls_send,
     channel_give,
-    channel_kill,
+    channel_disown,
+    channel_exhausted,
     channel_share,
     packet_poll,
     slot_find,
@@ -121,7 +122,7 @@ cdef void bls_open(Channel *channel) noexcept nogil:
     channel.inlet.owner = channel
     channel.inlet.read = read_calls
     if not bridge_attach((<Submission *>channel.submission).bridge, &channel.inlet):
-        channel_kill(channel)  # its calls would wait forever
+        channel_exhausted(channel)  # its calls would wait forever
 
 
 cdef void bls_close(Channel *channel) noexcept nogil:
@@ -141,7 +142,7 @@ cdef bint read_calls(Inlet *inlet) noexcept nogil:
         if size == 0:
             return False
         if not read_call(channel, <size_t>size):
-            channel_kill(channel)
+            channel_disown(channel)
             return False
     return True
 
@@ -181,7 +182,7 @@ cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) no
     if head.kind == BLS_REQUEST:
         call = new_call(channel, head, record)
         if call == NULL:
-            channel_kill(channel)
+            channel_disown(channel)
         else:
             bridge_post((<Submission *>channel.submission).bridge, &call.errand)
     elif head.kind == BLS_CREDIT:
@@ -203,7 +204,7 @@ cdef void wish(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
         return
     one = <Wish *>calloc(1, sizeof(Wish))
     if one == NULL:
-        channel_kill(channel)
+        channel_exhausted(channel)
         return
     one.errand.run = grant_wish
     one.channel = channel_share(channel)
@@ -404,7 +405,7 @@ cdef void answer_error(BlsCall *call, int status, const char *details, uint32_t 
     cdef size_t size = min(strlen(details), <size_t>LONGEST_TEXT)
     cdef Block *record = block_take(max(<size_t>1, size))
     if record == NULL:
-        channel_kill(call.channel)
+        channel_exhausted(call.channel)
         return
     memcpy(record.data, details, size)
     memset(&head, 0, sizeof(Head))
@@ -473,7 +474,7 @@ cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *receipt) noex
     held = <Held *>malloc(sizeof(Held))
     if held == NULL:
         block_give(record)
-        channel_kill(call.channel)
+        channel_exhausted(call.channel)
         return
     held.next = NULL
     held.head = head[0]
@@ -508,7 +509,7 @@ cdef void send(Channel *channel, Head *head, Block *record) noexcept nogil:
     if head.flags & IN_ARENA:
         head.offset = <uint64_t>(record.data - channel.arena.base)
         if not lend(channel, record, head.offset):
-            channel_kill(channel)
+            channel_exhausted(channel)
             return
         calls_send(channel, head, NULL, 0)
     elif record == NULL:

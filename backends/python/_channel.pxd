@@ -88,6 +88,7 @@ cdef struct Channel:
     Lease *leases
     int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
     int32_t overdue          # the worker was killed because its execution took too long
+    const char *fault        # why it was killed otherwise, what it did; NULL: it was not
     int32_t called           # atomic: the attendant's Python half is wanted
     int wake_fd              # tells the attendant to look around
 
@@ -163,6 +164,9 @@ cdef void channel_leave(Channel *channel) noexcept nogil
 cdef void channel_nudge(Channel *channel) noexcept nogil
 # SIGKILL for the worker, if it is there.
 cdef void channel_kill(Channel *channel) noexcept nogil
+# The same for what it has done: it does not keep to the protocol; or because there is no memory for what it has sent.
+cdef void channel_disown(Channel *channel) noexcept nogil
+cdef void channel_exhausted(Channel *channel) noexcept nogil
 
 
 cdef extern from *:

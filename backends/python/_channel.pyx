@@ -134,6 +134,7 @@ cdef void channel_connect(Channel *channel, int work, int side, int calls, int p
     channel.calls.fd = calls
     channel.pid_fd = pid_fd
     channel.overdue = False
+    channel.fault = NULL
     unlock(&channel.guard)
 
 
@@ -213,8 +214,22 @@ cdef void channel_nudge(Channel *channel) noexcept nogil:
     wake(channel.wake_fd)
 
 
+cdef void channel_disown(Channel *channel) noexcept nogil:
+    kill_for(channel, "did not keep to the protocol")
+
+
+cdef void channel_exhausted(Channel *channel) noexcept nogil:
+    kill_for(channel, "sent what there was no memory for")
+
+
 cdef void channel_kill(Channel *channel) noexcept nogil:
+    kill_for(channel, NULL)
+
+
+cdef void kill_for(Channel *channel, const char *fault) noexcept nogil:
     lock(&channel.guard)
+    if channel.fault == NULL:
+        channel.fault = fault
     pidfd_kill(channel.pid_fd)
     if channel.pid_fd >= 0:
         shutdown(channel.work, SHUT_RDWR)  # of a thread, which no signal ends

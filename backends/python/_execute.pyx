@@ -46,6 +46,8 @@ from backends.python._channel cimport (
     Lease,
     Slot,
     channel_await,
+    channel_disown,
+    channel_exhausted,
     channel_kill,
     channel_nudge,
     finish_detached,
@@ -229,15 +231,16 @@ cdef bint send_inputs(Channel *channel, NativeBatch *batch, const InputData *sup
 
 
 cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
-    # what a packet of this size, which is there, says
-    if size < <ssize_t>sizeof(Head):
-        return HEARD_NONSENSE
-    memcpy(head, channel.packet, sizeof(Head))
-    if head.kind == ALLOCATE and grant_asked(channel, head):
-        return HEARD_WISH
-    if head.kind == DONE and head.id == channel.batches and (
-            head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
-        return HEARD_DONE
+    # what a packet of this size says; 0 and below: there is none, and will be none
+    if size >= <ssize_t>sizeof(Head):
+        memcpy(head, channel.packet, sizeof(Head))
+        if head.kind == ALLOCATE and grant_asked(channel, head):
+            return HEARD_WISH
+        if head.kind == DONE and head.id == channel.batches and (
+                head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
+            return HEARD_DONE
+    if size > 0:
+        channel_disown(channel)
     return HEARD_NONSENSE
 
 
@@ -290,7 +293,7 @@ cdef void keep(Channel *channel, const NativeBatch *batch, uint64_t id) noexcept
     cdef const InputData *data
     cdef uint32_t i, input
     if lease == NULL:
-        channel_kill(channel)  # rather than let it read what belongs to others
+        channel_exhausted(channel)  # rather than let it read what belongs to others
         return
     if channel.execute_block != NULL:
         lease.blocks[count] = block_share(channel.execute_block)
@@ -352,6 +355,7 @@ cdef bint take_results(Channel *channel, NativeBatch *batch, const Head *head) n
     if head.flags & KEPT:
         keep(channel, batch, head.id)
     if not take_responses(channel, batch, head):
+        channel_disown(channel)
         return False
     grants_learn(channel, batch)
     return True
@@ -438,7 +442,7 @@ cdef void limit(Channel *channel) noexcept nogil:
     channel.limit.fire = time_is_over
     channel.limit.owner = channel
     if not bridge_set_timer((<Submission *>channel.submission).bridge, &channel.limit, now_ns() + channel.timeout_ns):
-        channel_kill(channel)
+        channel_exhausted(channel)
 
 
 cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
@@ -464,7 +468,7 @@ cdef void results_open(Channel *channel) noexcept nogil:
     channel.results.owner = channel
     channel.results.read = read_results
     if not bridge_attach((<Submission *>channel.submission).bridge, &channel.results):
-        channel_kill(channel)
+        channel_exhausted(channel)
 
 
 cdef void results_close(Channel *channel) noexcept nogil:

@@ -26,7 +26,7 @@ from backends.python._channel cimport (
     Granted,
     Slot,
     channel_give,
-    channel_kill,
+    channel_disown,
     channel_share,
     credit_due,
     finish_detached,
@@ -285,7 +285,7 @@ cdef void take_response(Channel *channel, const Head *head, const uint8_t *recor
         else:
             good = fill(channel, head, record, response)
     if not good:
-        channel_kill(channel)  # its requests are answered when it has ended
+        channel_disown(channel)  # its requests are answered when it has ended
     elif final:
         if request.response.status == STATUS_OK and not request.response.empty:
             response_complete(&request.response)

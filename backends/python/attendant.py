@@ -152,7 +152,7 @@ class Attendant:
         except Exception as error:  # of ours, or a worker that sends nonsense
             log.exception("%s: its worker cannot be looked after", self._name)
             said = f"{type(error).__name__}: {error}"
-        overdue = link.overdue
+        overdue, fault = link.overdue, link.fault
         worker.kill()
         while link.attend(False)[0] != "end":  # what it has said by then is dealt with
             pass
@@ -162,6 +162,8 @@ class Attendant:
             return worker, (
                 f"an execution took longer than {self._post.execution_timeout:g} s, so its worker process was ended"
             )
+        if fault:
+            return worker, f"its worker {fault} and was ended"
         return worker, said or f"its {how}"
 
     def _come_up(self, worker: Worker | ThreadWorker) -> None:

@@ -5,7 +5,10 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from backends.python.process import WORK
+from backends.python.worker import protocol
 from tests.backends.python.served import CONFIG, MISCHIEF, add_model, ask, serving
 from tests.engine.serving import infer, infer_all, request, row
 
@@ -100,6 +103,37 @@ async def test_workers_die_while_the_loop_has_given_them_a_batch(tmp_path):
                 assert answer.status == 14, answer.text
                 assert "m_0_" in answer.text
         assert all(answers[i].status == 14 for i, value in enumerate(values) if value == -1)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"too short",
+        protocol.HEAD.pack(protocol.HELLO, 0, 0, 0, 1, 0),
+        protocol.HEAD.pack(protocol.DONE, 0, 0, 0, 99, 0),  # of another batch
+        protocol.HEAD.pack(protocol.DONE, 0, 0, 100, 2, 0) + b"less",
+        protocol.HEAD.pack(protocol.DONE, 0, 0, 4, 2, 0) + b"less",  # than the head of a response
+        protocol.HEAD.pack(protocol.DONE, protocol.IN_ARENA, 0, 4096, 2, 0),  # where nothing was granted
+        protocol.HEAD.pack(protocol.DONE, protocol.IN_ARENA, 0, 100, 2, 2**64 - 5),
+    ],
+)
+async def test_a_worker_that_answers_nonsense_is_ended(tmp_path, packet):
+    code = f"""
+    import os, time
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            if requests[0].inputs()[0].as_numpy().flat[0] < 0:
+                os.write({WORK}, {packet!r})
+                time.sleep(3600)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    async with serving(tmp_path, m=code) as engine:
+        assert (await ask(engine, 1)).status == 0
+        answer = await ask(engine, -1)
+        assert answer.status == 14
+        assert answer.text.endswith("message: its worker did not keep to the protocol and was ended")
+        assert (await ask(engine, 1)).array().tolist() == [[1]]
 
 
 async def test_the_model_goes_when_the_loop_has_done_what_it_has_begun(tmp_path):
