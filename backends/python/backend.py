@@ -103,6 +103,8 @@ class PythonModel(Model):
                 "EXECUTION_ENV_PATH",
             )
         self._timeout = options.stub_timeout
+        # a thread of the server that looks would keep the interpreter from the others
+        self._patience = 0.0 if self._model_options.in_process else options.busy_poll
         self.arena: ArenaHandle = arena_of(source.spec.name)
         self._team = TeamHandle()
 
@@ -150,6 +152,7 @@ class PythonModel(Model):
             "decoupled": bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             "window": WINDOW,
             "log_verbose": log.isEnabledFor(logging.DEBUG),
+            "patience": self._patience,
             "cuda_driver": driver.library_name(),
         }
 

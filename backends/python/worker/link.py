@@ -7,6 +7,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 from typing import Any, Callable, NoReturn
 
 from . import protocol as p
@@ -36,9 +37,14 @@ class Link:
     Args:
         work, side, calls, arena: the descriptors, which become the link's.
         gone: called, on any thread, when the server is gone; does not return.
+
+    Attributes:
+        patience: seconds for which a thread looks for its next packet before it sleeps. To sleep and to be woken takes
+            that long where an idle core of a virtual machine has to be woken for it.
     """
 
     def __init__(self, work: int, side: int, calls: int, arena: int, gone: Callable[[], NoReturn]) -> None:
+        self.patience = 0.0
         self._gone = gone
         self.forked = False  # this process is a fork of the one that the link is of: it sends and receives nothing
         self.work = socket.socket(fileno=work)
@@ -99,12 +105,25 @@ class Link:
         if self.forked:
             raise TritonModelException("a process that the model has forked has no connection to the server")
         try:
-            size = of.recv_into(buffer)
+            size = self._look(of, buffer) or of.recv_into(buffer)
         except OSError:
             size = 0
         if size == 0:
             self._gone()
         return Packet(buffer[:size])
+
+    def _look(self, of: socket.socket, buffer: memoryview) -> int:
+        """The size of a packet that comes soon; 0: none has come, or none will any more."""
+        if not self.patience or of is self.side:  # nothing follows there from what was sent
+            return 0
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                return of.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # noqa: PERF203 (it is what is waited for)
+                if time.monotonic() >= until:
+                    return 0
+                os.sched_yield()  # to whoever has work for this core, perhaps the packet itself
 
 
 class Reader:

@@ -91,7 +91,8 @@ model.py), "model_dir" (its version directory), "args" (what `initialize` gets: 
 text), "config" (mode "complete": the model configuration as an object, what ModelConfig starts from), "inputs" and
 "outputs" (lists of {"name", "datatype" (number), "dims"} in the order of the indices), "max_batch_size", "decoupled",
 "flags" (offset in the arena), "window" (responses that a sender may have waiting for one request), "log_verbose"
-(bool), "cuda_driver" (the CUDA driver's library, to be loaded when it is first needed).
+(bool), "cuda_driver" (the CUDA driver's library, to be loaded when it is first needed), "patience" (seconds for which a
+worker looks for its next packet before it sleeps).
 
 READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); mode
 "complete": "config": the object that the model returned.

@@ -171,6 +171,7 @@ class Worker:
             self._connection.on_is_ready = self._check_ready
             self._connection.expect_questions()
         if config["mode"] == "serve":
+            self._link.patience = config["patience"]
             self._reader = RequestReader(
                 self._connection, self._names, args.get("model_name", ""), int(version), decoupled
             )

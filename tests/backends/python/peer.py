@@ -139,6 +139,7 @@ class Peer:
             "flags": FLAGS,
             "log_verbose": False,
             "cuda_driver": "libcuda.so.1",
+            "patience": 0.0,
             "explicit_control": False,
             **config,
         }

@@ -105,10 +105,14 @@ def test_options_have_their_values_and_errors(caplog):
     caplog.set_level("INFO")
     options = read_backend_options({"stub-timeout-seconds": "5", "shm-default-byte-size": "1", "typo": "x"})
     assert options.stub_timeout == 5
+    assert options.busy_poll == 40e-6
+    assert read_backend_options({"busy-poll-microseconds": "0"}).busy_poll == 0
     assert "shm-default-byte-size has no effect" in caplog.text
     assert "'typo' has no effect" in caplog.text
     with pytest.raises(BackendError, match="expected at least 1"):
         read_backend_options({"stub-timeout-seconds": "0"})
+    with pytest.raises(BackendError, match="expected at least 0"):
+        read_backend_options({"busy-poll-microseconds": "-1"})
     spec = ModelSpec("m", "python", parameters={"EXECUTION_TIMEOUT_SECONDS": "soon"})
     with pytest.raises(BackendError, match="expected a number of seconds"):
         read_model_options(spec, options)

@@ -203,7 +203,7 @@ FAILURES = {
         "message: TritonModelException: no luck\n\nAt:\n  {file}(5): execute\n",
     ),
     "misuse": (
-        'pb_utils.Tensor("", None)',
+        'import numpy; pb_utils.Tensor("", numpy.zeros(1))',
         "message: TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  {file}(5): execute\n",
     ),
     "leaving": ("sys.exit(3)", "message: SystemExit: 3\n"),
