@@ -313,8 +313,7 @@ cdef class Link:
             return False
         memcpy(head, self.channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
-            if not grant_asked(self.channel, head):
-                channel_disown(self.channel)
+            grant_asked(self.channel, head)
             return False
         return head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)
 

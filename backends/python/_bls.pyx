@@ -109,6 +109,7 @@ cdef struct Wish:
     Errand errand
     Channel *channel
     uint64_t id              # of the call; 0: all calls
+    uint64_t parent          # all calls on behalf of this request, if it is not 0
     uint32_t credit          # 0: it is not wanted any more
 
 
@@ -159,7 +160,7 @@ cdef bint read_call(Channel *channel, size_t size) noexcept nogil:
     if head.kind == BLS_CREDIT:
         give_credit(channel, head.id, credit_of(&head))
     elif head.kind == BLS_CANCEL:
-        cancel(channel, head.id)
+        cancel(find(channel, head.id))
     elif head.kind == BLS_REQUEST:
         call = new_call(channel, &head, channel.calls_packet + sizeof(Head))
         if call == NULL:
@@ -186,19 +187,26 @@ cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) no
         else:
             bridge_post((<Submission *>channel.submission).bridge, &call.errand)
     elif head.kind == BLS_CREDIT:
-        wish(channel, head.id, credit_of(head))
+        wish(channel, head.id, 0, credit_of(head))
     elif head.kind == BLS_CANCEL:
-        wish(channel, head.id, 0)
+        wish(channel, head.id, 0, 0)
     else:
         return False
     return True
 
 
 cdef void bls_abandon(Channel *channel) noexcept nogil:
-    wish(channel, 0, 0)
+    wish(channel, 0, 0, 0)
 
 
-cdef void wish(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
+cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
+    # Later: another request cannot be abandoned from within what is told here. On another thread than the loop's the
+    # request has not been sent to the worker yet, so that it does not matter what is seen.
+    if channel.bls_calls != NULL:
+        wish(channel, 0, number, 0)
+
+
+cdef void wish(Channel *channel, uint64_t id, uint64_t parent, uint32_t credit) noexcept nogil:
     cdef Wish *one
     if channel.submission == NULL:
         return
@@ -209,6 +217,7 @@ cdef void wish(Channel *channel, uint64_t id, uint32_t credit) noexcept nogil:
     one.errand.run = grant_wish
     one.channel = channel_share(channel)
     one.id = id
+    one.parent = parent
     one.credit = credit
     bridge_post((<Submission *>channel.submission).bridge, &one.errand)
 
@@ -302,11 +311,20 @@ cdef void give_credit(Channel *channel, uint64_t id, uint32_t credit) noexcept n
         send_held(call)
 
 
-cdef void cancel(Channel *channel, uint64_t id) noexcept nogil:
-    cdef BlsCall *call = find(channel, id)
+cdef void cancel(BlsCall *call) noexcept nogil:
     if call != NULL:
         leave(call)
         end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
+
+
+cdef void cancel_all_of(Channel *channel, uint64_t parent) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>channel.bls_calls
+    cdef BlsCall *following
+    while call != NULL:
+        following = call.next
+        if call.parent == parent:
+            cancel(call)
+        call = following
 
 
 cdef void leave_all(Channel *channel) noexcept nogil:
@@ -321,22 +339,16 @@ cdef void leave_all(Channel *channel) noexcept nogil:
 
 cdef void grant_wish(Errand *errand) noexcept nogil:
     cdef Wish *one = <Wish *>errand
-    if one.id == 0:
+    if one.parent:
+        cancel_all_of(one.channel, one.parent)
+    elif one.id == 0:
         leave_all(one.channel)
     elif one.credit:
         give_credit(one.channel, one.id, one.credit)
     else:
-        cancel(one.channel, one.id)
+        cancel(find(one.channel, one.id))
     channel_give(one.channel)
     free(one)
-
-
-cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil:
-    cdef BlsCall *call = <BlsCall *>channel.bls_calls
-    while call != NULL:
-        if call.parent == number:
-            wish(channel, call.id, 0)  # later: another request cannot be abandoned from within this
-        call = call.next
 
 
 cdef void leave(BlsCall *call) noexcept nogil:

@@ -234,8 +234,8 @@ cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
     # what a packet of this size says; 0 and below: there is none, and will be none
     if size >= <ssize_t>sizeof(Head):
         memcpy(head, channel.packet, sizeof(Head))
-        if head.kind == ALLOCATE and grant_asked(channel, head):
-            return HEARD_WISH
+        if head.kind == ALLOCATE:
+            return HEARD_WISH if grant_asked(channel, head) else HEARD_NONSENSE
         if head.kind == DONE and head.id == channel.batches and (
                 head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
             return HEARD_DONE

@@ -16,7 +16,7 @@ cdef void grants_end(Channel *channel) noexcept nogil
 cdef Block *grant_outputs(Channel *channel, const NativeBatch *batch) noexcept nogil
 # This batch has its outputs: how much memory they needed.
 cdef void grants_learn(Channel *channel, const NativeBatch *batch) noexcept nogil
-# Answer an ALLOCATE. False: the worker does not read what it gets.
+# Answer an ALLOCATE. False: the worker is gone, or will be, as it does not read what it gets.
 cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil
 # A private copy of the record of a packet that lies in `channel.packet` or in a grant. NULL: it is not where it may be,
 # or there is no memory.

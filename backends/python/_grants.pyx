@@ -9,7 +9,7 @@ from _native.execution.batch cimport NativeBatch
 from _native.inference.request cimport Request
 from _native.memory.arena cimport arena_holds, arena_take
 from _native.memory.resource cimport Block, block_give, block_take
-from backends.python._channel cimport MSG_DONTWAIT, Channel, packet_send
+from backends.python._channel cimport MSG_DONTWAIT, Channel, channel_disown, packet_send
 from backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
 
 cdef enum:
@@ -68,6 +68,7 @@ cdef void grants_learn(Channel *channel, const NativeBatch *batch) noexcept nogi
 cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
     cdef Head head
     cdef Block *block = grant(channel, asked.offset)
+    cdef int sent
     memset(&head, 0, sizeof(Head))
     head.kind = ALLOCATED
     head.id = asked.id
@@ -75,7 +76,10 @@ cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
         head.code = 1
     else:
         head.offset = <uint64_t>(block.data - channel.arena.base)
-    return packet_send(channel.work, &head, sizeof(Head), NULL, 0, MSG_DONTWAIT) == 0
+    sent = packet_send(channel.work, &head, sizeof(Head), NULL, 0, MSG_DONTWAIT)
+    if sent > 0:
+        channel_disown(channel)  # it asks without reading the answers
+    return sent == 0
 
 
 cdef const uint8_t *place_in_grants(const Channel *channel, uint64_t offset, size_t size) noexcept nogil:
