@@ -17,7 +17,7 @@ STUB_TIMEOUT = "stub-timeout-seconds"
 EXECUTION_TIMEOUT = "execution-timeout-seconds"
 BUSY_POLL = "busy-poll-microseconds"
 CACHE_DIRECTORY = "environment-cache-directory"
-BUSY_POLL_DEFAULT = 40  # about what it costs to wake a core of a virtual machine that has gone idle
+BUSY_POLL_DEFAULT = 60  # about what it costs to sleep, and to wake a core of a virtual machine that has gone idle
 WITHOUT_MEANING = {
     "shm-default-byte-size": "shared memory begins empty and grows with what is written to it",
     "shm-growth-byte-size": "shared memory grows by what is written to it",

@@ -105,7 +105,7 @@ def test_options_have_their_values_and_errors(caplog):
     caplog.set_level("INFO")
     options = read_backend_options({"stub-timeout-seconds": "5", "shm-default-byte-size": "1", "typo": "x"})
     assert options.stub_timeout == 5
-    assert options.busy_poll == 40e-6
+    assert options.busy_poll == 60e-6
     assert read_backend_options({"busy-poll-microseconds": "0"}).busy_poll == 0
     assert "shm-default-byte-size has no effect" in caplog.text
     assert "'typo' has no effect" in caplog.text
