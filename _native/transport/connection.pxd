@@ -38,6 +38,7 @@ cdef class Connection:
     cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
     cdef int take_landing(self, Landing *landing) except -1
+    cdef void take_in(self, const Landing *landing, size_t count, int socket) noexcept nogil
     cdef int dispatch(self) except -1
 
 

@@ -317,12 +317,18 @@ cdef class Connection:
             raise ValueError(f"the receive buffer has {landing.size} bytes, got {size}")
         count = size
         self.endpoint.look_at_clock()
-        with nogil:
-            conn_received(&self.conn, &landing, self.endpoint.receive, count)
-            if socket >= 0 and count == landing.size:
-                conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
-            conn_end_round(&self.conn)
+        if landing.block != NULL or count == landing.size:
+            with nogil:  # much is read and copied
+                self.take_in(&landing, count, socket)
+        else:
+            self.take_in(&landing, count, -1)  # soon done: another thread would keep the interpreter for longer
         self.dispatch()
+
+    cdef void take_in(self, const Landing *landing, size_t count, int socket) noexcept nogil:
+        conn_received(&self.conn, landing, self.endpoint.receive, count)
+        if socket >= 0 and count == landing.size:
+            conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
+        conn_end_round(&self.conn)
 
     def collect_output(self, limit: int = 1 << 20) -> int:
         """Make ready what is to be written to the socket now, about `limit` bytes at most; how many bytes that are."""
