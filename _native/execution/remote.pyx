@@ -2,7 +2,7 @@
 
 A thread that takes a batch, sends it away and sleeps until its results come costs two changes of threads for each
 batch, which are most of what a small request costs, and add up where models call models. So while the thread of such an
-instance waits for a batch, its seat is free (`_native.scheduling.queue`): the loop sends the next batch itself, reads
+instance waits for a batch, its seat is free (`_native.scheduling.seats`): the loop sends the next batch itself, reads
 the results when they are there, and sends what has queued up meanwhile. The thread is called for what may take time:
 batches with large inputs that must be copied, inputs on a GPU, a worker that is gone or not there yet.
 """

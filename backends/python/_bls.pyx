@@ -48,9 +48,11 @@ from backends.python._channel cimport (
     channel_disown,
     channel_exhausted,
     channel_share,
+    lease_at,
     packet_poll,
     slot_find,
 )
+from backends.python._grants cimport record_copy
 from backends.python._side cimport side_record
 from backends.python._wire cimport (
     BLS_CANCEL,
@@ -77,8 +79,6 @@ from backends.python._wire cimport (
 cdef enum:
     LONGEST_TEXT = 32 << 10
     MOST_PACKETS = 32        # that are read in one go
-
-cdef uint64_t OF_ARENA = <uint64_t>1 << 63  # bit of the ids of leases that are named by their offset
 
 cdef struct Held:
     # a response that waits for credit
@@ -231,9 +231,7 @@ cdef BlsCall *new_call(Channel *channel, const Head *head, const uint8_t *record
     if head.flags & IN_ARENA:
         call.block = side_record(channel, head)
     else:
-        call.block = block_take(max(<uint32_t>1, head.size))
-        if call.block != NULL:
-            memcpy(call.block.data, record, head.size)
+        call.block = record_copy(record, head.size)
     if call.block == NULL or channel.submission == NULL or head.size < sizeof(BlsRecord):
         block_give(call.block)
         free(call)
@@ -361,16 +359,10 @@ cdef void leave(BlsCall *call) noexcept nogil:
 cdef void remove(BlsCall *call) noexcept nogil:
     # it is over
     cdef BlsCall **link = <BlsCall **>&call.channel.bls_calls
-    cdef Held *held
     while link[0] != call:
         link = &link[0].next
     link[0] = call.next
-    while call.first_held != NULL:
-        held = call.first_held
-        call.first_held = held.next
-        block_give(held.record)
-        block_give(held.receipt)
-        free(held)
+    drop_held(call)
     channel_give(call.channel)
     free(call)
 
@@ -536,7 +528,7 @@ cdef bint lend(Channel *channel, Block *block, uint64_t offset) noexcept nogil:
     if lease == NULL:
         block_give(block)
         return False
-    lease.id = OF_ARENA | offset
+    lease.id = lease_at(offset)
     lease.count = 1
     lease.blocks[0] = block
     lock(&channel.guard)

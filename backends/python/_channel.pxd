@@ -145,6 +145,10 @@ cdef uint32_t credit_due(Slot *slot) noexcept nogil
 # Send it. Not under the guard.
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
 
+# The id of a lease that is named by its offset in the arena: others are those of EXECUTEs.
+cdef inline uint64_t lease_at(uint64_t offset) noexcept nogil:
+    return <uint64_t>1 << 63 | offset
+
 # Give back what the worker had kept of this EXECUTE. Under the guard.
 cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil
 

@@ -1,13 +1,21 @@
 # Memory that a worker may use while it executes, for outputs or beside the inputs, and what it sends in it.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from _native.execution.batch cimport NativeBatch
 from _native.memory.resource cimport Block
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# All are for whoever uses the work socket.
+# Whether so many bytes at this offset of the arena, which a worker names, lie in a block that it was granted.
+cdef inline bint grant_holds(const Channel *channel, const Block *block, uint64_t offset, uint32_t size) noexcept nogil:
+    cdef uint64_t start = <uint64_t>(block.data - channel.arena.base)
+    return start <= offset and offset - start < block.size and size <= block.size - (offset - start)
+
+# A copy of a record that the worker cannot change any more; NULL: there is no memory.
+cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil
+
+# All below are for whoever uses the work socket.
 
 # So many bytes of the arena, until grants_end; NULL: there is no memory.
 cdef Block *grant(Channel *channel, uint64_t size) noexcept nogil

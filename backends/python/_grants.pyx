@@ -82,27 +82,26 @@ cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
     return sent == 0
 
 
-cdef const uint8_t *place_in_grants(const Channel *channel, uint64_t offset, size_t size) noexcept nogil:
+cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil:
+    cdef Block *block = block_take(max(<uint32_t>1, size))
+    if block != NULL and size:
+        memcpy(block.data, record, size)
+    return block
+
+
+cdef const uint8_t *place_in_grants(const Channel *channel, uint64_t offset, uint32_t size) noexcept nogil:
     # NULL: it is not the worker's
-    cdef const Block *block
-    cdef uint64_t start
     cdef uint32_t i
     for i in range(channel.grant_count):
-        block = channel.grants[i]
-        start = <uint64_t>(block.data - channel.arena.base)
-        if start <= offset and offset - start <= block.size and size <= block.size - (offset - start):
+        if grant_holds(channel, channel.grants[i], offset, size):
             return channel.arena.base + offset
     return NULL
 
 
 cdef Block *granted_record(Channel *channel, const Head *head) noexcept nogil:
     cdef const uint8_t *record = channel.packet + sizeof(Head)
-    cdef Block *block
     if head.flags & IN_ARENA:
         record = place_in_grants(channel, head.offset, head.size)
         if record == NULL:
             return NULL
-    block = block_take(max(<uint32_t>1, head.size))
-    if block != NULL and head.size:
-        memcpy(block.data, record, head.size)
-    return block
+    return record_copy(record, head.size)

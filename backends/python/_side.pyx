@@ -18,7 +18,7 @@ from _native.inference.request cimport (
 )
 from _native.inference.response cimport response_complete
 from _native.memory.arena cimport arena_take
-from _native.memory.resource cimport Block, block_give, block_take, block_wrap
+from _native.memory.resource cimport Block, block_give, block_wrap
 from _native.text cimport format_text
 from _native.threads cimport lock, notify_all, unlock
 from backends.python._channel cimport (
@@ -30,11 +30,13 @@ from backends.python._channel cimport (
     channel_share,
     credit_due,
     finish_detached,
+    lease_at,
     lease_release,
     send_credit,
     side_send,
     slot_find,
 )
+from backends.python._grants cimport grant_holds, record_copy
 from backends.python._responses cimport Origin, response_read
 from backends.python._wire cimport (
     ALLOCATE,
@@ -54,8 +56,6 @@ from backends.python._wire cimport (
 
 cdef enum:
     MOST_GRANTS = 64         # that a worker may hold on the side socket at a time
-
-cdef uint64_t OF_ARENA = <uint64_t>1 << 63  # bit of the ids of leases that are named by their offset
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -170,19 +170,13 @@ cdef Block *receipt_new(Channel *channel, uint64_t number) noexcept nogil:
 cdef Block *copy_record(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
     # NULL: it is not where it may be, or there is no memory
     cdef const Granted *granted = channel.side_grants
-    cdef Block *block
     if head.flags & IN_ARENA:
-        record = channel.arena.base + head.offset
-        while granted != NULL and not (
-                granted.block.data <= record < granted.block.data + granted.block.size
-                and head.size <= <size_t>(granted.block.data + granted.block.size - record)):
+        while granted != NULL and not grant_holds(channel, granted.block, head.offset, head.size):
             granted = granted.next
         if granted == NULL:
             return NULL
-    block = block_take(max(<uint32_t>1, head.size))
-    if block != NULL and head.size:
-        memcpy(block.data, record, head.size)
-    return block
+        record = channel.arena.base + head.offset
+    return record_copy(record, head.size)
 
 
 cdef bint fill(Channel *channel, const Head *head, const uint8_t *record, Response *response) noexcept nogil:
@@ -323,7 +317,7 @@ cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) n
         take_credit_wish(channel, head.id)
     elif head.kind == RELEASE:
         lock(&channel.guard)
-        lease_release(channel, head.id if head.id else OF_ARENA | head.offset)
+        lease_release(channel, head.id if head.id else lease_at(head.offset))
         unlock(&channel.guard)
     else:
         return False
