@@ -1,0 +1,88 @@
+"""The image of `make image`, run without a container engine: chroot, uid 1000, nothing writable but /tmp."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.processes import ServerProcess, free_port
+from tests.packaging.served import check_answer, write_repository
+
+IMAGE = "localhost/inferd:cpu"
+
+
+def image_is_there() -> bool:
+    if shutil.which("buildah") is None or os.geteuid() != 0:
+        return False
+    return subprocess.run(["buildah", "inspect", "--type", "image", IMAGE], capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not image_is_there(), reason=f"root, buildah and {IMAGE} are needed: make image")
+
+ENTER = """
+set -e
+mount --bind "$1" "$1"
+mount --bind "$2" "$1/models"
+mount -o remount,ro,bind "$1"
+mount -t tmpfs tmpfs "$1/tmp"
+mount --rbind /dev "$1/dev"
+mount -t proc proc "$1/proc"
+root=$1
+shift 2
+exec chroot --userspec=1000:1000 "$root" /usr/bin/env -i "$@"
+"""
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def root():
+    """Where the image's files are."""
+    container = output("buildah", "from", IMAGE)
+    yield Path(output("buildah", "mount", container))
+    output("buildah", "rm", container)
+
+
+@pytest.fixture(scope="module")
+def configuration() -> dict:
+    return json.loads(output("buildah", "inspect", "--type", "image", IMAGE))["Docker"]["config"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("tritonserver", "--model-store=/models", "--allow-http=true")])
+def test_it_serves_and_drains(root, configuration, tmp_path, arguments) -> None:
+    repository = write_repository(tmp_path / "models")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    port = free_port()
+    enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", root, repository]
+    command = [*enter, *configuration["Env"], *configuration["Entrypoint"], *arguments, "--grpc-port", str(port)]
+    server = ServerProcess(command, port, log=tmp_path / "log", patience=60)
+    try:
+        assert server.processes()[0].uids().real == 1000
+        check_answer(server.address)
+    finally:
+        assert server.stop() == 0
+
+
+def test_what_it_says_of_itself(configuration) -> None:
+    assert configuration["User"] == "1000:1000"
+    assert configuration["Healthcheck"]["Test"] == ["CMD", "inferd", "health"]
+    assert configuration["Labels"]["org.opencontainers.image.title"] == "inferd"
+
+
+def test_it_is_small(root) -> None:
+    """Less than 400 MB, unpacked."""
+    assert int(output("du", "-sxb", str(root)).split()[0]) < 400e6
+
+
+def test_it_lists_what_is_in_it(root) -> None:
+    listed = json.loads((root / "opt/inferd/sbom.cdx.json").read_text())
+    names = {component["name"] for component in listed["components"]}
+    assert {"inferd", "grpcio", "numpy", "onnxruntime"} <= names

@@ -1,0 +1,73 @@
+"""The wheel that `make wheel` has built: into an empty virtual environment, in an empty folder, without a compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.processes import ServerProcess, free_port
+from tests.packaging.served import check_answer, write_repository
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEELS = sorted((ROOT / "dist").glob("inferd-*manylinux*.whl"))
+SDISTS = sorted((ROOT / "dist").glob("inferd-*.tar.gz"))
+
+pytestmark = pytest.mark.skipif(not WHEELS, reason="there is no wheel in dist/: make wheel")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """A virtual environment with the wheel and ONNX Runtime."""
+    folder = tmp_path_factory.mktemp("wheel") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    command = [folder / "bin" / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", WHEELS[-1], "onnxruntime"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def test_it_serves_where_nothing_of_the_tree_is(environment, tmp_path) -> None:
+    repository = write_repository(tmp_path / "models")
+    bare = {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}
+    port = free_port()
+    command = [environment / "bin" / "inferd", "serve", "--model-repository", repository, "--grpc-port", str(port)]
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        server = ServerProcess(command, port, log=tmp_path / "log", env=bare, patience=60)
+    finally:
+        os.chdir(here)
+    try:
+        health = [environment / "bin" / "inferd", "health", "--url", server.address, "--service", "twice"]
+        assert subprocess.run(health, capture_output=True, text=True, env=bare).returncode == 0
+        check_answer(server.address)
+    finally:
+        assert server.stop() == 0
+
+
+def test_it_brings_its_libraries(environment) -> None:
+    """libnghttp2 comes out of the wheel, not from the system."""
+    code = "import _native.transport.http2; print(open('/proc/self/maps').read())"
+    command = [environment / "bin" / "python", "-c", code]
+    maps = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout
+    libraries = {line.split()[-1] for line in maps.splitlines() if "libnghttp2" in line}
+    assert libraries and all("inferd.libs" in library for library in libraries)
+
+
+def test_the_licences_of_what_it_contains_are_in_it(environment) -> None:
+    found = list(environment.rglob("inferd-*.dist-info/**/THIRD_PARTY_LICENSES.md"))
+    assert len(found) == 1
+
+
+def test_the_source_distribution_has_all_sources(tmp_path) -> None:
+    assert SDISTS, "there is no sdist in dist/: make wheel"
+    names = subprocess.run(["tar", "tzf", SDISTS[-1]], check=True, capture_output=True, text=True).stdout
+    packed = {name.partition("/")[2] for name in names.splitlines()}
+    tracked = subprocess.run(
+        ["git", "ls-files", "_native", "backends", "server"], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.split()
+    assert set(tracked) - packed == set()
+    assert not [name for name in packed if name.endswith((".so", ".c"))]
