@@ -1,0 +1,30 @@
+"""Text that others chose, as a log may show it."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def escaped(text: str) -> str:
+    r"""`text` as a JSON string in which every character can be seen for what it is.
+
+    Every sink of log lines passes through here whatever a client, a model or a file may have chosen: once for each
+    string, on the way out. What does not print is written as ``\\uXXXX``: controls (C0, DEL, C1: terminals obey
+    them), the separators of lines and of paragraphs (U+2028, U+2029: some readers begin a line there), marks that
+    change the direction or the joining of text (they make a line read as another), surrogates, and what has no
+    character. `json.loads` gives `text` back. An object in JSON is made of such strings by
+    `json.dumps(..., ensure_ascii=True)`, which escapes all of these and more.
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
+    if quoted.isascii() and "\x7f" not in quoted:
+        return quoted
+    return "".join(map(_shown, quoted))
+
+
+def _shown(character: str) -> str:
+    if character == " " or unicodedata.category(character) not in _UNSEEN:
+        return character
+    return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"

@@ -1,0 +1,60 @@
+"""Metrics of models' own (`pb_utils.MetricFamily`), as the engine keeps them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+
+from server.engine.measures import FamilySnapshot
+from server.observe.metrics.text import LABEL, NAME, Family, braced, number, written
+
+log = logging.getLogger("inferd.metrics")
+
+
+class OwnMetrics:
+    """Writes them; a family that no scraper could read, or that has a name of the server's, is left out and logged."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def render(
+        self, families: Iterable[FamilySnapshot], taken: Collection[str], *, openmetrics: bool
+    ) -> Iterator[bytes]:
+        """The families whose names are not `taken`."""
+        for snapshot in families:
+            problem = _problem(snapshot, taken)
+            if problem:
+                self._tell(snapshot.name, problem)
+                continue
+            yield Family(snapshot.name, snapshot.description, snapshot.kind).head(openmetrics=openmetrics)
+            yield "".join(_lines(snapshot)).encode()
+
+    def _tell(self, name: str, problem: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            log.warning("the metric family '%s' of a model is not shown: %s", name, problem)
+
+
+def _problem(snapshot: FamilySnapshot, taken: Collection[str]) -> str:
+    if not NAME.fullmatch(snapshot.name):
+        return "this is not the name of a metric"
+    if snapshot.name in taken:
+        return "the server has a family of this name"
+    for sample in snapshot.samples:
+        for label in sample.labels:
+            if not LABEL.fullmatch(label) or label == "le":
+                return f"'{label}' is not the name of a label"
+    return ""
+
+
+def _lines(snapshot: FamilySnapshot) -> Iterator[str]:
+    for sample in snapshot.samples:
+        labels = written(sample.labels)
+        if snapshot.kind != "histogram":
+            yield f"{snapshot.name}{braced(labels)} {number(sample.value)}\n"
+            continue
+        for bound, count in sample.buckets:
+            le = f'le="{number(float(bound))}"'
+            yield f"{snapshot.name}_bucket{{{f'{labels},{le}' if labels else le}}} {count}\n"
+        yield f"{snapshot.name}_count{braced(labels)} {sample.buckets[-1][1] if sample.buckets else 0}\n"
+        yield f"{snapshot.name}_sum{braced(labels)} {number(sample.value)}\n"

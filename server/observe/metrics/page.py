@@ -1,0 +1,99 @@
+"""The page that scrapers get."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from server.observe.metrics import process
+from server.observe.metrics.catalogue import ModelFamily
+from server.observe.metrics.gpu import GpuMetrics
+from server.observe.metrics.own import OwnMetrics
+from server.observe.metrics.process import Machine
+from server.observe.metrics.service import Service
+from server.observe.metrics.text import Family, Sample
+from server.observe.metrics.versions import Versions
+
+if TYPE_CHECKING:
+    from server.engine.version import LoadedVersion
+
+GZIP = 16 + zlib.MAX_WBITS
+"""zlib's `wbits` for the format of gzip."""
+
+
+class Page:
+    """Renders metrics. A rendering runs on a thread of its own; scrapers that come meanwhile share it.
+
+    Args:
+        service: what the server's own families are read from.
+        families: of models that are shown.
+        machine: families of the machine; None: they are not shown.
+        gpus: of GPUs, the same.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        families: tuple[ModelFamily, ...],
+        *,
+        machine: Machine | None = None,
+        gpus: GpuMetrics | None = None,
+    ) -> None:
+        self._service = service
+        self._versions = Versions(families)
+        self._own = OwnMetrics()
+        self._sources: list[Machine | GpuMetrics] = [source for source in (machine, gpus) if source is not None]
+        self._taken = {each.family.name for each in families}
+        self._running: dict[tuple[bool, bool], asyncio.Task[list[bytes]]] = {}
+        self._turn = asyncio.Lock()
+
+    async def render(self, *, openmetrics: bool = False, packed: bool = False) -> list[bytes]:
+        """The page in pieces.
+
+        Args:
+            openmetrics: in that format instead of Prometheus' own.
+            packed: compressed by gzip.
+        """
+        key = openmetrics, packed
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.create_task(self._render(openmetrics=openmetrics, packed=packed))
+            running.add_done_callback(lambda _: self._running.pop(key, None))
+        return await asyncio.shield(running)
+
+    async def _render(self, *, openmetrics: bool, packed: bool) -> list[bytes]:
+        async with self._turn:  # what is kept from one rendering to the next belongs to one at a time
+            service = self._service.families()
+            loaded = self._service.engine.loaded()
+            return await asyncio.to_thread(self._pieces, service, loaded, openmetrics, packed)
+
+    def _pieces(
+        self,
+        service: list[tuple[Family, list[Sample]]],
+        loaded: list[LoadedVersion],
+        openmetrics: bool,
+        packed: bool,
+    ) -> list[bytes]:
+        pieces = self._text(service, loaded, openmetrics)
+        if not packed:
+            return list(filter(None, pieces))
+        packer = zlib.compressobj(1, wbits=GZIP)
+        return [*filter(None, map(packer.compress, pieces)), packer.flush()]
+
+    def _text(
+        self, service: list[tuple[Family, list[Sample]]], loaded: list[LoadedVersion], openmetrics: bool
+    ) -> Iterator[bytes]:
+        yield from self._versions.render(loaded, openmetrics=openmetrics)
+        sources: list[Iterable[tuple[Family, Iterable[Sample]]]] = [service, process.process()]
+        sources += [source.samples() for source in self._sources]
+        for source in sources:
+            for family, samples in source:
+                self._taken.add(family.name)
+                yield family.head(openmetrics=openmetrics)
+                yield family.samples(samples)
+        own = self._service.engine.measures.snapshot()
+        yield from self._own.render(own, self._taken, openmetrics=openmetrics)
+        if openmetrics:
+            yield b"# EOF\n"

@@ -1,0 +1,68 @@
+"""The text formats of Prometheus (0.0.4) and OpenMetrics (1.0.0).
+
+They differ where this server must choose: in OpenMetrics the name of a counter's samples ends with `_total`. Names that
+users know from Triton do not, so there those families are of the type `unknown`, and keep their names in both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+Sample = tuple[str, float]
+"""Labels, written, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What all samples of one name have in common.
+
+    Attributes:
+        name: of the samples; for a histogram without its suffixes.
+        help: one sentence.
+        kind: counter, gauge or histogram.
+    """
+
+    name: str
+    help: str
+    kind: str = "gauge"
+
+    def head(self, *, openmetrics: bool) -> bytes:
+        """The lines before its samples."""
+        name, kind = self.name, self.kind
+        if openmetrics and kind == "counter":
+            name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
+        text = self.help.translate(_ESCAPES) if openmetrics else self.help.replace("\\", r"\\").replace("\n", r"\n")
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
+
+    def samples(self, samples: Iterable[Sample]) -> bytes:
+        """Its samples, each on its line."""
+        return "".join(f"{self.name}{braced(labels)} {number(value)}\n" for labels, value in samples).encode()
+
+
+def written(labels: Mapping[str, object]) -> str:
+    """Labels as they stand between the braces."""
+    return ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
+
+
+def braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def number(value: float) -> str:
+    """A value as both formats have it."""
+    if isinstance(value, int):
+        return str(value)
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)

@@ -1,0 +1,99 @@
+"""The metrics of model versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from _native.scheduling.lane import LaneHandle
+from _native.service.exposition import ModelMetrics
+from server.engine.config.measured import own_bounds
+from server.observe.metrics.catalogue import ModelFamily
+from server.observe.metrics.text import Family, Sample, written
+
+if TYPE_CHECKING:
+    from server.engine.version import LoadedVersion
+
+LOAD = Family("nv_model_load_duration_secs", "Time that loading took, with warm-up")
+INSTANCES = Family("inferd_instances", "Instances of the version")
+BUSY = Family(
+    "inferd_instance_busy_seconds_total",
+    "Time in which the instance has executed batches; its rate is the busy ratio",
+    "counter",
+)
+RUNNING = Family("inferd_instance_running_requests", "Requests that the instance executes now")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is worth keeping of a version from one scrape to the next."""
+
+    labels: str
+    encoded: bytes
+    bounds: Mapping[str, tuple[int, ...]]  # of families that its configuration has others for, by name
+
+
+class Versions:
+    """Reads model versions and writes their families.
+
+    Args:
+        families: that are shown.
+    """
+
+    def __init__(self, families: tuple[ModelFamily, ...]) -> None:
+        self._families = families
+        self._known: WeakKeyDictionary[LoadedVersion, _Known] = WeakKeyDictionary()
+
+    def render(self, loaded: Iterable[LoadedVersion], *, openmetrics: bool) -> Iterator[bytes]:
+        """The families of these versions; most of the work is done without the GIL."""
+        plain: list[LoadedVersion] = []
+        special: list[LoadedVersion] = []
+        for version in sorted(loaded, key=lambda each: (each.name, each.version)):
+            (special if self._of(version).bounds else plain).append(version)
+        ordered = [*plain, *special]
+        metrics = ModelMetrics([self._native(version) for version in ordered])
+        metrics.read()
+        for shown in self._families:
+            yield shown.family.head(openmetrics=openmetrics)
+            name = shown.family.name.encode()
+            point = openmetrics and shown.family.kind == "histogram"
+            yield metrics.render(shown.kind, name, shown.unit, shown.bounds, point, 0, len(plain))
+            for index, version in enumerate(special, len(plain)):
+                bounds = self._of(version).bounds.get(shown.family.name, shown.bounds)
+                yield metrics.render(shown.kind, name, shown.unit, bounds, point, index, index + 1)
+        for family, samples in self._others(ordered):
+            yield family.head(openmetrics=openmetrics)
+            yield family.samples(samples)
+
+    def _others(self, versions: list[LoadedVersion]) -> Iterator[tuple[Family, Iterator[Sample]]]:
+        yield LOAD, ((self._of(version).labels, round(version.load_seconds, 6)) for version in versions)
+        yield INSTANCES, self._instances(versions, lambda version: [("", len(version.uses()))])
+        yield BUSY, self._instances(versions, lambda version: [(use.name, use.busy_ns / 1e9) for use in version.uses()])
+        yield RUNNING, self._instances(versions, lambda version: [(use.name, use.running) for use in version.uses()])
+
+    def _instances(
+        self, versions: list[LoadedVersion], values: Callable[[LoadedVersion], list[tuple[str, float]]]
+    ) -> Iterator[Sample]:
+        for version in versions:
+            labels = self._of(version).labels
+            for name, value in values(version):
+                yield (f"{labels},{written({'instance': name})}" if name else labels), value
+
+    def _native(self, version: LoadedVersion) -> tuple[LaneHandle, bytes, bool, bool, bool]:
+        spec = version.spec
+        return version.lane, self._of(version).encoded, spec.ensemble is None, spec.caches, spec.decoupled
+
+    def _of(self, version: LoadedVersion) -> _Known:
+        known = self._known.get(version)
+        if known is None:
+            labels = labels_of(version)
+            known = self._known[version] = _Known(labels, labels.encode(), own_bounds(version.config))
+        return known
+
+
+def labels_of(version: LoadedVersion) -> str:
+    """Of a version's samples: its name and number, and the `metric_tags` of its configuration as Triton names them."""
+    tags = {f"_{name}": value for name, value in sorted(version.config.metric_tags.items())}
+    return written({"model": version.name, "version": version.version, **tags})

@@ -1,0 +1,99 @@
+"""What is noted of single requests, and where it goes: traces, the access log and the log of slow requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _native.request.record import RecorderHandle
+from server.observe.access import AccessLog
+from server.observe.tracing.control import TraceControl
+from server.observe.tracing.pump import Pump, Record, Sink
+from server.observe.tracing.triton import TraceFiles
+from server.settings import Settings
+from server.settings.tracing import TraceConfig
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+
+class RecordingError(Exception):
+    """It cannot be done as the settings say; the text says why."""
+
+
+class Recording:
+    """Records the requests of an engine as the settings say. Made and changed on the event loop.
+
+    Nothing is recorded, and no thread runs, before something is switched on.
+
+    Raises:
+        RecordingError: what traces go through is not installed.
+    """
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        config = settings.tracing
+        self._recorder = RecorderHandle()
+        self.control = TraceControl(config, self._recorder, engine)
+        slow_ns = settings.slow_request_ms * 1_000_000
+        self._logs = bool(settings.access_log or slow_ns)
+        self._recorder.keep(
+            access_rate=settings.access_log, slow_ns=int(config.slow_ms * 1_000_000), log_slow_ns=slow_ns
+        )
+        self._traces = _Later(config, settings.id, lambda: self.control.sampling().log_frequency)
+        if config.on:
+            self._traces.sink()  # what is missing is told when the server starts
+        self._sinks: tuple[Sink, ...] = (AccessLog(slow_ns), self._traces)
+        self._pump: Pump | None = None
+        engine.infer.record(self._recorder)
+        self.control.watch(self._switch)
+        self._switch()
+
+    def close(self) -> None:
+        """Write what is left. On any thread."""
+        if self._pump is not None:
+            self._pump.close()
+
+    def _switch(self) -> None:
+        on = self._logs or self.control.on
+        self._recorder.switch(on)
+        if on and self._pump is None:
+            self._pump = Pump(self._recorder, self._sinks)
+
+
+class _Later:
+    """Where traces go; made when the first one is there."""
+
+    def __init__(self, config: TraceConfig, service: str, frequency: Callable[[], int]) -> None:
+        self._config = config
+        self._service = service
+        self._frequency = frequency
+        self._guard = threading.Lock()
+        self._sink: Sink | None = None
+
+    def sink(self) -> Sink:
+        with self._guard:
+            if self._sink is None:
+                self._sink = self._make()
+            return self._sink
+
+    def _make(self) -> Sink:
+        config = self._config
+        if config.mode == "triton":
+            return TraceFiles(Path(config.file or "trace.json"), self._frequency)
+        try:
+            from server.observe.tracing.otel import Spans, exporter
+        except ImportError as error:
+            raise RecordingError(
+                f"trace-config: mode=opentelemetry needs the extra otel (pip install 'inferd[otel]'): {error}"
+            ) from error
+        return Spans(config, config.resource.get("service.name", self._service), exporter(config))
+
+    def take(self, records: Sequence[Record]) -> None:
+        if any(record["kept"] for record in records):
+            self.sink().take(records)
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()

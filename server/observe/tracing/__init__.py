@@ -1,0 +1,1 @@
+"""Traces: what happened to single requests, and where that is told."""

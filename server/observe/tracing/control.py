@@ -1,0 +1,113 @@
+"""Which requests are traced: settings of the server and of single models, changed while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from _native.request.record import RecorderHandle, SamplingHandle
+from server.settings.tracing import TraceConfig
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which requests are traced, and how; see `TraceConfig`."""
+
+    levels: tuple[str, ...]
+    rate: int
+    count: int
+    log_frequency: int
+
+    @classmethod
+    def of(cls, config: TraceConfig) -> Sampling:
+        return cls(config.levels, config.rate, config.count, config.log_frequency)
+
+
+class TraceControl:
+    """The settings. On the event loop.
+
+    Args:
+        config: that the server was started with.
+        recorder: notes what happens to requests.
+        engine: whose requests they are.
+    """
+
+    def __init__(self, config: TraceConfig, recorder: RecorderHandle, engine: Engine) -> None:
+        self.config = config
+        self._start = Sampling.of(config)
+        self._recorder = recorder
+        self._engine = engine
+        self._server = self._start
+        self._models: dict[str, dict[str, object]] = {}  # fields of Sampling that a model has of its own
+        self._handles: dict[str, SamplingHandle] = {}
+        self._watchers: list[Callable[[], object]] = []
+        self._apply_server()
+        engine.subscribe(self._on_change)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything may be traced."""
+        return bool(self._server.levels) or any(self.sampling(model).levels for model in self._models)
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Have `changed` called after each change."""
+        self._watchers.append(changed)
+
+    def sampling(self, model: str = "") -> Sampling:
+        """In force for a model, or "" for those that have nothing of their own; `count` is what is left of it."""
+        own = self._models.get(model)
+        if own is None:
+            return replace(self._server, count=self._recorder.left)
+        found = replace(self._server, **own)  # type: ignore[arg-type]  # names are fields
+        return replace(found, count=self._handles[model].left)
+
+    def update(self, model: str, changes: Mapping[str, object]) -> None:
+        """Change some fields of the server's settings, or of a model's; None goes back to what holds without it."""
+        if model:
+            self._update_model(model, changes)
+        else:
+            start = {name: getattr(self._start, name) if value is None else value for name, value in changes.items()}
+            self._server = replace(self._server, **start)  # type: ignore[arg-type]  # names are fields
+            self._apply_server()
+            for each in self._models:
+                self._apply_model(each)
+        for changed in self._watchers:
+            changed()
+
+    def _update_model(self, model: str, changes: Mapping[str, object]) -> None:
+        own = self._models.get(model, {})
+        own = {**own, **changes}
+        own = {name: value for name, value in own.items() if value is not None}
+        if own:
+            self._models[model] = own
+            self._apply_model(model)
+            return
+        self._models.pop(model, None)
+        for loaded in self._engine.loaded():
+            if loaded.name == model:
+                self._recorder.assign(loaded.lane, None)
+
+    def _apply_server(self) -> None:
+        server = self._server
+        self._recorder.sample(
+            on=bool(server.levels), tensors="TENSORS" in server.levels, rate=server.rate, count=server.count
+        )
+
+    def _apply_model(self, model: str) -> None:
+        handle = self._handles.setdefault(model, SamplingHandle())
+        found = replace(self._server, **self._models[model])  # type: ignore[arg-type]  # names are fields
+        handle.set(on=bool(found.levels), tensors="TENSORS" in found.levels, rate=found.rate, count=found.count)
+        self._assign(model)
+
+    def _assign(self, model: str) -> None:
+        for loaded in self._engine.loaded():
+            if loaded.name == model:
+                self._recorder.assign(loaded.lane, self._handles[model])
+
+    def _on_change(self, model: str, version: int | None, ready: bool) -> None:
+        if ready and version is not None and model in self._models:
+            self._assign(model)

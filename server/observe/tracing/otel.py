@@ -1,0 +1,182 @@
+"""Traces as spans of OpenTelemetry, sent to a collector by OTLP (extra `otel`).
+
+    InferRequest            the call, from arrival to answer; joins the trace that its client has named
+    └─ <model>              the request in the server; what models and ensembles ask on its behalf hangs below it
+       ├─ queue             until an instance took it
+       └─ batch             with whom it was executed; linked to the spans of the others, where they are traced
+          └─ compute        while the model computed
+
+The spans are made when the request has ended, from its record, on the thread of the pump: nothing of this is on the way
+of a request. Ids are those of the record, because models have been told them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import set_span_in_context as below
+
+from server.errors import Status as Grpc
+from server.observe.tracing.pump import Record
+from server.settings.tracing import TraceConfig
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+# Names of the semantic conventions for RPC, in one place: they are not stable yet.
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+RPC_STATUS = "rpc.response.status_code"
+PEER = "client.address"
+SERVICE = "inference.GRPCInferenceService"
+
+
+class _Ids(IdGenerator):
+    """Gives the id that was set for the next span, else a random one."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self.span = 0
+        self.trace = 0
+
+    def generate_span_id(self) -> int:
+        found, self.span = self.span, 0
+        return found or self._random.generate_span_id()
+
+    def generate_trace_id(self) -> int:
+        return self.trace or self._random.generate_trace_id()
+
+
+def exporter(config: TraceConfig) -> SpanExporter:
+    """What speaks to the collector."""
+    if config.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(endpoint=config.url, insecure=not config.url.startswith("https"))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    return HttpExporter(endpoint=config.url)
+
+
+class Spans:
+    """Makes them; a `server.observe.tracing.pump.Sink`.
+
+    Args:
+        config: of the server.
+        service: its name, where the configuration's resource has none.
+        exporter: where they go.
+    """
+
+    def __init__(self, config: TraceConfig, service: str, exporter: SpanExporter) -> None:
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource.create({"service.name": service, **config.resource}),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        batching = config.batching
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                exporter,
+                max_queue_size=batching["bsp_max_queue_size"],
+                schedule_delay_millis=batching["bsp_schedule_delay"],
+                max_export_batch_size=min(batching["bsp_max_export_batch_size"], batching["bsp_max_queue_size"]),
+            )
+        )
+        self._tracer = self._provider.get_tracer("inferd")
+
+    def take(self, records: Sequence[Record]) -> None:
+        kept = [record for record in records if record["kept"]]
+        mates: dict[int, list[Record]] = defaultdict(list)
+        for record in kept:
+            if record["batch"]:
+                mates[record["batch"]].append(record)
+        for record in kept:
+            self._tell(record, [mate for mate in mates.get(record["batch"], ()) if mate is not record])
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._provider.shutdown()
+
+    def _tell(self, record: Record, mates: list[Record]) -> None:
+        self._ids.trace = int(record["trace_id"], 16)
+        parent = _context(record["trace_id"], record["parent_id"]) if int(record["parent_id"], 16) else None
+        call = None
+        if not record["inner"]:
+            call = self._span("InferRequest", parent, _of_call(record), record["arrived"], kind=SpanKind.SERVER)
+            parent = call.get_span_context()
+        self._ids.span = int(record["span_id"], 16)
+        model = self._span(record["model"] or "unknown", parent, _of_model(record), record["arrived"])
+        here = model.get_span_context()
+        if record["queued"] and (record["taken"] or record["ended"]):
+            self._span("queue", here, {}, record["queued"]).end(record["taken"] or record["ended"])
+        if record["taken"]:
+            self._batch(record, here, mates)
+        for span in filter(None, (model, call)):
+            if record["status"]:
+                span.set_status(Status(StatusCode.ERROR, record["error"]))
+            span.end(record["ended"])
+
+    def _batch(self, record: Record, parent: SpanContext, mates: list[Record]) -> None:
+        links = [Link(_context(mate["trace_id"], mate["span_id"])) for mate in mates]
+        batch = self._span("batch", parent, _of_batch(record), record["taken"], links=links)
+        if record["input_end"] and record["output_start"]:
+            compute = self._span("compute", batch.get_span_context(), {}, record["input_end"])
+            compute.end(max(record["output_start"], record["input_end"]))
+        batch.end(record["computed"] or record["ended"])
+
+    def _span(
+        self,
+        name: str,
+        parent: SpanContext | None,
+        attributes: Mapping[str, Any],
+        start: int,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+    ) -> Any:
+        context = below(NonRecordingSpan(parent)) if parent is not None else None
+        return self._tracer.start_span(
+            name, context=context, kind=kind, attributes=dict(attributes), links=links, start_time=start
+        )
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=SAMPLED)
+
+
+def _of_call(record: Record) -> dict[str, Any]:
+    found = {
+        RPC_SYSTEM: "grpc",
+        RPC_METHOD: f"{SERVICE}/{record['method']}",
+        RPC_STATUS: Grpc(record["status"]).name,
+    }
+    return {**found, PEER: record["peer"]} if record["peer"] else found
+
+
+def _of_model(record: Record) -> dict[str, Any]:
+    found = {
+        "triton.model_name": record["model"],
+        "triton.model_version": record["version"],
+        "triton.trace_id": record["number"],
+        "triton.trace_parent_id": record["parent"],
+        "inferd.cached": record["cached"],
+    }
+    return {**found, "triton.request_id": record["request_id"]} if record["request_id"] else found
+
+
+def _of_batch(record: Record) -> dict[str, Any]:
+    return {
+        "inferd.batch.rows": record["batch_rows"],
+        "inferd.batch.requests": record["batch_requests"],
+        "inferd.batch.reason": record["why"],
+        "inferd.instance": record["instance"],
+    }

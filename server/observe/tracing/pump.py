@@ -1,0 +1,79 @@
+"""Takes the records of requests that have ended to whoever wants them, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from _native.request.record import RecorderHandle
+
+log = logging.getLogger("inferd.trace")
+
+Record = Mapping[str, Any]
+"""See `_native.request.record.RecorderHandle.take`."""
+
+INTERVAL: Final = 0.1
+"""Seconds between two looks."""
+
+LAST_SECONDS: Final = 5.0
+"""For what is left when the server ends."""
+
+
+class Sink(Protocol):
+    """Who wants records."""
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take those that have ended since the last call. On the pump's thread."""
+
+    def close(self) -> None:
+        """Nothing follows. On the pump's thread."""
+
+
+class Pump:
+    """Moves records from the recorder to sinks.
+
+    Args:
+        recorder: has them.
+        sinks: want them.
+    """
+
+    def __init__(self, recorder: RecorderHandle, sinks: Sequence[Sink]) -> None:
+        self._recorder = recorder
+        self._sinks = sinks
+        self._ended = threading.Event()
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Move what is left, and close the sinks."""
+        self._ended.set()
+        self._thread.join(LAST_SECONDS)
+
+    def _run(self) -> None:
+        over = False
+        while not over:
+            over = self._ended.wait(INTERVAL)
+            self._move()
+        for sink in self._sinks:
+            self._guarded(sink.close)
+
+    def _move(self) -> None:
+        records = self._recorder.take()
+        if self._recorder.lost != self._lost:
+            log.warning(
+                "%d records of requests were dropped: too many ended at a time", self._recorder.lost - self._lost
+            )
+            self._lost = self._recorder.lost
+        if records:
+            for sink in self._sinks:
+                self._guarded(sink.take, records)
+
+    @staticmethod
+    def _guarded(call: Any, *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception:
+            log.exception("records of requests could not be written")

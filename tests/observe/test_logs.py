@@ -1,0 +1,152 @@
+"""Logs: their forms, their file, what slow requests and the access log say, and that nobody waits for a writer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from server.observe.lines import LineFormatter
+from server.observe.writer import LogWriter
+from tests.conformance import doors
+from tests.observe.test_metrics import IDENTITY, tensor, triton, write
+
+DELAYED = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
+
+
+def record(message, **extra):
+    made = logging.LogRecord("inferd.x", logging.WARNING, "", 0, message, None, None)
+    made.created = 0.25
+    for name, value in extra.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_the_forms_of_lines():
+    pid = os.getpid()
+    assert LineFormatter("default").format(record("x\ny")) == f'W0101 00:00:00.250000 {pid} inferd.x] "x\\ny"'
+    assert LineFormatter("ISO8601").format(record("x")) == f'1970-01-01T00:00:00Z W {pid} inferd.x] "x"'
+    line = json.loads(LineFormatter("json").format(record("x", fields={"model": "m\n\x7f\u202e"})))
+    assert line == {
+        "time": "1970-01-01T00:00:00.250000Z",
+        "level": "warning",
+        "pid": pid,
+        "logger": "inferd.x",
+        "message": "x",
+        "model": "m\n\x7f\u202e",
+    }
+    assert LineFormatter("json").format(record("\x7f\u202e\x85")).isprintable()
+
+
+def test_only_a_terminal_gets_colours():
+    assert "\x1b" in LineFormatter("default", coloured=True).format(record("x"))
+    assert "\x1b" not in LineFormatter("json", coloured=True).format(record("x"))
+
+
+def test_whoever_logs_does_not_wait_for_the_writer_and_what_is_left_out_is_counted(tmp_path):
+    """The file is a pipe that nobody reads until the queue has overflowed."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR)
+    writer = LogWriter(pipe, most=10)
+    writer.setFormatter(LineFormatter("default"))
+    for number in range(1000):
+        writer.handle(record("x" * 1000 + str(number)))
+    assert writer.lost > 0
+    read, lines = b"", []
+    while not any(b"were left out" in line for line in lines):
+        read += os.read(end, 1 << 16)
+        lines = read.split(b"\n")
+        writer.handle(record("more"))
+    assert b"log lines were left out: the writer did not keep up" in read
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    while closing.is_alive():
+        os.set_blocking(end, False)
+        try:
+            os.read(end, 1 << 16)
+        except BlockingIOError:
+            closing.join(0.01)
+    os.close(end)
+
+
+def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):
+    root = write(tmp_path / "models", plain=IDENTITY)
+    file = tmp_path / "log"
+    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(root), "--grpc-port", "0")
+    address = tmp_path / "socket"
+    process = subprocess.Popen([*command, "--grpc-address", f"unix:{address}", "--log-file", str(file)], cwd=doors.ROOT)
+    try:
+        with triton.InferenceServerClient(f"unix:{address}") as client:
+            wait_until(client.is_server_ready)
+            file.rename(tmp_path / "log.1")
+            process.send_signal(signal.SIGHUP)
+            client.update_log_settings({"log_verbose_level": 1})
+
+            def written():
+                client.infer("plain", [tensor()])
+                return file.exists() and "inferd.batch" in file.read_text()
+
+            wait_until(written)
+            with pytest.raises(triton.InferenceServerException, match="can not be updated"):
+                client.update_log_settings({"log_file": "elsewhere"})
+            assert client.get_log_settings(as_json=True)["settings"]["log_file"]["string_param"] == str(file)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+    assert "Started GRPCInferenceService" in (tmp_path / "log.1").read_text()
+
+
+def wait_until(holds):
+    for _ in range(3000):
+        try:
+            if holds():
+                return
+        except triton.InferenceServerException:
+            pass
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come")
+
+
+def lines_of(process, logger):
+    return [found for line in process.lines if line.startswith("{") and (found := json.loads(line))["logger"] == logger]
+
+
+def test_requests_are_logged_where_that_is_asked_for(tmp_path):
+    root = write(tmp_path / "models", plain=IDENTITY, slow=DELAYED)
+    arguments = ("--log-format", "json", "--access-log", "2", "--slow-request-ms", "10")
+    with doors.running_server("native", root, *arguments) as process, doors.connected(process) as client:
+        for number in range(4):
+            client.infer("plain", [tensor(2)], request_id=f'id "{number}"\n')
+        client.infer("slow", [tensor()], request_id="late")
+        with pytest.raises(triton.InferenceServerException):
+            client.infer("nobody", [tensor()])
+    access = lines_of(process, "inferd.access")
+    assert [line["request_id"] for line in access[:2]] == ['id "1"\n', 'id "3"\n']
+    assert len(access) == 3
+    line = access[0]
+    assert (line["model"], line["version"], line["status"], line["method"]) == ("plain", 1, "OK", "ModelInfer")
+    assert line["peer"].startswith("ipv4:127.0.0.1:")
+    assert line["batch_size"] == 2
+    assert line["received_bytes"] > 0
+    assert line["sent_bytes"] == 32
+    assert 0 <= line["queue_us"] + line["compute_us"] <= line["total_us"]
+    assert access[2]["status"] == "NOT_FOUND"
+    [slow] = [line for line in lines_of(process, "inferd.slow") if line["request_id"] == "late"]
+    assert slow["level"] == "warning"
+    assert slow["total_us"] >= 20_000
+
+
+def test_json_is_one_of_the_forms_that_log_settings_takes(tmp_path):
+    root = write(tmp_path / "models", plain=IDENTITY)
+    with doors.running_server("native", root) as process, doors.connected(process) as client:
+        settings = client.update_log_settings({"log_format": "json"}, as_json=True)["settings"]
+        assert settings["log_format"]["string_param"] == "json"
+        with pytest.raises(triton.InferenceServerException, match="invalid argument for log_format, got: xml"):
+            client.update_log_settings({"log_format": "xml"})

@@ -1,0 +1,146 @@
+"""`inferd top`: what it makes of two looks at a server's metrics, and how it shows that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from server.cli import main
+from server.tools.rates import between, understood
+
+HISTOGRAM = "nv_inference_request_duration_histogram_us"
+
+OURS = """
+# TYPE nv_inference_count counter
+nv_inference_count{{model="m",version="1"}} {rows}
+nv_inference_exec_count{{model="m",version="1"}} {batches}
+nv_inference_request_success{{model="m",version="1"}} {requests}
+nv_inference_request_failure{{model="m",version="1",reason="BACKEND"}} 0
+nv_inference_request_failure{{model="m",version="1",reason="OTHER"}} {failures}
+nv_inference_pending_request_count{{model="m",version="1"}} 7
+nv_inference_request_duration_us{{model="m",version="1"}} {us}
+nv_inference_request_duration_histogram_us_bucket{{model="m",version="1",le="1000"}} {fast}
+nv_inference_request_duration_histogram_us_bucket{{model="m",version="1",le="2000"}} {requests}
+nv_inference_request_duration_histogram_us_bucket{{model="m",version="1",le="+Inf"}} {requests}
+inferd_instances{{model="m",version="1"}} 2
+inferd_instance_busy_seconds_total{{model="m",version="1",instance="m_0"}} {busy}
+inferd_instance_busy_seconds_total{{model="m",version="1",instance="m_1"}} {busy}
+inferd_connections 3
+process_cpu_seconds_total {busy}
+"""
+
+BEFORE = OURS.format(rows=100, batches=50, requests=100, failures=0, us=0, fast=50, busy=0)
+AFTER = OURS.format(rows=500, batches=100, requests=200, failures=4, us=150_000, fast=140, busy=1)
+
+
+def test_rates_are_what_was_done_between_two_looks():
+    rates = between(understood(BEFORE, 10.0), understood(AFTER, 12.0))
+    [model] = rates.models
+    assert (model.model, model.version, model.pending) == ("m", "1", 7)
+    assert (model.requests, model.failures, model.batch) == (50, 2, 8)
+    assert model.busy == 0.5
+    assert model.mean_us == 1500
+    assert model.p50_us == pytest.approx(1000 * 50 / 90)
+    assert model.p99_us == pytest.approx(1900)
+    assert model.queue_us == 0  # no histogram of it: the mean
+    assert rates.server == {"connections": 3, "cpu": 0.5}
+
+
+def test_a_counter_that_began_anew_counts_from_there():
+    rates = between(understood(AFTER, 10.0), understood(BEFORE, 11.0))
+    assert rates.models[0].requests == 100
+
+
+def test_what_tritonserver_tells_is_enough():
+    lines = [line for line in AFTER.splitlines() if "histogram" not in line and "inferd" not in line]
+    [model] = between(understood("", 0.0), understood("\n".join(lines), 1.0)).models
+    assert (model.requests, model.p99_us, model.busy) == (200, None, None)
+    assert model.mean_us == 750
+
+
+def test_what_is_no_page_of_metrics_is_refused():
+    with pytest.raises(ValueError, match="no line of metrics"):
+        understood("<html>", 0.0)
+
+
+@contextmanager
+def served(*pages):
+    """The address of a server that serves these pages one after the other, and then the last one."""
+    left = list(pages)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            page = (left.pop(0) if len(left) > 1 else left[0]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_table_is_printed_once(capsys):
+    with served(BEFORE, AFTER) as url:
+        assert main(["top", url, "--once", "--interval", "0.01"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "connections 3" in printed[0]
+    assert printed[2].split() == [
+        "model",
+        "req/s",
+        "p50",
+        "p99",
+        "queue",
+        "compute",
+        "batch",
+        "pending",
+        "busy",
+        "fail/s",
+    ]
+    assert printed[3].split()[0] == "m"
+
+
+def test_it_is_printed_as_json(capsys):
+    with served(BEFORE, AFTER) as url:
+        assert main(["top", url, "--format", "json", "--interval", "0.01"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"][0]["model"] == "m"
+    assert found["server"]["connections"] == 3
+
+
+def test_nobody_there_is_said_in_one_line(capsys):
+    assert main(["top", "http://127.0.0.1:9/metrics", "--once"]) == 1
+    assert capsys.readouterr().err.startswith("inferd: top: http://127.0.0.1:9/metrics: ")
+
+
+def test_the_screen_shows_models_and_ends_at_q():
+    textual = pytest.importorskip("textual.widgets", reason="the extra tui is not installed")
+    from server.tools.rates import look
+    from server.tools.screen import Screen
+
+    async def use(url):
+        screen = Screen(url, 0.01, look(url))
+        async with screen.run_test() as pilot:
+            table = screen.query_one(textual.DataTable)
+            while not table.row_count:
+                await pilot.pause(0.01)
+            shown = table.get_row_at(0)
+            await pilot.press("q")
+        return shown
+
+    with served(BEFORE, AFTER) as url:
+        assert asyncio.run(use(url))[0] == "m"

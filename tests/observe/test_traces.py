@@ -1,0 +1,311 @@
+"""Traces: which requests are chosen, what is told of them, and where it goes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import grpc
+import numpy as np
+import pytest
+
+from server.pb import grpc_service_pb2 as pb
+from server.settings.tracing import SettingsError, parse_trace_config
+from tests.conformance import doors
+from tests.conformance.client import Stub
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
+
+SLOW = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling { step {
+  model_name: "plain" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} }
+"""
+
+ASKING = """
+backend: "python"
+max_batch_size: 0
+input { name: "x" data_type: TYPE_INT64 dims: [ 1, 2 ] }
+output { name: "y" data_type: TYPE_STRING dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+ASKING_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name="plain", requested_output_names=["y"], trace=request.trace(),
+                inputs=[pb_utils.Tensor("x", np.ones((1, 2), np.int64))])
+            assert not asked.exec().has_error()
+            context = request.trace().get_context() or ""
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([context.encode()], object))]))
+        return answers
+"""
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return write(tmp_path / "models", plain=IDENTITY, slow=SLOW, both=ENSEMBLE, stream=DECOUPLED)
+
+
+def traces_of(path):
+    """The requests of a file, by their ids."""
+    found = {}
+    for each in json.loads(path.read_text()):
+        entry = found.setdefault(each["id"], {"tensors": []})
+        if "tensor" in each:
+            entry["tensors"].append((each["activity"], each["tensor"]))
+        elif "timestamps" in each:
+            entry["times"] = {time["name"]: time["ns"] for time in each["timestamps"]}
+        else:
+            entry |= each
+    return found
+
+
+def test_one_request_in_so_many_is_written_to_a_file_as_triton_writes_it(repository, tmp_path):
+    file = tmp_path / "trace.json"
+    arguments = [f"--trace-config={each}" for each in ("level=TIMESTAMPS", "rate=3", f"triton,file={file}")]
+    with doors.running_server("native", repository, *arguments) as process, doors.connected(process) as client:
+        for number in range(7):
+            client.infer("plain", [tensor()], request_id=f"r{number}")
+    found = traces_of(file)
+    assert [each["request_id"] for each in found.values()] == ["r2", "r5"]
+    for each in found.values():
+        assert (each["model_name"], each["model_version"]) == ("plain", 1)
+        order = ("REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START")
+        order += ("COMPUTE_END", "REQUEST_END")
+        times = [each["times"][name] for name in order]
+        assert times == sorted(times)
+
+
+def test_tensors_steps_and_files_of_so_many_traces(repository, tmp_path):
+    file = tmp_path / "trace.json"
+    configured = ("level=TIMESTAMPS", "level=TENSORS", "rate=1", f"triton,file={file}", "triton,log-frequency=2")
+    with (
+        doors.running_server("native", repository, *(f"--trace-config={each}" for each in configured)) as process,
+        doors.connected(process) as client,
+    ):
+        client.infer("both", [tensor()])
+    first = traces_of(tmp_path / "trace.json.0")
+    assert sorted(each["model_name"] for each in first.values()) == ["both", "plain"]
+    whole, step = sorted(first.values(), key=lambda each: each["model_name"])
+    assert step["parent_id"] == whole["id"]
+    assert ("TENSOR_QUEUE_INPUT", {"name": "x", "data": "1,1", "shape": "1,2", "dtype": "INT64"}) in step["tensors"]
+    assert ("TENSOR_BACKEND_OUTPUT", {"name": "y", "data": "1,1", "shape": "1,2", "dtype": "INT64"}) in whole["tensors"]
+
+
+def test_settings_are_seen_and_changed_for_the_server_and_for_a_model(repository, tmp_path):
+    file = tmp_path / "trace.json"
+    with (
+        doors.running_server("native", repository, f"--trace-config=triton,file={file}") as process,
+        doors.connected(process) as client,
+    ):
+
+        def settings(*arguments, **changes):
+            return client.update_trace_settings(*arguments, settings=changes, as_json=True)["settings"]
+
+        start = client.get_trace_settings(as_json=True)["settings"]
+        assert {name: values["value"] for name, values in start.items()} == {
+            "trace_level": ["OFF"],
+            "trace_rate": ["1000"],
+            "trace_count": ["-1"],
+            "trace_mode": ["triton"],
+            "log_frequency": ["0"],
+            "trace_file": [str(file)],
+        }
+        own = settings("plain", trace_level=["TIMESTAMPS"], trace_rate="1", trace_count="2")
+        assert own["trace_count"]["value"] == ["2"]
+        for _ in range(3):
+            client.infer("plain", [tensor()])
+            client.infer("slow", [tensor()])
+        left = client.get_trace_settings("plain", as_json=True)["settings"]
+        assert left["trace_count"]["value"] == ["0"]
+        assert client.get_trace_settings(as_json=True)["settings"]["trace_level"]["value"] == ["OFF"]
+        cleared = settings("plain", trace_level=None, trace_rate=None, trace_count=None)
+        assert cleared["trace_level"]["value"] == ["OFF"]
+        assert cleared["trace_rate"]["value"] == ["1000"]
+    assert [each["model_name"] for each in traces_of(file).values()] == ["plain", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "values", "code", "text"),
+    [
+        ("", "trace_file", ["x"], "UNIMPLEMENTED", "trace file location can not be updated through network protocol"),
+        (
+            "",
+            "trace_level",
+            ["OFF", "TIMESTAMPS"],
+            "INVALID_ARGUMENT",
+            "Expect only one trace level 'OFF' is specified",
+        ),
+        ("", "trace_level", ["LOUD"], "INVALID_ARGUMENT", "unknown trace level 'LOUD'"),
+        ("", "trace_rate", ["1", "2"], "INVALID_ARGUMENT", "expect only 1 value for 'trace_rate'"),
+        ("", "trace_rate", ["often"], "INVALID_ARGUMENT", "Unable to parse 'trace_rate', got: often"),
+        ("", "trace_count", ["-2"], "INVALID_ARGUMENT", "Unable to parse 'trace_count', value is out of range"),
+        ("nobody", "trace_rate", ["1"], "INVALID_ARGUMENT", "Request for unknown model : nobody"),
+        ("", "nothing", ["1"], "INVALID_ARGUMENT", "unknown trace setting 'nothing'"),
+    ],
+)
+def test_wrong_settings_are_refused_and_change_nothing(shared_server, model, name, values, code, text):
+    with grpc.insecure_channel(shared_server) as channel:
+        stub = Stub(channel)
+        request = pb.TraceSettingRequest(model_name=model)
+        request.settings["log_frequency"].value.append("7")
+        request.settings[name].value.extend(values)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.TraceSetting(request)
+        assert refused.value.code().name == code
+        assert text in refused.value.details()
+        assert stub.TraceSetting(pb.TraceSettingRequest()).settings["log_frequency"].value == ["0"]
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory):
+    root = write(tmp_path_factory.mktemp("models"), plain=IDENTITY)
+    with doors.running_server("native", root) as process:
+        yield process.address
+
+
+@pytest.mark.parametrize(
+    "entry", ["level=LOUD", "rate=x", "rate=-1", "mode=jaeger", "nothing", "opentelemetry,url2=x", "count=-2", "level"]
+)
+def test_what_is_configured_wrongly_is_refused(entry):
+    with pytest.raises(SettingsError, match="trace-config"):
+        parse_trace_config((entry,))
+
+
+# ---- opentelemetry
+
+
+def attributes(span):
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
+
+
+def named(spans, name):
+    return [span for span in spans if span.name == name]
+
+
+def server_of(repository, collector, *entries, door="native"):
+    configured = ("level=TIMESTAMPS", "mode=opentelemetry", f"opentelemetry,url={collector.url}", *entries)
+    configured += ("opentelemetry,bsp_schedule_delay=10", "opentelemetry,resource=team=a")
+    return doors.running_server(door, repository, *(f"--trace-config={each}" for each in configured))
+
+
+@pytest.fixture(params=["http", "grpc"])
+def collector(request):
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import grpc_collector, http_collector
+
+    with (http_collector if request.param == "http" else grpc_collector)() as made:
+        made.protocol = request.param
+        yield made
+
+
+@pytest.mark.parametrize("door", ["native", "grpcio"])
+def test_a_trace_of_a_client_goes_on_in_the_server(repository, collector, door):
+    """The context is W3C's; rate 0 traces nobody else. The spans of ensembles' steps hang below the ensemble's."""
+    with (
+        server_of(
+            repository, collector, "rate=0", f"opentelemetry,protocol={collector.protocol}", door=door
+        ) as process,
+        doors.connected(process) as client,
+    ):
+        client.infer("both", [tensor()])
+        client.infer("both", [tensor()], headers={"traceparent": f"00-{TRACE}-{SPAN}-00"})
+        client.infer("both", [tensor()], request_id="r", headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        spans = collector.wait(lambda spans: named(spans, "both") and named(spans, "InferRequest"))
+    spans = collector.spans
+    assert {span.trace_id.hex() for span in spans} == {TRACE}
+    [call], [both], [plain] = (named(spans, name) for name in ("InferRequest", "both", "plain"))
+    [batch], [compute] = (named(spans, name) for name in ("batch", "compute"))
+    assert call.parent_span_id.hex() == SPAN
+    assert both.parent_span_id == call.span_id
+    assert plain.parent_span_id == both.span_id
+    assert (batch.parent_span_id, compute.parent_span_id) == (plain.span_id, batch.span_id)
+    assert attributes(call)["rpc.method"] == "inference.GRPCInferenceService/ModelInfer"
+    assert attributes(call)["rpc.response.status_code"] == "OK"
+    assert attributes(both)["triton.request_id"] == "r"
+    assert attributes(batch)["inferd.batch.rows"] == 1
+    assert attributes(batch)["inferd.batch.reason"] == "no batching"
+    for inner, outer in ((both, call), (plain, both), (batch, plain), (compute, batch)):
+        assert outer.start_time_unix_nano <= inner.start_time_unix_nano
+        assert inner.end_time_unix_nano <= outer.end_time_unix_nano
+    assert collector.resource["team"] == "a"
+    assert collector.resource["service.name"] == "triton"
+
+
+def test_models_know_their_trace_and_what_they_ask_belongs_to_it(repository, tmp_path):
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    write(repository, asking=ASKING)
+    (repository / "asking" / "1" / "model.py").write_text(ASKING_MODEL)
+    with (
+        http_collector() as collector,
+        server_of(repository, collector, "rate=0") as process,
+        doors.connected(process) as client,
+    ):
+        answer = client.infer("asking", [tensor()], headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        untraced = client.infer("asking", [tensor()])
+        spans = collector.wait(lambda spans: named(spans, "plain") and named(spans, "asking"))
+    [asking], [plain] = named(spans, "asking"), named(spans, "plain")
+    assert plain.parent_span_id == asking.span_id
+    [context] = answer.as_numpy("y")
+    assert json.loads(context) == {"traceparent": f"00-{TRACE}-{asking.span_id.hex()}-01"}
+    assert untraced.as_numpy("y")[0] == b""
+
+
+def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository):
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    with (
+        http_collector() as collector,
+        server_of(repository, collector, "rate=0", "slow-ms=10") as process,
+        doors.connected(process) as client,
+    ):
+        client.infer("plain", [tensor()])
+        client.infer("slow", [tensor()])
+        with pytest.raises(triton.InferenceServerException):
+            client.infer("plain", [tensor(9)])
+        spans = collector.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
+    by_status = sorted(named(spans, "InferRequest"), key=lambda span: span.status.code)
+    assert [attributes(span)["rpc.response.status_code"] for span in by_status] == ["OK", "INVALID_ARGUMENT"]
+    assert named(spans, "slow")
+    assert "max" in by_status[1].status.message or by_status[1].status.message
+
+
+def test_mates_of_a_batch_are_linked(tmp_path):
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    batching = IDENTITY + "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 2 ] }\n"
+    root = write(tmp_path / "models", pair=batching)
+    with (
+        http_collector() as collector,
+        server_of(root, collector, "rate=1") as process,
+        doors.connected(process) as client,
+    ):
+        calls = [client.async_infer("pair", [tensor()], callback=lambda result, error: None) for _ in range(2)]
+        for call in calls:
+            call._CallContext__grpc_future.result()
+        spans = collector.wait(lambda spans: len(named(spans, "batch")) == 2)
+    one, other = named(spans, "pair")
+    for batch, mate in itertools.permutations((one, other)):
+        [mine] = [span for span in named(spans, "batch") if span.parent_span_id == batch.span_id]
+        assert [link.span_id for link in mine.links] == [mate.span_id]
+        assert attributes(mine)["inferd.batch.requests"] == 2
+    assert np.all([attributes(span)["inferd.batch.reason"] == "preferred size" for span in named(spans, "batch")])
