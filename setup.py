@@ -26,18 +26,22 @@ FLAGS = {
 }
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
-    "_native.transport.access",
+    "_native.service.access",
     "_native.transport.connection",
     "_native.transport.errorinfo",
-    "_native.transport.forwarding",
+    "_native.transport.eviction",
+    "_native.transport.expiry",
+    "_native.transport.head",
+    "_native.service.forwarding",
     "_native.transport.http2",
     "_native.transport.incoming",
-    "_native.transport.infer",
+    "_native.service.infer",
     "_native.transport.packing",
     "_native.transport.receipt",
     "_native.caching.store",
     "_native.transport.stream",
-    "_native.inference.submission",
+    "_native.transport.unary",
+    "_native.service.submission",
     "bench.driver.connection",
     "bench.driver.driver",
     "bench.driver.loop",
@@ -79,7 +83,7 @@ def extension(path: Path) -> Extension:
 def extensions() -> list[Extension]:
     folders = ["_native", "backends"]
     if "--inplace" in sys.argv:
-        folders.append("bench")  # a tool of the source tree, not a part of the package
+        folders += ["bench", "tests"]  # of the source tree, no parts of the package
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.pyx"))]
     only = os.environ.get("INFERD_ONLY")
     return [extension(path) for path in paths if not only or module_name(path) in only.split(",")]

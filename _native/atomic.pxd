@@ -21,6 +21,9 @@ cdef extern from *:
     static inline void inferd_store32(int32_t *p, int32_t v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
+    static inline void inferd_store64(int64_t *p, int64_t v) {
+        __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    }
     /* an integer that one thread writes and others may read at any time: no barrier, no locked instruction */
     static inline void inferd_add_own(int64_t *p, int64_t n) {
         __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
@@ -51,6 +54,7 @@ cdef extern from *:
     int32_t load32 "inferd_load32"(const int32_t *p) noexcept nogil
     int64_t load64 "inferd_load64"(const int64_t *p) noexcept nogil
     void store32 "inferd_store32"(int32_t *p, int32_t v) noexcept nogil
+    void store64 "inferd_store64"(int64_t *p, int64_t v) noexcept nogil
     int32_t exchange32 "inferd_exchange32"(int32_t *p, int32_t v) noexcept nogil
     void add_own "inferd_add_own"(int64_t *p, int64_t n) noexcept nogil
     void spin_lock "inferd_spin_lock"(int32_t *p) noexcept nogil

@@ -17,11 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from backends.paths import OutsideError, inside
+
 if TYPE_CHECKING:
     from _native.cuda.batch import GpuBatch
     from _native.cuda.device import Stream
     from _native.execution.batch import Batch
     from _native.memory.arena import ArenaHandle
+
+
+SHOWN_FILES = 8
 
 
 class BackendError(Exception):
@@ -291,10 +296,43 @@ class ModelSource:
     version: int
     path: Path  # the version directory
     config_json: str = ""  # the complete configuration as JSON, field names as in model_config.proto
+    from_client: bool = False  # the configuration came with a load: it names nothing outside the model's folder
 
     def model_file(self, default: str) -> Path:
-        """The model's file or folder: `default_model_filename` of the configuration, else `default`."""
-        return self.path / (self.spec.default_model_filename or default)
+        """The model's file or folder: `default_model_filename` of the configuration, else `default`.
+
+        Raises:
+            BackendError: the configuration names one outside the model's folder.
+        """
+        name = self.spec.default_model_filename
+        return self.path / default if name in ("", default) else self.file(name)
+
+    def file(self, name: str) -> Path:
+        """A file of the version that the configuration names; backends find such files in no other way.
+
+        Raises:
+            BackendError: it leads out of the model's folder.
+        """
+        try:
+            return inside(self.path, name, self.path.parent)
+        except OutsideError as error:
+            raise BackendError(f"model '{self.spec.name}': {error}") from None
+
+    def not_found(self, path: Path) -> BackendError:
+        """The error for a model file that is not there; it tells what is."""
+        return BackendError(f"unable to find '{path}' for model '{self.spec.name}'{self._there_is(path)}")
+
+    def _there_is(self, path: Path) -> str:
+        if (self.path.parent / path.name).is_file():
+            return f": it lies beside the version folder, move it into {self.path}"
+        try:
+            names = sorted(each.name for each in path.parent.iterdir() if not each.name.startswith((".", "__")))
+        except OSError:
+            return ""
+        shown = ", ".join(names[:SHOWN_FILES]) + (", ..." if len(names) > SHOWN_FILES else "")
+        if not names:
+            return ": the folder is empty"
+        return f": the folder has {shown}; rename the file, or write default_model_filename into config.pbtxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +371,12 @@ class Services(Protocol):
 
     @property
     def entrance(self) -> object:
-        """A capsule "inferd.submission": the Submission (`_native/inference/submission.pxd`) for models' requests."""
+        """A capsule "inferd.submission": the Submission (`_native/service/submission.pxd`) for models' requests."""
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """Have something done that is no inference.
 
-        "is_model_ready" (name, version), "load_model" (name, config, files: contents in base64 by "file:" and path),
+        "is_model_ready" (name, version), "load_model" (name, config, files: contents by "file:" and path),
         "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that asks.
         The future's exception is a `BackendError`, or one with a `status`.
         """
@@ -409,6 +447,14 @@ class Backend(abc.ABC):
         """
         raise BackendError(f"backend '{self.name}' builds no models")
 
+    def check(self, source: ModelSource) -> None:
+        """Find what would keep one version from being loaded, without executing code of the model's own.
+
+        Raises:
+            BackendError: as for `load`.
+        """
+        self.load(source).close()
+
     @abc.abstractmethod
     def load(self, source: ModelSource) -> Model:
         """Load one version. Called outside the event loop; may take long.
@@ -436,6 +482,10 @@ class Instance(abc.ABC):
     """What runs batches: one thread calls it, one batch at a time."""
 
     stoppable: ClassVar[bool] = False  # it has `stop`, and is told when nobody waits any more
+    writes_inputs: ClassVar[bool] = True
+    """Whether `execute` may write to its inputs. Then they are the batch's alone: what others can see (steps of an
+    ensemble, the response cache, requests that share an execution, a client's shared memory) is copied first. Where it
+    never does, inputs may be memory of others, and views of them are read-only."""
 
     @abc.abstractmethod
     def execute(self, batch: Batch) -> None:
@@ -486,7 +536,7 @@ class NativeInstance(Instance):
     its work is done in another process, is a capsule named "inferd.remote" around a `Remote`
     (`_native/execution/remote.pxd`), by which the event loop begins and ends batches without the instance's thread.
     `input_device` is the GPU on which it reads inputs where trusted clients have put them; all others are copied to the
-    host's memory. -1: none.
+    host's memory. -1: none. An `executor` that writes to inputs without `batch_gather` looks at `InputData.exclusive`.
     """
 
     executor: object

@@ -22,15 +22,14 @@ class Entry:
     target: str  # "module:class"
     model_filename: str = ""
     requires: str = ""  # the framework's import name; empty when it needs none
-    extra: str = ""  # the extra of this package that installs the framework
     on_gpu: bool = False  # where there is a GPU, its instances are on it unless the configuration says otherwise
 
 
 BUILTIN: Mapping[str, Entry] = MappingProxyType(
     {
         "identity": Entry("backends.identity:IdentityBackend"),
-        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", "torch", on_gpu=True),
-        "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime", "onnx"),
+        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", on_gpu=True),
+        "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime"),
         "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }
@@ -103,6 +102,10 @@ class BackendLoader:
                 self._made[name].services = self._services
             return self._made[name]
 
+    def unknown(self) -> list[str]:
+        """Names of backends in the configuration that are none."""
+        return [name for name in self._configs if name not in {GLOBAL, *BUILTIN} and self._user_file(name) is None]
+
     def serve(self, services: Services) -> None:
         """What every backend may ask of the server from now on."""
         with self._lock:
@@ -141,7 +144,8 @@ def _builtin_class(name: str, entry: Entry) -> type[Backend]:
     # Asked of the finders, not imported: the framework itself waits until a model is loaded.
     if entry.requires and not _is_installed(entry.requires):
         raise BackendError(
-            f"backend '{name}' needs {entry.requires}, which is not installed: pip install \"inferd[{entry.extra}]\""
+            f"backend '{name}' needs {entry.requires}, which {sys.executable} does not find: "
+            f"{sys.executable} -m pip install {entry.requires}"
         )
     module, _, attribute = entry.target.partition(":")
     found: type[Backend] = getattr(importlib.import_module(module), attribute)

@@ -18,14 +18,15 @@ from typing import Any
 import uvloop
 
 from _native.memory.resource import live_counters
-from _native.transport.forwarding import Forwarder
-from backends.loader import BackendLoader
+from _native.service.forwarding import Forwarder
+from backends.loader import BUILTIN, BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
 from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
 from server.engine.hosts import HostPolicyError, parse_host_policies
+from server.engine.idle import look_after_memory
 from server.engine.instances import Placement
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.engine.shared_memory import SharedMemoryPolicy
@@ -34,25 +35,40 @@ from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
 from server.front.keepalive import ConnectionPolicy
-from server.front.listeners import ListenPolicy
+from server.front.listeners import ListenPolicy, try_to_listen
 from server.front.lobby import ClientLimits
 from server.front.native import NativeDoor
+from server.front.scrape import ScrapeListener
 from server.front.services import Policy, install
 from server.front.tls import Credentials, CredentialsError
 from server.front.tokens import TokenFileError
+from server.memory import usable_memory
 from server.observe.load import LoadMeter
 from server.observe.logs import Logs, configure
+from server.observe.metrics.catalogue import chosen
+from server.observe.metrics.gpu import GpuMetrics
+from server.observe.metrics.page import Page
+from server.observe.metrics.process import Machine
+from server.observe.metrics.service import Service, Traffic
+from server.observe.recording import Recording, RecordingError
 from server.rpc.metadata import EXTENSIONS, Identity
-from server.rpc.service import table
+from server.rpc.service import KINDS, table
 from server.settings import Settings
+from server.settings.shown import tell_options
 
 log = logging.getLogger("inferd")
 
 SWITCH_INTERVAL = 50e-6
 """Seconds after which a thread that waits for the GIL may have it: the loop must not wait Python's default of 5 ms."""
 
+HELD_SHARE = 4
+"""The part of the memory that requests and answers of clients may take, unless --max-held-bytes says more."""
+
 SEQUENCES_SHARE = 0.75
 """Of the exit timeout, for which sequences go on when the server stops; the rest is for the requests that run then."""
+
+TELL_PROGRESS = 10.0
+"""Seconds between lines about models that are being loaded."""
 
 LAST_SECOND = 1.0
 """Seconds for unloading when running requests have used up the exit timeout."""
@@ -67,7 +83,11 @@ class StartError(Exception):
 
 def run(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; the exit status of the process."""
-    logs = configure(settings)
+    try:
+        logs = configure(settings)
+    except OSError as error:
+        print(f"inferd: log-file: {error}", file=sys.stderr)
+        return 1
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         uvloop.run(_serve(settings, logs))
@@ -87,6 +107,7 @@ class StopSignal:
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._cleaning: list[Callable[[], None]] = []
+        self.number = 0  # of the first
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -101,12 +122,20 @@ class StopSignal:
 
     def _on_signal(self, number: int) -> None:
         if not self._asked.is_set():
+            self.number = number
             self._asked.set()
             return
         log.error("a second signal: exiting immediately")
         for callback in self._cleaning:
             callback()
         _exit(128 + number)
+
+    def out_of_time(self) -> None:
+        """End the process: what was to finish has not; the status is that of a process that the signal has ended."""
+        log.error("Exit timeout expired. Exiting immediately.")
+        for callback in self._cleaning:
+            callback()
+        _exit(128 + self.number)
 
 
 def _exit(status: int) -> None:
@@ -117,62 +146,103 @@ def _exit(status: int) -> None:
 
 async def _serve(settings: Settings, logs: Logs) -> None:
     stop = StopSignal()
-    policy = _policy(settings)  # wrong certificates are told before models are loaded
-    engine = _engine(settings)
+    if settings.log_verbose:
+        tell_options(settings)
+    # what is wrong with addresses, certificates and tokens is told before models are loaded
+    policy = _policy(settings)
+    _try_addresses(settings, policy)
+    engine = make_engine(settings)
+    access = _access(settings, engine)
     problems = await _load(settings, engine, stop)
     deadline = math.inf
     try:
         if problems and settings.exit_on_error:
             raise StartError(
-                f"{len(problems)} of the models could not be loaded, see above; --exit-on-error=false serves the others"
+                f"{len(problems)} of the models could not be loaded: {', '.join(engine.problems)}; "
+                "--exit-on-error=false serves the others"
             )
         if problems is not None:
-            deadline = await _serve_door(settings, engine, policy, stop, logs)
+            deadline = await _serve_door(settings, engine, access, policy, stop, logs)
     finally:
-        await _close(engine, deadline)
+        await _close(engine, deadline, stop)
+
+
+def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
+    """Open the sockets and close them again.
+
+    Raises:
+        StartError: one cannot be listened on.
+    """
+    for bind in settings.binds:
+        try:
+            try_to_listen(bind.address, policy.at(bind))
+        except OSError as error:
+            raise StartError(str(error)) from error
 
 
 async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:
     """Load the models; what went wrong, None when the server was told to stop meanwhile."""
     loop = asyncio.get_running_loop()
     loading, stopped = loop.create_task(engine.start()), loop.create_task(stop.wait())
-    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    began = loop.time()
+    while not (await asyncio.wait({loading, stopped}, timeout=TELL_PROGRESS, return_when=asyncio.FIRST_COMPLETED))[0]:
+        log.info("after %.0f s: %s", loop.time() - began, engine.progress())
     if not stopped.done():
         stopped.cancel()
-        return await loading
-    log.info("stopping: loading has %d s to finish", settings.exit_timeout_secs)
+        problems = await loading
+        for line in engine.table() if engine.index() else ():
+            log.info("%s", line)
+        return problems
+    log.info(
+        "stopping: loading has %d s to finish; a second signal ends the process at once", settings.exit_timeout_secs
+    )
     await asyncio.wait({loading}, timeout=settings.exit_timeout_secs)
     if not loading.done():
-        log.error("Exit timeout expired. Exiting immediately.")
-        _exit(0)
+        stop.out_of_time()
     return None
 
 
-async def _close(engine: Engine, deadline: float) -> None:
+async def _close(engine: Engine, deadline: float, stop: StopSignal) -> None:
     """Unload everything; a model that still runs at `deadline`, on the loop's clock, does not keep the process."""
     remaining = deadline - asyncio.get_running_loop().time()
     try:
         await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
     except TimeoutError:
-        log.error("Exit timeout expired. Exiting immediately.")
-        _exit(0)
+        stop.out_of_time()
 
 
-def _engine(settings: Settings) -> Engine:
+def make_loader(settings: Settings) -> BackendLoader:
+    """What finds backends."""
     loader = BackendLoader(settings.backend_settings, settings.backend_directory)
-    gpus = Gpus(GpuPolicy(settings.cuda_driver, settings.pinned_memory_pool_byte_size, settings.cuda_pools))
-    options = Options(
+    for name in loader.unknown():
+        log.warning("--backend-config=%s,...: there is no backend of this name, there are %s", name, ", ".join(BUILTIN))
+    return loader
+
+
+def model_options(settings: Settings, gpus: Gpus) -> Options:
+    """How configurations are read."""
+    return Options(
         auto_complete=not settings.disable_auto_complete_config,
         config_name=settings.model_config_name,
         default_max_batch_size=settings.default_max_batch_size,
         gpus=gpus.count,
     )
+
+
+def make_engine(settings: Settings) -> Engine:
+    """The engine, in which nothing is loaded yet.
+
+    Raises:
+        StartError: the settings do not go with this machine.
+    """
+    gpus = Gpus(GpuPolicy(settings.cuda_driver, settings.pinned_memory_pool_byte_size, settings.cuda_pools))
     try:
         return Engine(
             settings.model_repository,
-            loader,
-            options,
+            make_loader(settings),
+            model_options(settings, gpus),
             load_threads=settings.model_load_thread_count,
+            load_retries=settings.model_load_retry_count,
             strict_readiness=settings.strict_readiness,
             max_inflight=settings.max_inflight_requests,
             max_queued=settings.max_queued_requests_per_model,
@@ -182,6 +252,8 @@ def _engine(settings: Settings) -> Engine:
                 prefixes=settings.client_shm_prefix,
                 max_regions=settings.client_shm_max_regions,
                 max_byte_size=settings.client_shm_max_byte_size,
+                user_regions=settings.client_shm_max_regions_per_user,
+                user_byte_size=settings.client_shm_max_byte_size_per_user,
                 max_copied=settings.grpc_max_message_size or 2**31 - 1,
             ),
             cache=settings.cache,
@@ -205,17 +277,28 @@ def _placement(settings: Settings, gpus: Gpus) -> Placement:
     return Placement(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None, gpus)
 
 
-async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, stop: StopSignal, logs: Logs) -> float:
+async def _serve_door(
+    settings: Settings, engine: Engine, access: Access, policy: ListenPolicy, stop: StopSignal, logs: Logs
+) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
-    access = _access(settings, engine)
+    if settings.log_file:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
     door = _door(settings, engine, policy, access)
     identity = Identity(settings.id, metadata.version("inferd"), _extensions(settings))
-    forwarder = Forwarder(settings.grpc_header_forward_pattern) if settings.grpc_header_forward_pattern else None
+    forwarder = _forwarder(settings, engine)
     if isinstance(door, NativeDoor) and forwarder is not None:
         door.forward(forwarder)
-    rules = Policy(access, load, reflected=_is_reflected(settings), forwarder=forwarder)
-    health = install(door, table(engine, identity, logs=logs), engine, rules)
+    service = _service(settings, engine, door, logs)
+    try:
+        recording = Recording(settings, engine)
+    except RecordingError as error:
+        raise StartError(str(error)) from error
+    rules = Policy(access, load, service.counted, reflected=_is_reflected(settings), forwarder=forwarder)
+    health = install(door, table(engine, identity, logs=logs, traces=recording.control), engine, rules)
+    scrapers = await _serve_metrics(settings, service)
+    if scrapers is not None:
+        stop.at_once(scrapers.remove_file)
     try:
         await door.start(*map(str, _binds(settings)))
     except OSError as error:
@@ -234,33 +317,75 @@ async def _serve_door(settings: Settings, engine: Engine, policy: ListenPolicy, 
     deadline = loop.time() + settings.exit_timeout_secs
     await engine.finish_sequences(settings.exit_timeout_secs * SEQUENCES_SHARE)
     remaining = max(0.0, deadline - loop.time())
-    log.info("stopping: running requests have %d s to finish", math.ceil(remaining))
+    log.info("stopping: running requests have %.1f s to finish", remaining)
     health.close()
     await door.stop(remaining)
+    if scrapers is not None:
+        await scrapers.close()
+    await asyncio.to_thread(recording.close)
     for task in beside:
         task.cancel()
     return deadline
 
 
-def _beside(access: Access | None, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
+def _service(settings: Settings, engine: Engine, door: Door, logs: Logs) -> Service:
+    """What metrics of the server are read from."""
+    build = {"version": metadata.version("inferd"), "transport": settings.transport}
+    traffic = door.traffic if isinstance(door, NativeDoor) else Traffic
+    return Service(engine, build, kinds=KINDS, traffic=traffic, lines_lost=lambda: logs.lost)
+
+
+async def _serve_metrics(settings: Settings, service: Service) -> ScrapeListener | None:
+    """The listener for scrapers; None without metrics."""
+    if not settings.allow_metrics:
+        return None
+    interval = settings.metrics_interval_ms / 1000
+    page = Page(
+        service,
+        chosen(settings.metrics_switches),
+        machine=Machine(interval) if settings.allow_cpu_metrics else None,
+        gpus=GpuMetrics(interval) if settings.allow_gpu_metrics else None,
+    )
+    listener = ScrapeListener(lambda openmetrics, packed: page.render(openmetrics=openmetrics, packed=packed))
+    try:
+        log.info("Started Metrics Service at %s", await listener.start(settings.metrics_bind))
+    except OSError as error:
+        raise StartError(str(error)) from error
+    return listener
+
+
+def _forwarder(settings: Settings, engine: Engine) -> Forwarder | None:
+    """What makes headers request parameters; the keys of restricted protocols are secrets and stay headers."""
+    if not settings.grpc_header_forward_pattern:
+        return None
+    keys = [header for _, header, _ in settings.restricted_protocols]
+    forwarder = Forwarder(settings.grpc_header_forward_pattern, keys)
+    engine.infer.forward(forwarder)
+    return forwarder
+
+
+def _beside(access: Access, load: LoadMeter | None) -> Iterator[Coroutine[Any, Any, None]]:
     """What runs beside the door for as long as it does."""
-    if access is not None:
-        yield access.watch()
+    yield access.watch()
+    yield look_after_memory(usable_memory())
     if load is not None:
         yield load.run()
 
 
-def _access(settings: Settings, engine: Engine) -> Access | None:
-    """The rules that the settings name, in force for the engine; None without any."""
-    if not settings.grpc_restricted_protocol and settings.grpc_token_file is None:
-        return None
+def _access(settings: Settings, engine: Engine) -> Access:
+    """The rules that the settings name, in force for the engine."""
     try:
         access = Access(
-            settings.restricted_protocols, settings.grpc_token_file, triton_codes=settings.triton_auth_codes
+            settings.restricted_protocols,
+            settings.grpc_token_file,
+            triton_codes=settings.triton_auth_codes,
+            overrides=settings.model_load_overrides,
         )
     except TokenFileError as error:
         raise StartError(f"grpc-token-file: {error}") from error
-    engine.infer.guard(access.judge)
+    engine.infer.set_callers_apart(sequences=not settings.sequence_sharing, answers=settings.cache_per_caller)
+    if access.guards:
+        engine.infer.guard(access.judge)
     return access
 
 
@@ -289,7 +414,7 @@ def _is_reflected(settings: Settings) -> bool:
     return every(_is_reflected_at(settings, bind) for bind in settings.binds)
 
 
-def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access | None) -> Door:
+def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
         return GrpcioDoor(
@@ -304,11 +429,11 @@ def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Acce
         access=access,
         max_message_bytes=limit,
         max_decompressed_bytes=settings.grpc_max_decompressed_size,
-        max_unsent_bytes=settings.grpc_max_unsent_size,
         compression_level=settings.grpc_infer_response_compression_level,
         policy=policy,
-        max_incoming_bytes=settings.grpc_max_incoming_size,
+        max_held_bytes=settings.max_held_bytes or usable_memory() // HELD_SHARE,
         receive_timeout=settings.grpc_receive_timeout / 1000,
+        send_timeout=settings.grpc_send_timeout / 1000,
         connections=_connections(settings),
         max_connections=settings.grpc_max_connections,
         clients=ClientLimits(
@@ -333,6 +458,7 @@ def _connections(settings: Settings) -> ConnectionPolicy:
         max_age=settings.grpc_max_connection_age / 1000 or math.inf,
         age_grace=settings.grpc_max_connection_age_grace / 1000 or math.inf,
         handshake_timeout=settings.grpc_handshake_timeout / 1000,
+        max_streams=settings.grpc_max_concurrent_streams,
     )
 
 

@@ -8,32 +8,36 @@ options that mean nothing here are accepted or refused as `server.foreign` says.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
 from server.addresses import SettingsError
-from server.errors import ConfigError, ServerError
-from server.foreign import FOREIGN, Ignored, Refused
+from server.errors import ServerError
+from server.foreign import FOREIGN, Foreign, Refused, Replaced
 from server.manual import Manual
 from server.settings import Settings
-
-if TYPE_CHECKING:
-    from server.engine.config import Options
 
 TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 ALIASES = {"model-store": "model-repository"}
 ANY_CASE = {"model-control-mode"}
 """Options whose values tritonserver takes in upper case, too."""
 FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
+VALUED = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type != "bool"}
+MISSING = re.compile(r'^Command "(\S+)" parameter (\S+) requires an argument\.')
+OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_DEBUG_COUNTERS", "INFERD_CACHE")
+OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 
 USAGE_ERROR = 2
 
@@ -48,12 +52,13 @@ class UsageError(Exception):
 def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
     """The tokens in our own spelling: aliases replaced, `--x true` joined, tritonserver's other options taken out.
 
-    Lines about options that were ignored are appended to `warn`.
+    Lines about options that were ignored or replaced are appended to `warn`.
 
     Raises:
-        UsageError: an option of tritonserver that is refused.
+        UsageError: options that are refused or lack their value; all are told.
     """
     kept: list[str] = []
+    wrong: list[str] = []
     rest = iter(range(len(tokens)))
     for i in rest:
         option, equals, value = tokens[i].partition("=")
@@ -66,32 +71,56 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
             value, equals = tokens[next(rest)], "="
         if name in ANY_CASE:
             value = value.lower()
-        if foreign is None:
+        if name in FLAGS and equals and value.lower() not in TRUTH:
+            wrong.append(f"--{name}: expected true or false, got {value!r}")
+        elif name in VALUED and not equals and (i + 1 == len(tokens) or tokens[i + 1].startswith("--")):
+            wrong.append(f"--{name}: it needs a value")
+        elif foreign is None:
             kept.append(f"--{name}{equals}{value}")
         else:
-            _judge(name, foreign, value, warn)
+            try:
+                kept += _judge(name, foreign, value, warn)
+            except UsageError as error:
+                wrong.append(str(error))
+    if wrong:
+        raise UsageError("\n".join(wrong))
     return kept
 
 
-def _takes_next(name: str, foreign: Refused | Ignored | None, following: Sequence[str]) -> bool:
-    """Whether the token after the option is its value to be joined; flags take only what reads as a truth value."""
+def _takes_next(name: str, foreign: Foreign | None, following: Sequence[str]) -> bool:
+    """Whether the token after the option is its value to be joined."""
     if not following:
         return False
     if foreign is None:
-        return name in ANY_CASE or (name in FLAGS and following[0].lower() in TRUTH)
+        return name in ANY_CASE or (name in FLAGS and not following[0].startswith("-"))
     return following[0].lower() in TRUTH if foreign.is_flag else not following[0].startswith("--")
 
 
-def _judge(name: str, foreign: Refused | Ignored, value: str, warn: list[str]) -> None:
+def _judge(name: str, foreign: Foreign, value: str, warn: list[str]) -> list[str]:
+    """What is written in the place of one of tritonserver's options."""
     said = TRUTH.get(value.lower(), value.lower()) if foreign.is_flag else value.lower()
     if foreign.is_flag and not said:
         said = "true"
-    if isinstance(foreign, Ignored):
-        if said not in foreign.silent:
-            warn.append(f"--{name} is ignored: {foreign.reason}")
-    elif said not in foreign.harmless:
-        hint = f" (only {' or '.join(foreign.harmless)} is accepted)" if foreign.harmless else ""
-        raise UsageError(f"--{name}: {foreign.reason}{hint}")
+    if isinstance(foreign, Refused):
+        if said not in foreign.harmless:
+            hint = f" (only {' or '.join(foreign.harmless)} is accepted)" if foreign.harmless else ""
+            raise UsageError(f"--{name}: {foreign.reason}{hint}")
+    elif said not in foreign.silent:
+        if isinstance(foreign, Replaced):
+            instead = f"--{foreign.option}={foreign.value.format(said)}"
+            warn.append(f"--{name} is deprecated: it is taken for {instead}")
+            return [instead]
+        warn.append(f"--{name} is ignored: {foreign.reason}")
+    return []
+
+
+def unknown_variables(environment: Iterable[str]) -> Iterator[str]:
+    """A line for each INFERD_ variable that is no option; Kubernetes makes some for a Service of the name."""
+    known = {*(f"INFERD_{field.name.upper()}" for field in dataclasses.fields(Settings)), *OTHER_VARIABLES}
+    for name in sorted(environment):
+        if name.startswith("INFERD_") and name not in known and not OF_KUBERNETES.match(name):
+            near = difflib.get_close_matches(name, known, n=1)
+            yield f"{name} is ignored: there is no such option{f', did you mean {near[0]}?' if near else ''}"
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -105,7 +134,10 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     path = Path(tokens[0].value)
     if not path.is_file():
         raise UsageError(f"--config: there is no file {path}")
-    Toml(path, use_commands_as_keys=False)(app, commands, arguments)
+    try:
+        Toml(path, use_commands_as_keys=False)(app, commands, arguments)
+    except (tomllib.TOMLDecodeError, CycloptsError) as error:
+        raise UsageError(f"--config: {path}: {error}") from None
 
 
 app = App(
@@ -137,30 +169,92 @@ def serve(
 @app.command(usage="inferd check REPOSITORY... [OPTIONS]")
 def check(
     *repository: Annotated[Path, Parameter(help="Folders of model folders.")],
+    load: bool = False,
     model_config_name: str = "",
     disable_auto_complete_config: bool = False,
+    backend_directory: Path | None = None,
+    backend_config: Annotated[tuple[str, ...], Parameter(negative=())] = (),
 ) -> int:
-    """Check the configuration of every model of a repository without serving it.
+    """Tell what would keep each model of a repository from being served, and what of its configuration is ignored.
 
-    Frameworks are loaded only for models whose configuration must be completed from their files.
+    Configurations are completed and model files read as they are when the server starts, on the CPU where there is no
+    GPU. No model is executed; but a model.py that has auto_complete_config is asked to complete its configuration.
 
     Args:
+        load: Make the instances, too, and warm them up, all models at a time, as the server does.
         model_config_name: Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt.
         disable_auto_complete_config: Take config.pbtxt as it is.
+        backend_directory: Folder with further backends.
+        backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
     """
-    from backends.loader import BackendLoader
-    from server.engine.config import Options
-    from server.engine.gpu import Gpus
+    from server.checking import run_check  # frameworks are imported only where models are looked at
 
     if not repository:
         raise UsageError("check: give the folder of a model repository")
-    gpus = Gpus().count
-    options = Options(auto_complete=not disable_auto_complete_config, config_name=model_config_name, gpus=gpus)
-    failures = 0
-    for name, problem in _problems(repository, options, BackendLoader()):
-        print(f"{name}: ok" if problem is None else problem)
-        failures += problem is not None
-    return 1 if failures else 0
+    settings = Settings(
+        model_repository=repository,
+        model_config_name=model_config_name,
+        disable_auto_complete_config=disable_auto_complete_config,
+        backend_directory=backend_directory,
+        backend_config=backend_config,
+    )
+    return run_check(settings, load=load)
+
+
+@app.command
+def health(
+    *,
+    url: str = "127.0.0.1:8001",
+    service: str = "",
+    timeout: float = 2.0,
+    root_cert: Path | None = None,
+    header: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+) -> int:
+    """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
+
+    Args:
+        url: HOST:PORT, or unix:PATH.
+        service: A model, or MODEL/VERSION; the server itself unless said otherwise.
+        timeout: Seconds to wait for the answer.
+        root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
+        header: KEY=VALUE, such as what a restricted protocol asks for; may be given several times.
+    """
+    from server.tools.health import Question, ask
+
+    headers = []
+    for each in header:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--header: expected KEY=VALUE, got '{each}'")
+        headers.append((key.lower(), value))
+    ask(Question(url, service, timeout, root_cert, tuple(headers)))
+    print(f"{url}: {service or 'the server'} is SERVING")
+    return 0
+
+
+@app.command
+def top(
+    url: Annotated[str, Parameter(help="Where metrics are served.")] = "http://localhost:8002/metrics",
+    *,
+    interval: float = 1.0,
+    once: bool = False,
+    format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
+) -> int:
+    """Show what a server does: requests, times, batches and instances of each model.
+
+    It reads the metrics of this server, or of tritonserver, which has fewer columns.
+
+    Args:
+        interval: Seconds between two looks.
+        once: Print what was done in one interval, and end.
+        form: Of what --once prints; json implies it.
+    """
+    from server.tools.top import once as print_once
+    from server.tools.top import watch
+
+    if interval <= 0:
+        raise UsageError("--interval: expected more than 0 seconds")
+    return print_once(url, interval, format) if once or format == "json" else watch(url, interval)
 
 
 @app.command(name="build-engine")
@@ -255,42 +349,38 @@ def _show_progress(what: str, percent: int) -> None:
         print(f"{percent:3} % {what}", file=sys.stderr, flush=True)
 
 
-def _problems(repository: Sequence[Path], options: Options, loader: Any) -> Iterator[tuple[str, str | None]]:
-    """For each model its name and what is wrong with it, if anything."""
-    from backends.api import BackendError
-    from server.engine import config
-    from server.engine.repository import scan
+def _as_needed(found: re.Match[str]) -> str:
+    return f"{found[1]}: {found[2]} is needed, with a value."
 
-    prepared: dict[str, config.Prepared | None] = {}
-    found: dict[str, str | None] = {}
-    for folder in scan(repository):
-        prepared[folder.name] = None
-        if folder.problem:
-            found[folder.name] = f"{folder.path}: {folder.problem}"
-            continue
-        try:
-            prepared[folder.name] = config.prepare(folder, options, loader)
-        except ConfigError as error:
-            found[folder.name] = str(error)
-        except BackendError as error:
-            found[folder.name] = f"{folder.path}: {error}"
-    for name, composed in config.compose(prepared).items():
-        found[name] = str(composed) if isinstance(composed, ConfigError) else None
-    yield from sorted(found.items())
+
+def as_inferd(command: Sequence[str]) -> list[str]:
+    """The arguments of `inferd` for a command that may be called `tritonserver`.
+
+    Images have a link of that name, and a container whose entry point is `inferd serve` may get it as the first
+    argument: so the arguments of a runtime that was written for Triton's image work unchanged.
+    """
+    program, *tokens = command
+    if Path(program).name == "tritonserver":
+        return ["serve", *tokens]
+    if tokens[:2] == ["serve", "tritonserver"]:
+        return ["serve", *tokens[2:]]
+    return tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command: 0, 1 when it failed, 2 when it was asked wrongly."""
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    tokens = as_inferd(sys.argv if arguments is None else ["inferd", *arguments])
     warnings: list[str] = []
     try:
         if tokens[:1] == ["serve"]:
+            warnings += unknown_variables(os.environ)
             tokens = translated(tokens, warnings)
-        for line in warnings:
+        for line in dict.fromkeys(warnings):
             print(f"inferd: warning: {line}", file=sys.stderr)
         result = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except (UsageError, CycloptsError, SettingsError) as error:
-        print(f"inferd: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"inferd: {MISSING.sub(_as_needed, line)}", file=sys.stderr)
         return USAGE_ERROR
     except ServerError as error:
         print(f"inferd: {error}", file=sys.stderr)

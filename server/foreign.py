@@ -1,4 +1,4 @@
-"""Options of tritonserver that this server does not have: which values change nothing, and why the others are refused.
+"""Options of tritonserver that this server does not have: what is written instead, is ignored, or is refused, and why.
 
 Scripts written for tritonserver should start here unchanged where that is honest. An option that asks for something
 that is not there must say so rather than be swallowed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +30,37 @@ class Ignored:
     is_flag: bool = False
 
 
-def _ignored(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Stands for an option of ours, about which one line is said."""
+
+    option: str
+    value: str  # of that option, with {} for the value given
+    silent: tuple[str, ...] = ()  # values that mean nothing
+    is_flag: bool = False
+
+
+Foreign: TypeAlias = Refused | Ignored | Replaced
+
+
+def _ignored(reason: str, names: Iterable[str]) -> dict[str, Foreign]:
     return {name: Ignored(reason) for name in names}
 
 
-def _refused(reason: str, names: Iterable[str], *harmless: str) -> dict[str, Refused | Ignored]:
+def _refused(reason: str, names: Iterable[str], *harmless: str) -> dict[str, Foreign]:
     return {name: Refused(reason, harmless) for name in names}
 
 
-def _off(reason: str, names: Iterable[str]) -> dict[str, Refused | Ignored]:
+def _off(reason: str, names: Iterable[str]) -> dict[str, Foreign]:
     """Flags that may only be false."""
     return {name: Refused(reason, ("false",), is_flag=True) for name in names}
 
 
 _GRPC_ONLY = "inferd serves gRPC only"
 _OWN_THREADS = "inferd has no such threads or pools to size"
-_NO_METRICS = "metrics are not served yet"
-_NO_TRACE = "tracing is not served yet"
 _NO_CACHE = "caches are built in: --cache-config tells which"
 
-FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
+FOREIGN: Mapping[str, Foreign] = MappingProxyType(
     {
         # -- other front ends --
         "allow-http": Ignored(_GRPC_ONLY, silent=("false",), is_flag=True),
@@ -84,24 +96,24 @@ FOREIGN: Mapping[str, Refused | Ignored] = MappingProxyType(
             ),
         ),
         # -- models --
-        "strict-model-config": Refused(
-            "it is deprecated in tritonserver too: write --disable-auto-complete-config", ("false",), is_flag=True
+        "strict-model-config": Replaced("disable-auto-complete-config", "{}", ("false",), is_flag=True),
+        "model-namespacing": Ignored(
+            "models have one space of names: those of the same name in two repositories are refused",
+            silent=("false",),
+            is_flag=True,
         ),
-        **_refused("loading again after a failure is not served yet", ["model-load-retry-count"], "0"),
-        **_off("namespaces of models are not served yet", ["model-namespacing"]),
-        **_refused("repository agents are not served yet", ["repoagent-directory"]),
+        "repoagent-directory": Ignored("there are no repository agents: a model that names one is refused"),
         "cache-directory": Ignored(_NO_CACHE),
-        "response-cache-byte-size": Refused("write --cache-config local,size=BYTES", ("0",)),
+        "response-cache-byte-size": Replaced("cache-config", "local,size={}", ("0",)),
         # -- GPUs --
-        **_refused("how much of a GPU models may take is not limited yet", ["model-load-gpu-limit"]),
+        "model-load-gpu-limit": Ignored("how much of a GPU models take is not limited"),
         "enable-peer-access": Ignored("instances do not copy between GPUs", silent=("false",), is_flag=True),
         "cuda-virtual-address-size": Ignored("states of sequences do not lie on GPUs"),
         "min-supported-compute-capability": Ignored("every GPU that the driver shows is used"),
-        # -- metrics, tracing, logging --
-        **_off(_NO_METRICS, ("allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics")),
-        **_refused(_NO_METRICS, ("metrics-address", "metrics-port", "metrics-interval-ms", "metrics-config")),
-        **_refused(_NO_TRACE, ["trace-config"], "level=off"),
-        **_refused(_NO_TRACE, ("trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency")),
-        **_refused("logging to a file is not served yet: redirect standard error", ["log-file"]),
+        # -- tracing, logging --
+        **_refused(
+            "it is deprecated in tritonserver too: write --trace-config",
+            ("trace-file", "trace-level", "trace-rate", "trace-count", "trace-log-frequency"),
+        ),
     }
 )

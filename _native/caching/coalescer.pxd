@@ -4,7 +4,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.caching.question cimport Digest
-from _native.inference.request cimport Request, Requests, Response
+from _native.request.request cimport Request, Requests, Response
 from _native.scheduling.lane cimport Lane
 
 cdef struct Memo:

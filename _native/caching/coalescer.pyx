@@ -19,12 +19,13 @@ from libc.string cimport memcpy, strlen
 from _native.atomic cimport fetch_add32
 from _native.caching.question cimport QUESTION_PARAMETERS, Digest, question_digest, question_same
 from _native.clock cimport now_ns
-from _native.inference.accounting cimport account_failed, failure_of
-from _native.inference.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
-from _native.inference.request cimport (
+from _native.list cimport list_append, list_remove
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.request.accounting cimport account_failed, failure_of
+from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
+from _native.request.request cimport (
     REQUEST_TAKEN,
     REQUEST_WAITING,
-    STATUS_OK,
     InputData,
     OutputData,
     Response,
@@ -32,8 +33,8 @@ from _native.inference.request cimport (
     request_twin,
     response_fail,
 )
-from _native.inference.response cimport response_lacks
-from _native.inference.statistics cimport (
+from _native.request.response cimport response_lacks
+from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
     statistics_cache_hit,
@@ -41,9 +42,8 @@ from _native.inference.statistics cimport (
     statistics_failed,
     statistics_shared,
 )
-from _native.list cimport list_append, list_remove
-from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.scheduling.lane cimport lane_discard
+from _native.status cimport STATUS_OK
 from _native.text cimport format_text
 
 cdef enum:
@@ -122,6 +122,7 @@ cdef Memo *memo_new(Coalescer *self, Digest digest, const Request *request) noex
     fetch_add32(&(<Lane *>memo.work.lane).in_flight, 1)
     memo.work.deliver = answered
     memo.work.sink = memo
+    memo.work.single = True
     memo.work.is_step = True  # whether an output may be missing is different for those who wait: see give
     memo.output_count = wanted_outputs(memo.work)
     memo.home = self

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from _native.inference.request cimport Request
+from _native.request.request cimport Request
 
 cdef enum:
     QUESTION_PARAMETERS = 64     # a request with more parameters than that is never compared
@@ -11,8 +11,8 @@ cdef struct Digest:
     uint64_t low
     uint64_t high
 
-# Of everything that can make a difference to the answer: version, inputs with their shapes and bytes, outputs asked
-# for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
+# Of who may get the answer, and of everything that can make a difference to it: version, inputs with their shapes and
+# bytes, outputs asked for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
 cdef Digest question_digest(const Request *request) noexcept nogil
 # The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters.
 cdef bint question_same(const Request *a, const Request *b) noexcept nogil

@@ -7,11 +7,11 @@ can make collisions, it decides nothing: `question_same` does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.inference.request cimport InputData, OutputData, Request
-from _native.inference.signature cimport Signature
 from _native.memory.resource cimport block_view
 from _native.protobuf.codec cimport PARAMETER_DOUBLE, PARAMETER_STRING, Parameter, Str, parameter_find
 from _native.protobuf.datatype cimport datatype_name
+from _native.request.request cimport InputData, OutputData, Request
+from _native.request.signature cimport Signature
 
 import secrets
 
@@ -95,6 +95,7 @@ cdef Digest question_digest(const Request *request) noexcept nogil:
     XXH3_INITSTATE(&state)
     XXH3_128bits_reset_withSeed(&state, seed)
     XXH3_128bits_update(&state, &request.lane, sizeof(request.lane))
+    XXH3_128bits_update(&state, &request.audience, sizeof(request.audience))
     for i in range(request.signature.input_count):
         input = &request.inputs[i]
         if input.present:
@@ -109,7 +110,8 @@ cdef Digest question_digest(const Request *request) noexcept nogil:
             XXH3_128bits_update(&state, &head, sizeof(head))
     if request.message.parameter_count:
         parameters = parameters_digest(request)
-        XXH3_128bits_update(&state, &parameters, sizeof(parameters))
+        if parameters.low or parameters.high:  # a request has the digest that it has without those for the scheduler
+            XXH3_128bits_update(&state, &parameters, sizeof(parameters))
     hash = XXH3_128bits_digest(&state)
     return Digest(hash.low64, hash.high64)
 
@@ -145,7 +147,7 @@ cdef bint question_same(const Request *a, const Request *b) noexcept nogil:
     cdef const OutputData *x
     cdef const OutputData *y
     cdef uint32_t i
-    if a.lane != b.lane:
+    if a.lane != b.lane or a.audience != b.audience:
         return False
     for i in range(a.signature.output_count):
         x = &a.response.outputs[i]

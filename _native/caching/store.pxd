@@ -1,7 +1,7 @@
 # A store of answers outside of the server, as Python implements it.
 
 from _native.caching.coalescer cimport Memo
-from _native.inference.submission cimport Submission
+from _native.service.submission cimport Submission
 
 
 cdef class Lookup:

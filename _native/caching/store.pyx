@@ -14,14 +14,14 @@ from libc.string cimport memcpy, memset
 from _native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
 from _native.caching.question cimport question_parts
 from _native.clock cimport now_ns
-from _native.inference.answer cimport answer_bytes
-from _native.inference.request cimport OutputData, Request, Response
-from _native.inference.signature cimport MAX_RANK, Signature, tensor_find
-from _native.inference.submission cimport Submission, submission_wake, submit_work
 from _native.memory.resource cimport Block, block_give, block_of_object, block_take
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_STRING, PARAMETER_UINT64, Parameter, Str
 from _native.protobuf.codec cimport ParameterKind
 from _native.protobuf.datatype cimport DT_BYTES, Datatype, datatype_parse, datatype_size
+from _native.request.request cimport OutputData, Request, Response
+from _native.request.signature cimport MAX_RANK, Signature, output_find
+from _native.service.answer cimport answer_bytes
+from _native.service.submission cimport Submission, submission_wake, submit_work
 
 import abc
 import math
@@ -92,9 +92,8 @@ cdef int place_of(const Request *work, str name, str datatype, list shape, bytes
     cdef bytes encoded = name.encode()
     cdef bytes type_name = datatype.encode()
     cdef Datatype parsed = datatype_parse(type_name, len(type_name))
-    cdef int index = tensor_find(work.signature.outputs, work.signature.output_count,
-                                 Str(encoded, <uint32_t>len(encoded)))
-    if index < 0 or not work.response.outputs[index].wanted:
+    cdef int index = output_find(work.signature, Str(encoded, <uint32_t>len(encoded)))
+    if index < 0 or <uint32_t>index >= work.signature.output_count or not work.response.outputs[index].wanted:
         raise ValueError(f"output '{name}' was not asked for")
     if parsed != (DT_BYTES if work.response.outputs[index].classes else work.signature.outputs[index].datatype):
         raise ValueError(f"output '{name}' has another datatype: {datatype}")

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from _native.cuda.bufferset cimport BufferSet, Pipeline
+from _native.cuda.driver cimport DevicePointer
 from _native.cuda.transfer cimport Transfer
 
 
@@ -10,12 +11,13 @@ cdef class GpuBatch:
     cdef Transfer transfer
     cdef Pipeline pipeline
     cdef BufferSet *set      # of the pipeline; NULL once submitted
-    cdef bint recorded       # there are no requests: the work becomes a graph
+    cdef list kept           # the graph's outputs by index, if the work becomes one and there are no requests
     cdef int check(self) except -1
     cdef uint32_t input_index(self, str name) except? 0xffffffff
     cdef uint32_t output_index(self, str name) except? 0xffffffff
     cdef int shape_output(self, uint32_t index, str name, object shape) except -1
     cdef int place_output(self, uint32_t index, str name, size_t size) except -1
+    cdef DevicePointer kept_output(self, uint32_t index, size_t size) except? 0
 
 # Its `set` is to be made NULL when the backend is done with it.
-cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, bint recorded)
+cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, list kept)

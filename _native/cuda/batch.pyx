@@ -3,16 +3,16 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, input_address, padded_size
+from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, drop_output, input_address, padded_size
 from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport DevicePointer
 from _native.cuda.tensor cimport address_of, tensor_new
 from _native.cuda.transfer cimport Transfer, place_in_region
 from _native.execution.scatter cimport batch_wants
 from _native.execution.supply cimport GatheredInput
-from _native.inference.signature cimport MAX_RANK, TensorSignature
-from _native.memory.resource cimport block_give
+from _native.memory.resource cimport Lent
 from _native.protobuf.datatype cimport datatype_size
+from _native.request.signature cimport MAX_RANK, TensorSignature
 
 
 cdef uint32_t index_of(const TensorSignature *tensors, uint32_t count, str name, str kind) except? 0xffffffff:
@@ -57,7 +57,7 @@ cdef class GpuBatch:
     @property
     def capturing(self) -> bool:
         """Whether this is no batch of requests, but work that is recorded as a graph."""
-        return self.recorded
+        return self.kept is not None
 
     cdef uint32_t input_index(self, str name) except? 0xffffffff:
         self.check()
@@ -84,14 +84,14 @@ cdef class GpuBatch:
         """
         cdef uint32_t i = self.input_index(name)
         cdef const GatheredInput *given = &self.set.batch.inputs[i]
-        if self.recorded or not given.present:
+        if self.kept is not None or not given.present:
             raise ValueError(f"the values of input '{name}' are not known")
         return (<const char *>given.data)[:given.size]
 
     def wants(self, name: str) -> bool:
         """Whether any request asked for this output."""
         cdef uint32_t index = self.output_index(name)
-        return self.recorded or batch_wants(&self.set.batch, index)
+        return self.kept is not None or batch_wants(&self.set.batch, index)
 
     def output(self, name: str, shape):
         """Memory for an output of this shape, which the model shall write to.
@@ -103,7 +103,7 @@ cdef class GpuBatch:
         cdef uint32_t index = self.output_index(name)
         cdef Output *output = &self.set.outputs[index]
         self.shape_output(index, name, shape)
-        output.address = 0 if self.recorded else place_in_region(self.transfer, self.set, index)
+        output.address = 0 if self.kept is not None else place_in_region(self.transfer, self.set, index)
         if output.address == 0:
             self.place_output(index, name, output.size)
         output.given = True
@@ -113,16 +113,15 @@ cdef class GpuBatch:
     def output_memory(self, name: str, size: int) -> int:
         """Memory for an output whose shape is not known yet; its address. `set_output_shape` has to follow.
 
-        Asked again, it is other memory, and what the first holds is lost.
+        Asked again, it is other memory, and what the first holds is lost; work that uses the first may still run.
 
         Raises:
             ValueError: there is no such output, or this is recorded as a graph.
             MemoryError: the device has no memory for it.
         """
         cdef uint32_t index = self.output_index(name)
-        if self.recorded:
+        if self.kept is not None:
             raise ValueError(f"the shape of output '{name}' depends on data, which no CUDA graph can follow")
-        self.set.outputs[index].given = False
         self.place_output(index, name, size)
         return self.set.outputs[index].address
 
@@ -156,19 +155,25 @@ cdef class GpuBatch:
     cdef int place_output(self, uint32_t index, str name, size_t size) except -1:
         # memory for it; of a batch it goes back when that is answered, of a graph with the graph
         cdef Output *output = &self.set.outputs[index]
-        block_give(output.block)
-        output.block = NULL
-        if self.recorded:
-            kept = self.transfer.pool.take(max(size, <size_t>1))
-            self.pipeline.holds[self.set.index].append(kept)
-            output.address = kept.address
-        else:
-            output.block = self.transfer.pool.take_or_allocate(max(size, <size_t>1), self.transfer.compute.stream)
-            if output.block == NULL:
-                raise MemoryError(f"no memory on device {self.transfer.device.ordinal} for the {size} bytes of "
-                                  f"output '{name}'")
-            output.address = <DevicePointer>output.block.data
+        drop_output(self.set, output)
+        if self.kept is not None:
+            output.address = self.kept_output(index, max(size, <size_t>1))
+            return 0
+        output.block = self.transfer.pool.take_or_allocate(max(size, <size_t>1))
+        if output.block == NULL:
+            raise MemoryError(f"no memory on device {self.transfer.device.ordinal} for the {size} bytes of "
+                              f"output '{name}'")
+        output.address = <DevicePointer>output.block.data
         return 0
+
+    cdef DevicePointer kept_output(self, uint32_t index, size_t size) except? 0:
+        # the rehearsal has taken it, unless the model asks for more when it is recorded
+        cdef Lent lent = self.kept[index]
+        if lent is None or lent.block.size < size:
+            lent = self.transfer.keep(size)
+            self.pipeline.holds[self.set.index].append(self.kept[index])
+            self.kept[index] = lent
+        return <DevicePointer>lent.block.data
 
     def set_output(self, name: str, tensor) -> None:
         """Hand over an output that lies elsewhere on the device.
@@ -185,21 +190,21 @@ cdef class GpuBatch:
         output.address = address_of(tensor, self.transfer.device.ordinal,
                                     self.set.batch.signature.outputs[index].datatype, name, &output.size,
                                     output.shape, &output.rank)
-        self.pipeline.holds[self.set.index].append(tensor)
-        block_give(output.block)
-        output.block = NULL
+        self.hold(tensor)
+        drop_output(self.set, output)
         output.given = True
 
     def hold(self, owner) -> None:
         """Keep an object until the batch is answered: one that owns memory which the device reads or writes."""
         self.check()
+        self.set.holding = True
         self.pipeline.holds[self.set.index].append(owner)
 
 
-cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, bint recorded):
+cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, list kept):
     cdef GpuBatch batch = GpuBatch.__new__(GpuBatch)
     batch.transfer = transfer
     batch.pipeline = pipeline
     batch.set = set
-    batch.recorded = recorded
+    batch.kept = kept
     return batch

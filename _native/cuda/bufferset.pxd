@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t, uint32_t
 from _native.cuda.driver cimport DevicePointer, EventHandle
 from _native.cuda.memory cimport DevicePool
 from _native.execution.batch cimport NativeBatch
-from _native.inference.signature cimport MAX_RANK
 from _native.memory.resource cimport Block
+from _native.request.signature cimport MAX_RANK
 from _native.scheduling.lane cimport Lane
 from _native.threads cimport Condition, Mutex
 
@@ -35,12 +35,15 @@ cdef struct BufferSet:
     uint32_t output_count    # with those that only states come from
     uint32_t rows            # the backend sees: those of the batch, or padded to the size of a captured graph
     DevicePointer *direct    # of each input: where it lies in a client's region and stays; 0: it is copied
-    size_t *offsets          # of each input that is copied, in `device_in`
+    DevicePointer base       # where the inputs that are copied lie: in `device_in`, or in the memory of a graph
+    size_t *offsets          # of each input that is copied, from there
     size_t uploaded_size     # bytes of all these
     size_t staged_size       # bytes that are in the host's memory before
     Block *staging
-    Block *device_in         # stays with the set, and grows
+    Block *device_in         # stays with the set, and grows; no graph knows it
     Output *outputs
+    Block *dropped           # memory of outputs that the backend wants no more: work of this batch may still use it
+    bint holding             # the set holds objects of Python for the batch
     Block *staging_out
     EventHandle uploaded
     EventHandle computed
@@ -65,15 +68,23 @@ cdef inline size_t padded_size(const BufferSet *set, uint32_t input) noexcept no
 
 # Where the backend finds an input.
 cdef inline DevicePointer input_address(const BufferSet *set, uint32_t input) noexcept nogil:
-    return set.direct[input] or <DevicePointer>set.device_in.data + set.offsets[input]
+    return set.direct[input] or set.base + set.offsets[input]
 
-# Forget the outputs, and give back what the set owns of them.
+# The memory of an output goes back with the batch, when the device is done with it.
+cdef inline void drop_output(BufferSet *set, Output *output) noexcept nogil:
+    if output.block != NULL:
+        output.block.next = set.dropped
+        set.dropped = output.block
+    output.block = NULL
+    output.given = False
+
+# Give back the memory of all outputs: the device is done with them.
 cdef void clear_outputs(BufferSet *set) noexcept nogil
 
 
 cdef class Pipeline:
     cdef DevicePool pool             # what the sets hold is given back to
-    cdef readonly list holds         # of each set: objects that own memory which the device still uses
+    cdef readonly list holds         # of each set: objects that own memory which the device uses for its batch
     cdef BufferSet sets[SETS]
     cdef bint alone                  # one batch at a time
     cdef Mutex guard

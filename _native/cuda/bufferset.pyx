@@ -4,19 +4,22 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.cuda.device cimport use_device
+from _native.cuda.device cimport context_enter, context_leave
 from _native.cuda.driver cimport (
+    CUDA_OK,
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
+    Context,
     DevicePointer,
     EventHandle,
+    Result,
     check,
     cuda,
 )
 from _native.cuda.memory cimport DevicePool
 from _native.execution.batch cimport batch_free, batch_init
 from _native.list cimport list_append, list_prepend, list_remove
-from _native.memory.resource cimport block_give
+from _native.memory.resource cimport Block, block_give
 from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.threads cimport (
     condition_destroy,
@@ -34,11 +37,14 @@ cdef enum:
 
 
 cdef void clear_outputs(BufferSet *set) noexcept nogil:
+    cdef Block *block
     cdef uint32_t i
     for i in range(set.output_count):
-        block_give(set.outputs[i].block)
-        set.outputs[i].block = NULL
-        set.outputs[i].given = False
+        drop_output(set, &set.outputs[i])
+    while set.dropped != NULL:
+        block = set.dropped
+        set.dropped = block.next
+        block_give(block)
 
 
 cdef void destroy(EventHandle event) noexcept nogil:
@@ -71,6 +77,8 @@ cdef class Pipeline:
             list_prepend(&self.free, &self.sets[i])
 
     cdef int make(self, BufferSet *set, Lane *lane, unsigned int event_flags) except -1:
+        cdef Context before
+        cdef Result result
         batch_init(&set.batch, lane)
         set.input_count = lane.signature.input_count + lane.signature.supplied_count
         set.output_count = lane.signature.output_count + lane.signature.kept_count
@@ -79,25 +87,37 @@ cdef class Pipeline:
         set.direct = <DevicePointer *>calloc(set.input_count + 1, sizeof(DevicePointer))
         if set.offsets == NULL or set.outputs == NULL or set.direct == NULL:
             raise MemoryError
-        check(cuda.event_create(&set.uploaded, EVENT_DISABLE_TIMING), "cuEventCreate")
-        check(cuda.event_create(&set.computed, event_flags), "cuEventCreate")
-        check(cuda.event_create(&set.finished, event_flags), "cuEventCreate")
+        result = context_enter(self.pool.device.context, &before)
+        if result == CUDA_OK:
+            result = cuda.event_create(&set.uploaded, EVENT_DISABLE_TIMING)
+            if result == CUDA_OK:
+                result = cuda.event_create(&set.computed, event_flags)
+            if result == CUDA_OK:
+                result = cuda.event_create(&set.finished, event_flags)
+            context_leave(before)
+        check(result, "cuEventCreate")
         return 0
 
     def __dealloc__(self):
         cdef BufferSet *set
+        cdef Context before
+        cdef bint entered = context_enter(self.pool.device.context, &before) == CUDA_OK
         cdef int i
-        use_device(self.pool.device)
         for i in range(SETS):
             set = &self.sets[i]
             batch_free(&set.batch)
             free(set.offsets)
             free(set.direct)
+            if set.outputs != NULL:
+                clear_outputs(set)
             free(set.outputs)
             block_give(set.device_in)
-            destroy(set.uploaded)
-            destroy(set.computed)
-            destroy(set.finished)
+            if entered:
+                destroy(set.uploaded)
+                destroy(set.computed)
+                destroy(set.finished)
+        if entered:
+            context_leave(before)
         condition_destroy(&self.changed)
         mutex_destroy(&self.guard)
 

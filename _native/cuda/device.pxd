@@ -41,10 +41,10 @@ cdef class DeviceMemory:
 
 # The device that lies under `ordinal`; the same object while somebody holds it.
 cdef Device device_of(int ordinal)
-# Make the device's context current on this thread; cheap when it is already.
-cdef Result use_context(Context context) noexcept nogil
-cdef Result use_device(Device device) noexcept nogil
-# The same for a moment, on a thread that may be working for another device: page-locked memory is shared by devices,
-# and objects are dropped on any thread. True: `context_leave` has to follow. Without it nothing can be done.
-cdef bint context_enter(Context wanted, Context *before) noexcept nogil
+# Make a context the current one of this thread, and have the one back afterwards that was current before, or none. The
+# only way in for whoever does not have a thread of his own (`Device.use`): page-locked memory is shared by devices, and
+# objects are dropped by any thread. `context_leave` has to follow unless an error is returned.
+cdef Result context_enter(Context wanted, Context *before) noexcept nogil
 cdef void context_leave(Context before) noexcept nogil
+# Make the device's context current on a thread that works for this device only; cheap when it is already.
+cdef Result use_device(Device device) noexcept nogil

@@ -17,7 +17,6 @@ from _native.cuda.driver cimport (
     CUDA_NOT_READY,
     CUDA_OK,
     EVENT_BLOCKING_SYNC,
-    EVENT_DEFAULT,
     EVENT_DISABLE_TIMING,
     HOST_ALLOC_PORTABLE,
     IPC_HANDLE_SIZE,
@@ -53,15 +52,17 @@ cdef Result use_device(Device device) noexcept nogil:
     return use_context(device.context)
 
 
-cdef bint context_enter(Context wanted, Context *before) noexcept nogil:
+cdef Result context_enter(Context wanted, Context *before) noexcept nogil:
+    cdef Result result
     before[0] = NULL
-    cuda.context_get_current(before)
-    return use_context(wanted) == CUDA_OK
+    result = cuda.context_get_current(before)
+    if result == CUDA_OK and before[0] != wanted:
+        result = cuda.context_set_current(wanted)
+    return result
 
 
 cdef void context_leave(Context before) noexcept nogil:
-    if before != NULL:
-        use_context(before)
+    use_context(before)
 
 
 cdef Device device_of(int ordinal):
@@ -92,7 +93,6 @@ cdef class Device:
         self.ordinal = ordinal
         check(cuda.device_get(&self.device, ordinal), "cuDeviceGet")
         check(cuda.primary_context_retain(&self.context, self.device), "cuDevicePrimaryCtxRetain")
-        check(use_device(self), "cuCtxSetCurrent")
 
     def __init__(self, *_):
         raise TypeError("a Device is made by _native.cuda.device.device(ordinal)")
@@ -160,10 +160,12 @@ cdef class Device:
         """Free and total bytes, as all processes together leave them."""
         cdef size_t free = 0, total = 0
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self)
+            result = context_enter(self.context, &before)
             if result == CUDA_OK:
                 result = cuda.memory_info(&free, &total)
+                context_leave(before)
         check(result, "cuMemGetInfo_v2")
         return free, total
 
@@ -171,8 +173,12 @@ cdef class Device:
     def stream_priorities(self) -> tuple[int, int]:
         """The least and the greatest priority of a stream; greater priorities are smaller numbers."""
         cdef int least = 0, greatest = 0
-        self.use()
-        check(cuda.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange")
+        cdef Context before
+        cdef Result result = context_enter(self.context, &before)
+        if result == CUDA_OK:
+            result = cuda.stream_priority_range(&least, &greatest)
+            context_leave(before)
+        check(result, "cuCtxGetStreamPriorityRange")
         return least, greatest
 
     def priority(self, wish: int) -> int:
@@ -181,27 +187,24 @@ cdef class Device:
         return greatest if wish > 0 else least if wish < 0 else 0
 
     def stream(self, priority: int = 0) -> Stream:
-        """A new stream that does not wait for the default one."""
+        """A new stream that does not wait for the default one; for work of threads that `use` the device."""
         return Stream.__new__(Stream, self, priority)
 
-    def event(self, *, timing: bool = False, blocking: bool = True) -> Event:
-        """A new event.
-
-        Args:
-            timing: it takes the time when it is reached, for `Event.milliseconds_since`.
-            blocking: whoever waits for it sleeps, instead of spinning.
-        """
-        return Event.__new__(Event, self, timing, blocking)
+    def event(self) -> Event:
+        """A new event; whoever waits for it sleeps."""
+        return Event.__new__(Event, self)
 
     def allocate(self, size: int) -> DeviceMemory:
         """Memory of its own, for what lives as long as a model: allocating waits for the whole device."""
         cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
         cdef size_t wanted = size
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self)
+            result = context_enter(self.context, &before)
             if result == CUDA_OK:
                 result = cuda.memory_allocate(&memory.address, wanted)
+                context_leave(before)
         check(result, "cuMemAlloc_v2")
         memory.size = wanted
         return memory
@@ -219,17 +222,20 @@ cdef class Device:
         cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
         cdef IpcHandle raw
         cdef Result result
+        cdef Context before
         cdef DevicePointer base = 0
         if len(handle) != IPC_HANDLE_SIZE:
             raise ValueError(f"a CUDA memory handle has {IPC_HANDLE_SIZE} bytes, got {len(handle)}")
         memcpy(raw.reserved, <const char *>handle, IPC_HANDLE_SIZE)
         with nogil:
-            result = use_device(self)
+            result = context_enter(self.context, &before)
             if result == CUDA_OK:
                 result = cuda.ipc_open(&memory.address, raw, IPC_LAZY_ENABLE_PEER_ACCESS)
+                if result == CUDA_OK:
+                    memory.imported = True
+                    result = cuda.address_range(&base, &memory.size, memory.address)
+                context_leave(before)
         check(result, "cuIpcOpenMemHandle_v2")
-        memory.imported = True
-        check(cuda.address_range(&base, &memory.size, memory.address), "cuMemGetAddressRange_v2")
         memory.size -= memory.address - base
         return memory
 
@@ -241,20 +247,24 @@ cdef class Device:
         cdef void *start = <void *><uintptr_t>address
         cdef size_t length = size
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self)
+            result = context_enter(self.context, &before)
             if result == CUDA_OK:
                 result = cuda.host_register(start, length, HOST_ALLOC_PORTABLE)
+                context_leave(before)
         check(result, "cuMemHostRegister_v2")
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`, with the same address."""
         cdef void *start = <void *><uintptr_t>address
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self)
+            result = context_enter(self.context, &before)
             if result == CUDA_OK:
                 result = cuda.host_unregister(start)
+                context_leave(before)
         check(result, "cuMemHostUnregister")
 
 
@@ -263,13 +273,18 @@ cdef class Stream:
     """Work for the device that runs in order. What is submitted here returns before it has run."""
 
     def __cinit__(self, Device device not None, int priority=0):
+        cdef Context before
+        cdef Result result
         self.device = device
-        device.use()
-        check(cuda.stream_create(&self.stream, STREAM_NON_BLOCKING, priority), "cuStreamCreateWithPriority")
+        result = context_enter(device.context, &before)
+        if result == CUDA_OK:
+            result = cuda.stream_create(&self.stream, STREAM_NON_BLOCKING, priority)
+            context_leave(before)
+        check(result, "cuStreamCreateWithPriority")
 
     def __dealloc__(self):
         cdef Context before
-        if self.stream != NULL and context_enter(self.device.context, &before):
+        if self.stream != NULL and context_enter(self.device.context, &before) == CUDA_OK:
             cuda.stream_destroy(self.stream)
             context_leave(before)
 
@@ -320,10 +335,12 @@ cdef class Stream:
     def synchronize(self) -> None:
         """Wait until everything submitted so far has run."""
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self.device)
+            result = context_enter(self.device.context, &before)
             if result == CUDA_OK:
                 result = cuda.stream_synchronize(self.stream)
+                context_leave(before)
         check(result, "cuStreamSynchronize")
 
     def is_done(self) -> bool:
@@ -336,7 +353,6 @@ cdef class Stream:
 
     def begin_capture(self) -> None:
         """From now on this thread's work for the stream is recorded instead of run."""
-        self.device.use()
         check(cuda.capture_begin(self.stream, CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture_v2")
 
     def end_capture(self) -> Graph:
@@ -360,22 +376,21 @@ cdef class Stream:
 cdef class Event:
     """A point in a stream that others can wait for."""
 
-    def __cinit__(self, Device device not None, bint timing=False, bint blocking=True):
+    def __cinit__(self, Device device not None):
+        cdef Context before
+        cdef Result result
         self.device = device
-        device.use()
-        check(cuda.event_create(&self.event, (EVENT_DEFAULT if timing else EVENT_DISABLE_TIMING)
-                                | (EVENT_BLOCKING_SYNC if blocking else 0)), "cuEventCreate")
+        result = context_enter(device.context, &before)
+        if result == CUDA_OK:
+            result = cuda.event_create(&self.event, EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC)
+            context_leave(before)
+        check(result, "cuEventCreate")
 
     def __dealloc__(self):
         cdef Context before
-        if self.event != NULL and context_enter(self.device.context, &before):
+        if self.event != NULL and context_enter(self.device.context, &before) == CUDA_OK:
             cuda.event_destroy(self.event)
             context_leave(before)
-
-    @property
-    def handle(self) -> int:
-        """The CUevent."""
-        return <uintptr_t>self.event
 
     def is_done(self) -> bool:
         """Whether it is reached; true for one that was never recorded."""
@@ -388,17 +403,13 @@ cdef class Event:
     def synchronize(self) -> None:
         """Wait until it is reached."""
         cdef Result result
+        cdef Context before
         with nogil:
-            result = use_device(self.device)
+            result = context_enter(self.device.context, &before)
             if result == CUDA_OK:
                 result = cuda.event_synchronize(self.event)
+                context_leave(before)
         check(result, "cuEventSynchronize")
-
-    def milliseconds_since(self, start: Event) -> float:
-        """The device's time between two events that were made with `timing` and are both reached."""
-        cdef float milliseconds = 0
-        check(cuda.event_elapsed(&milliseconds, start.event, self.event), "cuEventElapsedTime")
-        return milliseconds
 
 
 @cython.no_gc
@@ -410,7 +421,7 @@ cdef class Graph:
 
     def __dealloc__(self):
         cdef Context before
-        if self.graph != NULL and context_enter(self.device.context, &before):
+        if self.graph != NULL and context_enter(self.device.context, &before) == CUDA_OK:
             cuda.graph_exec_destroy(self.graph)
             context_leave(before)
 
@@ -424,7 +435,7 @@ cdef class DeviceMemory:
 
     def __dealloc__(self):
         cdef Context before
-        if self.address and context_enter(self.device.context, &before):
+        if self.address and context_enter(self.device.context, &before) == CUDA_OK:
             if self.imported:
                 cuda.ipc_close(self.address)
             else:
@@ -439,6 +450,10 @@ cdef class DeviceMemory:
     def export(self) -> bytes:
         """The 64 bytes with which another process can import it."""
         cdef IpcHandle handle
-        self.device.use()
-        check(cuda.ipc_export(&handle, self.address), "cuIpcGetMemHandle")
+        cdef Context before
+        cdef Result result = context_enter(self.device.context, &before)
+        if result == CUDA_OK:
+            result = cuda.ipc_export(&handle, self.address)
+            context_leave(before)
+        check(result, "cuIpcGetMemHandle")
         return handle.reserved[:IPC_HANDLE_SIZE]

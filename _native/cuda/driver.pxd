@@ -11,7 +11,6 @@ ctypedef void *EventHandle
 ctypedef void *GraphHandle
 ctypedef void *GraphExecHandle
 ctypedef unsigned long long DevicePointer
-ctypedef void (*host_fn)(void *argument) noexcept nogil
 
 cdef enum:
     IPC_HANDLE_SIZE = 64
@@ -34,7 +33,6 @@ cdef enum:
 
 cdef enum:
     STREAM_NON_BLOCKING = 1         # CU_STREAM_NON_BLOCKING
-    EVENT_DEFAULT = 0
     EVENT_BLOCKING_SYNC = 1
     EVENT_DISABLE_TIMING = 2
     HOST_ALLOC_PORTABLE = 1         # CU_MEMHOSTALLOC_PORTABLE, and the same bit of cuMemHostRegister
@@ -68,7 +66,6 @@ cdef struct Driver:
     Result (*primary_context_release)(CudaDevice device) noexcept nogil
     Result (*context_set_current)(Context context) noexcept nogil
     Result (*context_get_current)(Context *context) noexcept nogil
-    Result (*context_synchronize)() noexcept nogil
     Result (*stream_priority_range)(int *least, int *greatest) noexcept nogil
     # memory
     Result (*memory_info)(size_t *free, size_t *total) noexcept nogil
@@ -94,8 +91,6 @@ cdef struct Driver:
     Result (*event_record)(EventHandle event, StreamHandle stream) noexcept nogil
     Result (*event_query)(EventHandle event) noexcept nogil
     Result (*event_synchronize)(EventHandle event) noexcept nogil
-    Result (*event_elapsed)(float *milliseconds, EventHandle start, EventHandle end) noexcept nogil
-    Result (*launch_host)(StreamHandle stream, host_fn function, void *argument) noexcept nogil
     # sharing between processes
     Result (*ipc_export)(IpcHandle *handle, DevicePointer pointer) noexcept nogil
     Result (*ipc_open)(DevicePointer *pointer, IpcHandle handle, unsigned int flags) noexcept nogil

@@ -2,9 +2,10 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.cuda.bufferset cimport BufferSet, Pipeline
+from _native.cuda.bufferset cimport SETS, BufferSet, Pipeline
+from _native.cuda.driver cimport DevicePointer
 from _native.cuda.transfer cimport Transfer
-from _native.inference.signature cimport MAX_RANK, Signature
+from _native.request.signature cimport MAX_RANK, Signature
 
 cdef enum:
     GRAPHS = 64              # at most, for one model
@@ -26,14 +27,17 @@ cdef class Graphs:
     cdef uint32_t input_count
     cdef Fitting fitting[GRAPHS]     # by rows
     cdef int count
+    cdef DevicePointer inputs[GRAPHS][SETS]
     cdef list captured               # of each graph: a Captured for each set
 
-    # Choose the graph for what the set holds, described but not laid out; returns the rows that the model then sees.
+    # Choose the graph for what the set holds, described but not laid out, and with it where the inputs go; returns the
+    # rows that the model then sees.
     cdef uint32_t choose(self, BufferSet *set) noexcept nogil
     # Launch the graph that was chosen.
     cdef int launch(self, BufferSet *set) except -1
     cdef int add(self, int rows, int lowest, shapes) except -1
     cdef object capture_one(self, instance, BufferSet *set)
+    cdef int record(self, instance, BufferSet *set, list kept, object captured) except -1
     cdef size_t size_of(self, int index, uint32_t input) noexcept nogil
     cdef void assume_inputs(self, BufferSet *set) noexcept
     cdef bint fits(self, int index, const BufferSet *set) noexcept nogil

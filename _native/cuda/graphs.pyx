@@ -1,7 +1,9 @@
 """CUDA graphs: the model's work for batches of given shapes, recorded on each set of buffers and launched as one.
 
-Addresses are part of a graph, so each set has its own, and its buffer for inputs never moves: the largest graph is
-captured first. A batch with fewer rows than its graph is padded with whatever the buffer holds.
+Addresses are part of a graph. So each set has its own, and a graph has its own memory for inputs and for outputs, which
+nobody else is given while the graph can be launched, whatever the buffers of the set do. It is full of zeros when the
+model first computes with it, and the rows that a smaller batch leaves over are zeros each time: what is never anybody's
+value could be an index out of range, and the device lost with it.
 """
 
 cimport cython
@@ -12,11 +14,11 @@ from _native.atomic cimport fetch_add64
 from _native.cuda.batch cimport GpuBatch, batch_on_device
 from _native.cuda.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
 from _native.cuda.device cimport Graph
-from _native.cuda.driver cimport cuda
+from _native.cuda.driver cimport DevicePointer, cuda
 from _native.cuda.transfer cimport Transfer
-from _native.inference.signature cimport TensorSignature
 from _native.memory.resource cimport Lent
 from _native.protobuf.datatype cimport datatype_size
+from _native.request.signature cimport TensorSignature
 from _native.scheduling.lane cimport LaneHandle
 
 
@@ -24,8 +26,9 @@ cdef class Captured:
     """A graph of the model's work on one set of buffers, and the outputs that it leaves."""
 
     cdef Graph graph
+    cdef Lent inputs
     cdef list outputs        # GivenOutput of each output, None where the model gave none
-    cdef list blocks         # what holds their memory
+    cdef list holds          # what owns their memory, and whatever else the work needs
 
 
 cdef class GivenOutput:
@@ -71,6 +74,7 @@ cdef class Graphs:
             ValueError: an input has no one shape, or there are too many graphs.
             CudaError: something that the model does cannot be recorded.
         """
+        cdef Captured captured
         cdef int i, k
         if len(specs) > GRAPHS:
             raise ValueError(f"at most {GRAPHS} CUDA graphs are captured for one model, got {len(specs)}")
@@ -78,22 +82,16 @@ cdef class Graphs:
             self.add(spec.rows, spec.lowest, spec.shapes)
         self.captured = [[None] * SETS for _ in specs]
         for k in range(SETS):
-            for i in sorted(range(self.count), key=self.bytes_of, reverse=True):
+            for i in range(self.count):
                 self.pipeline.sets[k].graph = i
-                self.captured[i][k] = self.capture_one(instance, &self.pipeline.sets[k])
+                captured = self.capture_one(instance, &self.pipeline.sets[k])
+                self.inputs[i][k] = <DevicePointer>captured.inputs.block.data
+                self.captured[i][k] = captured
             self.pipeline.sets[k].batch.rows = 0
 
     def clear(self) -> None:
         """Give the graphs and their memory back."""
         self.captured = []
-
-    def bytes_of(self, index: int) -> int:
-        """What the inputs of a graph take."""
-        cdef size_t size = 0
-        cdef uint32_t i
-        for i in range(self.input_count):
-            size += self.size_of(index, i)
-        return size
 
     cdef size_t size_of(self, int index, uint32_t input) noexcept nogil:
         cdef const TensorSignature *tensor = &self.signature.inputs[input]
@@ -133,32 +131,44 @@ cdef class Graphs:
 
     cdef object capture_one(self, instance, BufferSet *set):
         cdef Captured captured = Captured.__new__(Captured)
-        cdef GpuBatch batch
         cdef list holds = self.pipeline.holds[set.index]
+        cdef list kept = [None] * set.output_count
+        cdef object lent
         self.assume_inputs(set)
         self.transfer.lay_out(set, set.batch.rows)
-        if not self.transfer.reserve(set):
-            raise MemoryError(f"no memory on {self.transfer.device} for {set.uploaded_size} bytes of inputs")
-        batch = batch_on_device(self.transfer, self.pipeline, set, True)
+        captured.inputs = self.transfer.keep(max(set.uploaded_size, <size_t>1))
+        set.base = <DevicePointer>captured.inputs.block.data
+        try:
+            self.record(instance, set, kept, captured)
+        finally:
+            with nogil:
+                self.transfer.settle()  # nothing of the rehearsal runs any more when its memory goes
+            captured.outputs = outputs_of(set)
+            clear_outputs(set)
+            captured.holds = [kept, *holds]
+            holds.clear()
+            set.holding = False
+        for lent in (captured.inputs, *kept):
+            if lent is not None:
+                fetch_add64(&self.transfer.held, <int64_t>(<Lent>lent).block.size)
+        return captured
+
+    cdef int record(self, instance, BufferSet *set, list kept, object captured) except -1:
+        # once for real, then as a graph
+        cdef GpuBatch batch = batch_on_device(self.transfer, self.pipeline, set, kept)
         try:
             instance.submit(batch)
             self.transfer.compute.synchronize()
             clear_outputs(set)
-            holds.clear()  # what the first run wrote to
+            self.pipeline.holds[set.index].clear()
             self.transfer.compute.begin_capture()
             try:
                 instance.submit(batch)
             finally:
-                captured.graph = self.transfer.compute.end_capture()
+                (<Captured>captured).graph = self.transfer.compute.end_capture()
         finally:
             batch.set = NULL
-        captured.blocks = [*holds]
-        holds.clear()
-        for block in captured.blocks:
-            if isinstance(block, Lent):
-                fetch_add64(&self.transfer.held, <int64_t>(<Lent>block).block.size)
-        captured.outputs = outputs_of(set)
-        return captured
+        return 0
 
     cdef void assume_inputs(self, BufferSet *set) noexcept:
         # as a batch would have them that the graph fits
@@ -179,9 +189,11 @@ cdef class Graphs:
     cdef uint32_t choose(self, BufferSet *set) noexcept nogil:
         cdef int i
         set.graph = -1
+        set.base = 0
         for i in range(self.count):
             if self.fitting[i].lowest <= set.batch.rows <= self.fitting[i].rows and self.fits(i, set):
                 set.graph = i
+                set.base = self.inputs[i][set.index]
                 return self.fitting[i].rows
         return set.batch.rows
 

@@ -1,27 +1,26 @@
 from collections.abc import Sequence
 
 from _native.cuda.memory import DevicePool, PageLocked
+from _native.execution.loop import ExecutionLoop
 from _native.scheduling.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 
-class GpuLoop:
+class GpuLoop(ExecutionLoop):
     def __init__(
         self,
         lane: LaneHandle,
         instance: object,
-        spec: object,
         name: str,
         index: int,
+        claim: ClaimHandle | None,
+        spec: object,
         pinned: PageLocked,
         pool: DevicePool,
-        claim: ClaimHandle | None = None,
     ) -> None: ...
     @property
-    def name(self) -> str: ...
-    @property
     def held(self) -> int: ...
+    @property
+    def busy_ns(self) -> int: ...
+    @property
+    def running(self) -> int: ...
     def capture(self, specs: Sequence[object]) -> None: ...
-    def prepare(self) -> None: ...
-    def rehearse(self, tensors: dict[str, tuple[tuple[int, ...], bytes]], count: int) -> None: ...
-    def retire(self) -> None: ...
-    def run(self) -> None: ...

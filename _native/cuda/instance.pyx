@@ -16,12 +16,11 @@ Requests are answered out of the page-locked block that their outputs were copie
 
 cimport cython
 from libc.stdint cimport uint32_t
-from libc.string cimport memset
 
-from _native.atomic cimport load32, load64, store32
+from _native.atomic cimport load32, load64
 from _native.clock cimport now_ns
 from _native.cuda.batch cimport GpuBatch, batch_on_device
-from _native.cuda.bufferset cimport BufferSet, Pipeline
+from _native.cuda.bufferset cimport SETS, BufferSet, Pipeline
 from _native.cuda.device cimport use_device
 from _native.cuda.driver cimport cuda
 from _native.cuda.graphs cimport Graphs
@@ -30,13 +29,12 @@ from _native.cuda.transfer cimport Transfer
 from _native.execution.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
 from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_describe
-from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
-from _native.inference.bridge cimport BridgeHandle
-from _native.inference.request cimport Request
-from _native.scheduling.lane cimport LaneHandle, Seat
-from _native.scheduling.limiter cimport ClaimHandle, claim_acquire, claim_release
+from _native.execution.loop cimport ExecutionLoop
+from _native.request.request cimport Request
+from _native.scheduling.lane cimport LaneHandle
+from _native.scheduling.limiter cimport ClaimHandle
 from _native.text cimport format_text, text_of, text_or_no_memory
-from _native.threads cimport prepare_thread, thread_name
+from _native.threads cimport thread_name
 
 import logging
 import threading
@@ -45,43 +43,27 @@ logger = logging.getLogger("inferd.instance")
 
 
 @cython.no_gc
-cdef class GpuLoop:
-    """What the threads of one instance on a GPU do.
+cdef class GpuLoop(ExecutionLoop):
+    """What the threads of one instance on a GPU do (`_native.execution.loop`).
 
     Args:
-        lane: where its batches come from.
         instance: a backends.api.GpuInstance.
+        claim: as for every instance; it executes one batch at a time then.
         spec: the backends.api.GpuSpec of the model.
-        name: of the instance, for logs and threads.
-        index: its number among the instances of its version, from 0.
         pinned: page-locked memory; what it lacks is taken of ordinary memory.
         pool: memory of the instance's device.
-        claim: to the resources that it must hold while it executes, one batch at a time then; None for none.
     """
 
-    cdef LaneHandle lane
-    cdef Seat seat
-    cdef ClaimHandle claim
-    cdef object instance
-    cdef readonly str name
-    cdef bytes encoded_name
-    cdef const char *label   # the name, as C has it
     cdef Transfer transfer
     cdef Pipeline pipeline
     cdef Graphs graphs
+    cdef BufferSet *set      # for the next batch
     cdef bint lost_told
+    cdef bint writes_inputs  # the model may; then it does not get regions of clients where they lie
 
-    def __cinit__(self, LaneHandle lane not None, instance, spec, str name not None, uint32_t index,
-                  PageLocked pinned not None, DevicePool pool not None, ClaimHandle claim=None):
-        self.lane = lane
-        self.seat.index = index
-        self.claim = claim
-        if claim is not None:
-            self.seat.claim = &claim.claim
-        self.instance = instance
-        self.name = name
-        self.encoded_name = name.encode()
-        self.label = self.encoded_name
+    def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index, ClaimHandle claim, spec,
+                  PageLocked pinned not None, DevicePool pool not None):
+        self.writes_inputs = getattr(instance, "writes_inputs", True)
         self.transfer = Transfer(pinned, pool, instance.stream, spec.pinned_inputs, spec.pinned_outputs)
         self.pipeline = Pipeline(lane, pool, spec.busy_wait, claim is not None)
         self.graphs = Graphs(lane, self.transfer, self.pipeline)
@@ -95,7 +77,7 @@ cdef class GpuLoop:
 
     def prepare(self) -> None:
         """Set the thread up; first of all, on the instance's thread."""
-        prepare_thread(self.name)
+        ExecutionLoop.prepare(self)
         self.transfer.device.use()
 
     def capture(self, specs) -> None:
@@ -103,76 +85,57 @@ cdef class GpuLoop:
         self.transfer.device.use()
         self.graphs.capture(self.instance, specs)
 
-    def rehearse(self, dict tensors not None, uint32_t count) -> None:
-        """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds from taking a batch to answering it, but for those that are executed; batches overlap."""
+        return sum([load64(&self.pipeline.sets[i].batch.busy_ns) for i in range(SETS)])
 
-        Args:
-            tensors: of each request: name to shape and bytes.
-
-        Raises:
-            ValueError: they do not fit the model, or one fails.
-        """
-        cdef BridgeHandle bridge = BridgeHandle()
-        cdef Outcome outcome
-        cdef Request *chain
-        cdef BufferSet *set
-        memset(&outcome, 0, sizeof(Outcome))
-        chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
-        self.seat.why = "warm-up"
-        with nogil:
-            set = self.pipeline.acquire()
-            if self.seat.claim != NULL:
-                claim_acquire(self.seat.claim)
-        self.start(set, chain)
-        with nogil:
-            self.conclude(set)
-        rehearsal_end(bridge, &outcome)
-
-    def retire(self) -> None:
-        """Have it end after the batches that it has taken; wake it if it waits (`QueueLane.nudge`)."""
-        store32(&self.seat.retired, 1)
+    @property
+    def running(self) -> int:
+        """Requests that it executes now."""
+        return sum([load64(&self.pipeline.sets[i].batch.running) for i in range(SETS)])
 
     def run(self) -> None:
-        """Serve batches until the lane is closed and empty, and all are answered. Call it on the instance's thread."""
+        """Serve batches until nothing more will come, and all are answered. Call it on the instance's thread."""
         completions = threading.Thread(target=self._complete, name=f"{self.name} completions", daemon=True)
         completions.start()
         try:
-            while self.run_once():
-                pass
+            ExecutionLoop.run(self)
         finally:
             self.pipeline.close()
             completions.join()
-            for holds in self.pipeline.holds:
-                holds.clear()
             self.graphs.clear()
 
-    cdef bint run_once(self):
-        cdef BufferSet *set
-        cdef Request *chain
-        with nogil:
-            set = self.pipeline.acquire()
-            chain = self.lane.lane.scheduler.take(self.lane.lane, &self.seat)
-            if chain != NULL and self.seat.claim != NULL:
-                claim_acquire(self.seat.claim)
-        if chain == NULL:
-            self.pipeline.release(set)
-            return False
-        self.start(set, chain)
-        with nogil:
-            self.pipeline.submit(set)
-        return True
+    cdef bint is_ready(self) noexcept nogil:
+        return True  # what it may wait for ends soon
+
+    cdef void get_ready(self) noexcept nogil:
+        self.set = self.pipeline.acquire()
+
+    cdef void go_on(self) noexcept nogil:
+        self.pipeline.release(self.set)
+
+    cdef void serve(self, Request *chain) noexcept nogil:
+        with gil:
+            self.start(self.set, chain)
+        self.pipeline.submit(self.set)
+
+    cdef void serve_alone(self, Request *chain) noexcept nogil:
+        with gil:
+            self.start(self.set, chain)
+        self.conclude(self.set)
 
     cdef void start(self, BufferSet *set, Request *chain):
         # everything that is submitted for a batch
         cdef bint ready
         with nogil:
+            set.batch.writes_inputs = self.writes_inputs
             batch_begin(&set.batch, chain)
             batch_log(&set.batch, self.label, self.seat.why)
             batch_fetch(&set.batch, self.transfer.device.ordinal, False)
             use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)
                      and self.transfer.upload(set, self.graphs.choose(set)))
-        self.pipeline.holds[set.index].clear()  # of the batch that had the set before, which is answered
         if ready:
             self.execute(set)
         with nogil:
@@ -187,7 +150,7 @@ cdef class GpuLoop:
             if set.graph >= 0:
                 self.graphs.launch(set)
                 return
-            batch = batch_on_device(self.transfer, self.pipeline, set, False)
+            batch = batch_on_device(self.transfer, self.pipeline, set, None)
             try:
                 self.instance.submit(batch)
             finally:
@@ -227,12 +190,18 @@ cdef class GpuLoop:
         if set.submitted:
             self.transfer.failed(set, cuda.event_synchronize(set.finished), "cuEventSynchronize")
             if set.batch.failed:
-                self.transfer.settle()
-        if self.seat.claim != NULL:
-            claim_release(self.seat.claim)
+                self.transfer.settle()  # it may lack the events that order its work
         self.transfer.conclude(set)
         batch_finish(&set.batch)
+        if set.holding:
+            with gil:
+                self.let_go(set)
         self.pipeline.release(set)
+
+    cdef void let_go(self, BufferSet *set) noexcept:
+        # what the backend kept for the batch: nothing uses it any more
+        set.holding = False
+        self.pipeline.holds[set.index].clear()
 
     cdef void tell_lost(self) noexcept:
         try:

@@ -2,52 +2,40 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from _native.cuda.closing cimport Closing
 from _native.cuda.device cimport Device
-from _native.cuda.driver cimport Context, EventHandle, StreamHandle
-from _native.memory.pool cimport PooledMemory
-from _native.memory.resource cimport Block
-
-cdef enum:
-    LATE = 256               # blocks at most that wait for their streams, of one pool
-
-cdef struct LateBlock:
-    Block *block             # the last reference
-    StreamHandle stream      # that may use it again at once
-    EventHandle event        # others: after this
+from _native.cuda.driver cimport Context, CudaDevice
+from _native.memory.pool cimport Backing, Pool, PooledMemory
+from _native.memory.resource cimport Block, Lent
 
 cdef struct Place:
-    # where slabs come from
+    # where slabs come from: with its own reference to the context, as blocks may outlive the pool's object and the
+    # device's
+    CudaDevice device
     Context context
     int node                 # of the host's memory; -1: any
+    Closing closing
 
-cdef class PageLocked(PooledMemory):
-    # Host memory that the devices copy from and to by themselves.
+
+cdef class DriverMemory(PooledMemory):
     cdef Device device
-    cdef Place place
+    cdef Place *place        # the pool's
     cdef int64_t fallbacks   # atomic
     cdef int32_t told
+    cdef int begin(self, const char *name, Device device, int node, object limit, size_t slab,
+                   Backing *backing) except -1
+
+
+cdef class PageLocked(DriverMemory):
+    # Host memory that the devices copy from and to by themselves.
     # A block of page-locked memory or, when there is none, of ordinary host memory, which is counted; NULL: neither.
     cdef Block *take_or_fall_back(self, size_t size) noexcept nogil
 
 
-cdef class DevicePool(PooledMemory):
-    # Memory of one device whose blocks may be given back before the device is done with them.
-    cdef Device device
-    cdef Place place
-    cdef int32_t guard
-    cdef int late_count
-    cdef LateBlock late[LATE]         # oldest first
-    cdef int event_count
-    cdef EventHandle events[LATE]     # free ones
-    cdef int64_t fallbacks            # atomic
-    cdef int32_t told
+cdef class DevicePool(DriverMemory):
+    # Memory of one device. A block goes back when the device is done with it, and not before.
     # A block of the pool or, when there is none, memory of its own from the driver, which waits for the whole device
     # and is counted; NULL: neither.
-    cdef Block *take_or_allocate(self, size_t size, StreamHandle stream) noexcept nogil
-    # A block that work submitted to `stream` from now on may use; NULL: there is none. Never waits for the device.
-    cdef Block *take_on(self, size_t size, StreamHandle stream) noexcept nogil
-    # Give back a block (one reference, the last) that work submitted to `stream` so far still uses.
-    cdef void give_on(self, Block *block, StreamHandle stream) noexcept nogil
-    cdef void settle(self) noexcept nogil
-    cdef Block *reuse(self, size_t size, StreamHandle stream) noexcept nogil
-    cdef Block *drop(self, int i) noexcept nogil
+    cdef Block *take_or_allocate(self, size_t size) noexcept nogil
+    # The same for as long as an object lives.
+    cdef Lent keep(self, size_t size)

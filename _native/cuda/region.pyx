@@ -1,4 +1,5 @@
-"""Regions of clients in the memory of a GPU: opened once, read and written by copies, closed after the last user.
+"""Regions of clients in the memory of a GPU: opened once, read and written by copies, closed after the last user, by
+the thread of `_native.cuda.closing`: the last user may be the event loop, and the driver may wait for the device.
 
 A region has a stream of its own. The protocol carries no event: the client has finished writing before it sends a
 request, and the server has before it answers, so the copies here are waited for.
@@ -8,7 +9,8 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from _native.cuda.device cimport Device, device_of, use_context
+from _native.cuda.closing cimport Closing, close_later, closing_start
+from _native.cuda.device cimport Device, context_enter, context_leave, device_of
 from _native.cuda.driver cimport (
     CUDA_OK,
     IPC_HANDLE_SIZE,
@@ -33,37 +35,52 @@ cdef struct Opened:
     DevicePointer address
     StreamHandle stream
     IpcHandle handle
+    Closing closing
 
 
-cdef void close_opened(Opened *opened) noexcept nogil:
-    if opened == NULL:
-        return
-    if opened.context != NULL and use_context(opened.context) == CUDA_OK:
+cdef void close_opened(void *argument) noexcept nogil:
+    cdef Opened *opened = <Opened *>argument
+    cdef Context before
+    if opened.context != NULL and context_enter(opened.context, &before) == CUDA_OK:
         if opened.stream != NULL:
             cuda.stream_destroy(opened.stream)
         if opened.address:
             cuda.ipc_close(opened.address)
+        context_leave(before)
     if opened.context != NULL:
         cuda.primary_context_release(opened.device)
     free(opened)
 
 
 cdef void close_region(Region *region) noexcept nogil:
-    close_opened(<Opened *>region.handle)
+    cdef Opened *opened = <Opened *>region.handle
+    opened.closing.close = close_opened
+    opened.closing.argument = opened
+    close_later(&opened.closing)
 
 
 cdef bint cuda_region_read(const Region *region, size_t offset, void *to, size_t size) noexcept nogil:
     cdef const Opened *opened = <const Opened *>region.handle
-    return (use_context(opened.context) == CUDA_OK
-            and cuda.copy_to_host(to, region.address + offset, size, opened.stream) == CUDA_OK
+    cdef Context before
+    cdef bint good
+    if context_enter(opened.context, &before) != CUDA_OK:
+        return False
+    good = (cuda.copy_to_host(to, region.address + offset, size, opened.stream) == CUDA_OK
             and cuda.stream_synchronize(opened.stream) == CUDA_OK)
+    context_leave(before)
+    return good
 
 
 cdef bint cuda_region_write(const Region *region, size_t offset, const void *data, size_t size) noexcept nogil:
     cdef const Opened *opened = <const Opened *>region.handle
-    return (use_context(opened.context) == CUDA_OK
-            and cuda.copy_to_device(region.address + offset, data, size, opened.stream) == CUDA_OK
+    cdef Context before
+    cdef bint good
+    if context_enter(opened.context, &before) != CUDA_OK:
+        return False
+    good = (cuda.copy_to_device(region.address + offset, data, size, opened.stream) == CUDA_OK
             and cuda.stream_synchronize(opened.stream) == CUDA_OK)
+    context_leave(before)
+    return good
 
 
 cdef const uint8_t *cuda_region_handle(const Region *region) noexcept nogil:
@@ -74,18 +91,26 @@ cdef int open_memory(Opened *opened, Device device, bytes handle, size_t *room) 
     # `room`: bytes from where the handle points to the end of its allocation
     cdef DevicePointer base = 0
     cdef size_t size = 0
+    cdef Context before
     cdef Result result
+    cdef const char *call = "cuCtxSetCurrent"
     memcpy(opened.handle.reserved, <const char *>handle, IPC_HANDLE_SIZE)
     opened.device = device.device
     check(cuda.primary_context_retain(&opened.context, opened.device), "cuDevicePrimaryCtxRetain")
     with nogil:
-        result = use_context(opened.context)
+        result = context_enter(opened.context, &before)
         if result == CUDA_OK:
+            call = "cuIpcOpenMemHandle_v2"
             result = cuda.ipc_open(&opened.address, opened.handle, IPC_LAZY_ENABLE_PEER_ACCESS)
-    check(result, "cuIpcOpenMemHandle_v2")
-    check(cuda.address_range(&base, &size, opened.address), "cuMemGetAddressRange_v2")
+            if result == CUDA_OK:
+                call = "cuMemGetAddressRange_v2"
+                result = cuda.address_range(&base, &size, opened.address)
+            if result == CUDA_OK:
+                call = "cuStreamCreateWithPriority"
+                result = cuda.stream_create(&opened.stream, STREAM_NON_BLOCKING, 0)
+            context_leave(before)
+    check(result, call)
     room[0] = size - <size_t>(opened.address - base)
-    check(cuda.stream_create(&opened.stream, STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority")
     return 0
 
 
@@ -114,6 +139,7 @@ def add_cuda(regions: Regions, scope: int, name: str, handle: bytes, device: int
     cdef size_t room = 0
     if len(handle) != IPC_HANDLE_SIZE:
         raise ValueError(f"expected a handle of {IPC_HANDLE_SIZE} bytes, got {len(handle)}")
+    closing_start()
     opened = <Opened *>calloc(1, sizeof(Opened))
     if opened == NULL:
         raise MemoryError

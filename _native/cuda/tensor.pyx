@@ -21,7 +21,8 @@ cdef class DeviceTensor(Tensor):
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """A DLPack capsule over the same memory. The batch's stream is in order with it; others have to wait."""
-        return self.lend(NULL, DLPACK_CUDA, self.device, <void *><uintptr_t>self.address, dl_device, copy)
+        return self.lend(NULL, DLPACK_CUDA, self.device, <void *><uintptr_t>self.address, dl_device, copy, False,
+                         None)
 
 
 cdef DeviceTensor tensor_new(int device, DevicePointer address, size_t size, Datatype type, const int64_t *shape,

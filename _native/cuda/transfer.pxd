@@ -6,6 +6,7 @@ from _native.cuda.bufferset cimport BufferSet, Output
 from _native.cuda.device cimport Device, Stream
 from _native.cuda.driver cimport DevicePointer, Result
 from _native.cuda.memory cimport DevicePool, PageLocked
+from _native.memory.resource cimport Lent
 from _native.memory.shm cimport Placement
 from _native.threads cimport Mutex
 
@@ -32,23 +33,28 @@ cdef class Transfer:
 
     # Whether a call of the driver has failed; the batch then has, and with a sticky error all that follow.
     cdef bint failed(self, BufferSet *set, Result result, const char *call) noexcept nogil
-    # Where each input lies, when the batch has `rows` rows as the backend sees it.
+    # Where each input lies from the set's base, when the batch has `rows` rows as the backend sees it.
     cdef void lay_out(self, BufferSet *set, uint32_t rows) noexcept nogil
-    # Memory of the device for the inputs. False: there is none, and the batch has failed.
+    # Memory of the device for the inputs, unless a graph has theirs. False: there is none, and the batch has failed.
     cdef bint reserve(self, BufferSet *set) noexcept nogil
-    # Gather the inputs and have them copied; the compute stream waits for that. False: the batch has failed.
+    # Memory of the device for as long as a graph has it: full of zeros for what is submitted to the compute stream from
+    # now on, so that no model ever computes with what nobody has written.
+    cdef Lent keep(self, size_t size)
+    # Gather the inputs and have them copied, to where `Graphs.choose` has decided; the compute stream waits for that.
+    # False: the batch has failed.
     cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil
     # Have the outputs copied back when they are computed.
     cdef void download(self, BufferSet *set) noexcept nogil
     cdef bint copy_inputs(self, BufferSet *set) noexcept nogil
     cdef bint copy_parts(self, BufferSet *set, uint32_t input, Piece *piece) noexcept nogil
     cdef bint send(self, BufferSet *set, Piece *piece) noexcept nogil
+    cdef bint pad(self, BufferSet *set, uint32_t input, size_t at) noexcept nogil
     cdef void prepare_output(self, BufferSet *set, uint32_t index, size_t *total) noexcept nogil
     cdef bint place_parts(self, BufferSet *set, uint32_t index) noexcept nogil
     cdef bint place_part(self, BufferSet *set, const Output *output, const Placement *placement, size_t at,
                          size_t size) noexcept nogil
     cdef void copy_output(self, BufferSet *set, const Output *output) noexcept nogil
-    # Wait until nothing of a failed batch runs any more.
+    # Wait until nothing of what was submitted runs any more; the device's context is current.
     cdef void settle(self) noexcept nogil
     # Hand what was copied back to the requests, and give back what the set holds for the batch.
     cdef void conclude(self, BufferSet *set) noexcept nogil

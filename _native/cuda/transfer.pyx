@@ -12,25 +12,26 @@ from libc.string cimport memcpy, memset
 
 from _native.atomic cimport fetch_add64, load32, store32
 from _native.clock cimport now_ns
-from _native.cuda.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, padded_size
+from _native.cuda.bufferset cimport ALIGNMENT, BufferSet, Output, aligned, clear_outputs, padded_size
 from _native.cuda.device cimport Stream
-from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, cuda, describe, is_sticky
+from _native.cuda.driver cimport CUDA_NOT_READY, CUDA_OK, DevicePointer, Result, check, cuda, describe, is_sticky
 from _native.cuda.memory cimport DevicePool, PageLocked
 from _native.execution.batch cimport batch_fail
 from _native.execution.gather cimport batch_gather_input, data_of, is_made
 from _native.execution.scatter cimport batch_set_output, batch_wants, part_of, wrong_output
-from _native.inference.placement cimport is_input_on_device, placement_of_output
-from _native.inference.request cimport InputData, Request
-from _native.inference.signature cimport TensorSignature
 from _native.memory.resource cimport (
     SHARED_WITH_STRANGER,
     Block,
+    Lent,
     block_give,
     block_share,
     block_take,
     resource_refusal,
 )
 from _native.memory.shm cimport Placement
+from _native.request.request cimport InputData, Request
+from _native.request.signature cimport TensorSignature
+from _native.service.placement cimport is_input_on_device, placement_of_output
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
@@ -96,15 +97,19 @@ cdef class Transfer:
         # the set is idle, so what it has can go back
         cdef size_t wanted = ALIGNMENT
         cdef Result state
+        if set.graph >= 0:
+            return True
         if set.device_in != NULL and set.device_in.size >= set.uploaded_size:
+            set.base = <DevicePointer>set.device_in.data
             return True
         while wanted < set.uploaded_size:
             wanted *= 2
         if set.device_in != NULL:
             fetch_add64(&self.held, -<int64_t>set.device_in.size)
         block_give(set.device_in)
-        set.device_in = self.pool.take_or_allocate(wanted, self.copy_in.stream)
+        set.device_in = self.pool.take_or_allocate(wanted)
         if set.device_in != NULL:
+            set.base = <DevicePointer>set.device_in.data
             fetch_add64(&self.held, <int64_t>set.device_in.size)
             return True
         # no memory, or a device that gives nothing any more
@@ -112,6 +117,11 @@ cdef class Transfer:
         if state == CUDA_NOT_READY or not self.failed(set, state, "cuEventQuery"):
             batch_fail(&set.batch, resource_refusal(self.pool.resource, set.uploaded_size))
         return False
+
+    cdef Lent keep(self, size_t size):
+        cdef Lent lent = self.pool.keep(size)
+        check(cuda.fill(<DevicePointer>lent.block.data, 0, lent.block.size, self.compute.stream), "cuMemsetD8Async")
+        return lent
 
     cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil:
         if load32(&self.lost):
@@ -136,6 +146,7 @@ cdef class Transfer:
         # the device go part by part
         cdef Piece piece
         cdef uint8_t *at
+        cdef size_t size
         cdef uint32_t i
         cdef bint good = True
         memset(&piece, 0, sizeof(Piece))
@@ -148,9 +159,12 @@ cdef class Transfer:
             if piece.size == 0:
                 piece.to = set.offsets[i]
             at = set.staging.data + piece.at + piece.size
+            size = aligned(padded_size(set, i))
             batch_gather_input(&set.batch, i, at)
+            # rows that a graph computes for nobody are zeros: the block has held other requests' values
+            memset(at + set.batch.inputs[i].size, 0, size - set.batch.inputs[i].size)
             set.batch.inputs[i].data = at
-            piece.size += aligned(padded_size(set, i))
+            piece.size += size
         set.batch.input_end_ns = now_ns()
         return good and self.send(set, &piece)
 
@@ -163,8 +177,8 @@ cdef class Transfer:
             if data.size == 0:
                 continue
             if data.region != NULL:
-                if self.failed(set, cuda.copy_on_device(<DevicePointer>set.device_in.data + to, data.address, data.size,
-                                                        self.copy_in.stream), "cuMemcpyDtoDAsync_v2"):
+                if self.failed(set, cuda.copy_on_device(set.base + to, data.address, data.size, self.copy_in.stream),
+                               "cuMemcpyDtoDAsync_v2"):
                     return False
             else:
                 memcpy(set.staging.data + piece.at, data.data, data.size)
@@ -173,13 +187,19 @@ cdef class Transfer:
                 if not self.send(set, piece):
                     return False
             to += data.size
-        return True
+        return self.pad(set, input, to)
+
+    cdef bint pad(self, BufferSet *set, uint32_t input, size_t at) noexcept nogil:
+        # zeros from there to the end of what the model sees
+        cdef size_t end = set.offsets[input] + padded_size(set, input)
+        return at >= end or not self.failed(
+            set, cuda.fill(set.base + at, 0, end - at, self.copy_in.stream), "cuMemsetD8Async")
 
     cdef bint send(self, BufferSet *set, Piece *piece) noexcept nogil:
         # what is staged; the next begins behind it
         if piece.size and self.failed(set, cuda.copy_to_device(
-                <DevicePointer>set.device_in.data + piece.to, set.staging.data + piece.at, piece.size,
-                self.copy_in.stream), "cuMemcpyHtoDAsync_v2"):
+                set.base + piece.to, set.staging.data + piece.at, piece.size, self.copy_in.stream),
+                "cuMemcpyHtoDAsync_v2"):
             return False
         piece.at += aligned(piece.size)
         piece.size = 0
@@ -266,7 +286,6 @@ cdef class Transfer:
                                                self.copy_out.stream), "cuMemcpyDtoHAsync_v2")
 
     cdef void settle(self) noexcept nogil:
-        # a failed batch may lack the events that order its work
         cuda.stream_synchronize(self.copy_in.stream)
         cuda.stream_synchronize(self.compute.stream)
         cuda.stream_synchronize(self.copy_out.stream)
@@ -278,9 +297,7 @@ cdef class Transfer:
             output = &set.outputs[i]
             if output.given and not set.batch.failed:
                 hand_over(set, i)
-            block_give(output.block)
-            output.block = NULL
-            output.given = False
+        clear_outputs(set)
         block_give(set.staging)
         block_give(set.staging_out)
         set.staging = set.staging_out = NULL
@@ -329,7 +346,7 @@ cdef size_t staged_size(const BufferSet *set, uint32_t input) noexcept nogil:
 cdef DevicePointer bound_address(const BufferSet *set, uint32_t input) noexcept nogil:
     # of an input that the model can read where its client has put it; 0: it has to be copied
     cdef const InputData *data
-    if set.batch.count != 1 or set.graph >= 0 or is_made(set.batch.signature, input):
+    if set.batch.count != 1 or set.batch.writes_inputs or set.graph >= 0 or is_made(set.batch.signature, input):
         return 0
     data = data_of(&set.batch, 0, input)
     if data.region == NULL or data.block.sharing == SHARED_WITH_STRANGER or data.address % ALIGNMENT:

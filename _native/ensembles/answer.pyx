@@ -5,10 +5,11 @@ from libc.string cimport memcpy, memset
 
 from _native.ensembles.frame cimport VALUE_PRESENT, Frame, Run, Sequence, Value, frame_value, value_release, value_shape
 from _native.ensembles.run cimport Ensemble
-from _native.inference.request cimport STATUS_RESOURCE_EXHAUSTED, OutputData, Response, response_fail
-from _native.inference.response cimport response_complete
 from _native.memory.resource cimport block_give, block_share, block_take
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
+from _native.request.request cimport OutputData, Response, response_fail
+from _native.request.response cimport response_complete
+from _native.status cimport STATUS_RESOURCE_EXHAUSTED
 
 
 cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t output) noexcept nogil:

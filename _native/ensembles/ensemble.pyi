@@ -1,7 +1,7 @@
 from typing import Any
 
 from _native.scheduling.lane import LaneHandle
-from _native.transport.infer import InferService
+from _native.service.infer import InferService
 
 class EnsembleLane(LaneHandle):
     def __init__(self, spec: Any, version: int, service: InferService, *, max_queue: int = 0) -> None: ...

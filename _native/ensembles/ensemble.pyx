@@ -11,15 +11,8 @@ from _native.atomic cimport load32, store32
 from _native.ensembles.frame cimport Run
 from _native.ensembles.plan cimport plan_build, plan_clear
 from _native.ensembles.run cimport Ensemble, Turn, run_end, run_new, run_start
-from _native.inference.request cimport (
-    REQUEST_TAKEN,
-    STATUS_CANCELLED,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNAVAILABLE,
-    Request,
-    request_fail,
-)
-from _native.inference.submission cimport Submission
+from _native.request.request cimport REQUEST_TAKEN, Request, request_fail
+from _native.scheduling.dispatcher cimport Line, Seat
 from _native.scheduling.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
@@ -28,12 +21,13 @@ from _native.scheduling.lane cimport (
     LaneHandle,
     Pushed,
     Scheduler,
-    Seat,
     lane_free,
     lane_new,
     stricter,
 )
 from _native.scheduling.levels cimport level_init, time_allowed
+from _native.service.submission cimport Submission
+from _native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from _native.text cimport format_text
 
 
@@ -88,7 +82,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
-cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
+cdef Line *line(Lane *lane, const Seat *seat) noexcept nogil:
     return NULL
 
 
@@ -107,7 +101,7 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, take, close, pending, ensemble_free, expire, NULL, NULL)
+cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, expire, line, close, pending, ensemble_free)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
@@ -131,7 +125,7 @@ cdef class EnsembleLane(LaneHandle):
     Args:
         spec: the version's backends.api.ModelSpec, with an `ensemble`.
         version: its number.
-        service: the _native.transport.infer.InferService through which the steps go.
+        service: the _native.service.infer.InferService through which the steps go.
         max_queue: requests that may be in it, if its queue policy does not say fewer; 0 for any number.
     """
 

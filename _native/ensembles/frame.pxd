@@ -4,10 +4,10 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.ensembles.plan cimport Plan
-from _native.inference.request cimport Correlation, Request
-from _native.inference.signature cimport MAX_RANK, TensorSignature
 from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
+from _native.request.request cimport Correlation, Request
+from _native.request.signature cimport MAX_RANK, TensorSignature
 
 cdef enum ValueState:
     VALUE_OPEN               # not yet known

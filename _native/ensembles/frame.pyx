@@ -11,9 +11,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from _native.ensembles.plan cimport PlanScope, PlanStep, PlanTensor
-from _native.inference.signature cimport TensorSignature
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_give, block_share
+from _native.request.signature cimport TensorSignature
 
 
 # ---------------------------------------------------------------------------------------------------------------------

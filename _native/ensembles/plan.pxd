@@ -24,6 +24,7 @@ cdef struct PlanStep:
     uint32_t output_count
     int32_t gate             # tensor that says whether it runs; -1: it always does
     bint inverted            # it runs where the gate says no
+    bint either              # a step with the opposite gate writes a tensor that it writes: only one of both may run
     uint32_t *reads          # tensors, each once: inputs and gate
     uint32_t read_count
     uint32_t scope

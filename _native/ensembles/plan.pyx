@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from _native.inference.signature cimport str_copy
+from _native.request.signature cimport str_copy
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,6 +138,7 @@ cdef int step_build(PlanStep *out, object found, uint32_t index) except -1:
     edges_build(&out.outputs, &out.output_count, step.outputs, (), found.number)
     out.gate = found.number[step.gate] if step.gate else -1
     out.inverted = step.gate_inverted
+    out.either = any(len(found.writers[tensor]) > 1 for tensor in found.writes[index])
     numbers_copy(&out.reads, &out.read_count, found.reads[index])
     out.scope = found.step_scope[index]
     out.opens = found.opens[index]

@@ -4,10 +4,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.ensembles.frame cimport Call, Run
 from _native.ensembles.plan cimport Plan
-from _native.inference.request cimport Request
-from _native.inference.submission cimport Submission
+from _native.request.request cimport Request
 from _native.scheduling.lane cimport Lane
 from _native.scheduling.levels cimport Level
+from _native.service.submission cimport Submission
 
 cdef struct Turn:
     # of a step, when the number of its requests is limited

@@ -41,24 +41,15 @@ from _native.ensembles.frame cimport (
 )
 from _native.ensembles.plan cimport Plan, PlanStep, plan_encloses, plan_needs
 from _native.ensembles.step cimport step_accept, step_judge, step_leave, step_request, step_sequence
-from _native.inference.accounting cimport account_failed, execution_add
-from _native.inference.bridge cimport bridge_abandon, bridge_deliver, bridge_return
-from _native.inference.request cimport (
-    STATUS_INVALID_ARGUMENT,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    InputData,
-    Request,
-    Response,
-    request_fail,
-    response_free,
-    response_new,
-)
-from _native.inference.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
-from _native.inference.submission cimport submit_request
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_share
 from _native.protobuf.codec cimport Str
+from _native.request.accounting cimport account_failed, execution_add
+from _native.request.bridge cimport bridge_abandon, bridge_deliver, bridge_return
+from _native.request.request cimport InputData, Request, Response, request_fail, response_free, response_new
+from _native.request.statistics cimport FAILURE_BACKEND, Execution, Statistics, statistics_executed
+from _native.service.submission cimport submit_request
+from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport clip, format_text, text_or_no_memory
 
 
@@ -200,6 +191,7 @@ cdef void launch(Call *call) noexcept nogil:
     ensemble.turns[call.step].running += 1
     call.state = CALL_RUNNING
     call.request = request
+    request.single = run.needs.plan.steps[call.step].opens < 0
     request.deliver = deliver_step
     request.sink = call
     submit_request(ensemble.submission, request)

@@ -2,8 +2,8 @@
 
 from _native.ensembles.frame cimport Call, Frame, Sequence
 from _native.ensembles.plan cimport PlanStep
-from _native.inference.request cimport Request, Response
-from _native.inference.table cimport Table
+from _native.request.request cimport Request, Response
+from _native.service.table cimport Table
 
 # Whether the step is to run: its gate says so, and no input that it must have was skipped. False with `status` set: the
 # gate is not what it should be; `details` is from malloc.

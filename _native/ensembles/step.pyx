@@ -20,22 +20,6 @@ from _native.ensembles.frame cimport (
     value_shape,
 )
 from _native.ensembles.plan cimport PlanEdge, PlanStep
-from _native.inference.binding cimport request_check
-from _native.inference.request cimport (
-    STATUS_INVALID_ARGUMENT,
-    STATUS_NOT_FOUND,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNAVAILABLE,
-    InputData,
-    OutputData,
-    Request,
-    Response,
-    request_new,
-    request_reserve,
-)
-from _native.inference.signature cimport TensorSignature, tensor_find
-from _native.inference.table cimport Table, table_find, table_route
 from _native.memory.resource cimport Block, block_give, block_share, block_wrap
 from _native.protobuf.codec cimport (
     PARAMETER_BOOL,
@@ -46,7 +30,19 @@ from _native.protobuf.codec cimport (
     infer_message_copy_parameters,
 )
 from _native.protobuf.datatype cimport DT_BOOL, datatype_name
+from _native.request.record cimport record_inner
+from _native.request.request cimport InputData, OutputData, Request, Response, request_new, request_reserve
+from _native.request.signature cimport Signature, TensorSignature, input_find, output_find
 from _native.scheduling.lane cimport Lane, lane_discard
+from _native.service.binding cimport request_check
+from _native.service.table cimport Table, table_find, table_route
+from _native.status cimport (
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+)
 from _native.text cimport format_text
 
 
@@ -79,6 +75,14 @@ cdef bint step_judge(Call *call, int *status, char **details) noexcept nogil:
         # A batch is not split: the step runs when it is to run for any element.
         if not any_is(gate, not step.inverted):
             return False
+        # Where another step writes the same for the other elements, the first to end would answer for all.
+        if step.either and any_is(gate, step.inverted):
+            status[0] = STATUS_INVALID_ARGUMENT
+            details[0] = format_text(
+                "the gate '%s' says yes and no within one request, but steps of which only one may run, one of them of "
+                "model '%s', write the same tensor: ask for the rows of each kind on their own",
+                frame.run.needs.plan.tensors[step.gate].name.data, step.model.data)
+            return False
     for i in range(step.input_count):
         if not step.inputs[i].optional and frame_value(frame, step.inputs[i].tensor).state == VALUE_SKIPPED:
             return False
@@ -88,23 +92,38 @@ cdef bint step_judge(Call *call, int *status, char **details) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # The request
 
-cdef inline int find(PlanEdge *edge, const TensorSignature *tensors, uint32_t count) noexcept nogil:
-    # the place of the edge's tensor in the model, which is mostly where it was the last time
+cdef inline bint is_at(const PlanEdge *edge, const TensorSignature *tensors, uint32_t count) noexcept nogil:
+    # its model has the tensor where it was the last time, which is mostly so
+    return edge.place < count and tensors[edge.place].name.size == edge.name.size and memcmp(
+        tensors[edge.place].name.data, edge.name.data, edge.name.size) == 0
+
+
+cdef inline int place_of_input(PlanEdge *edge, const Signature *signature) noexcept nogil:
+    # -1: there is none that requests carry
     cdef int place
-    if edge.place < count and tensors[edge.place].name.size == edge.name.size and memcmp(
-            tensors[edge.place].name.data, edge.name.data, edge.name.size) == 0:
-        return <int>edge.place
-    place = tensor_find(tensors, count, edge.name)
-    if place >= 0:
+    if not is_at(edge, signature.inputs, signature.input_count):
+        place = input_find(signature, edge.name)
+        if place < 0 or <uint32_t>place >= signature.input_count:
+            return -1
         edge.place = <uint32_t>place
-    return place
+    return <int>edge.place
+
+
+cdef inline int place_of_output(PlanEdge *edge, const Signature *signature) noexcept nogil:
+    cdef int place
+    if not is_at(edge, signature.outputs, signature.output_count):
+        place = output_find(signature, edge.name)
+        if place < 0 or <uint32_t>place >= signature.output_count:
+            return -1
+        edge.place = <uint32_t>place
+    return <int>edge.place
 
 
 cdef char *fill_input(Request *request, PlanEdge *edge, const Value *value) noexcept nogil:
     # NULL, or why the model cannot take it
     cdef const TensorSignature *tensor
     cdef InputData *input
-    cdef int place = find(edge, request.signature.inputs, request.signature.input_count)
+    cdef int place = place_of_input(edge, request.signature)
     if place < 0:
         return format_text("unexpected inference input '%s' for model '%s'", edge.name.data,
                            request.signature.name.data)
@@ -142,7 +161,7 @@ cdef char *ask_outputs(Request *request, Call *call, PlanStep *step) noexcept no
     for i in range(step.output_count):
         if not call.frame.run.needs.tensors[step.outputs[i].tensor]:
             continue
-        place = find(&step.outputs[i], request.signature.outputs, request.signature.output_count)
+        place = place_of_output(&step.outputs[i], request.signature)
         if place < 0:
             return format_text("unexpected inference output '%s' for model '%s'", step.outputs[i].name.data,
                                request.signature.name.data)
@@ -157,6 +176,7 @@ cdef bint carry_over(Request *request, const Request *outer, const Sequence *seq
     request.id = outer.id
     request.priority = outer.priority
     request.timeout_us = outer.timeout_us
+    request.audience = outer.audience
     request.correlation = sequence.correlation
     request.sequence_start = sequence.start
     request.sequence_end = sequence.end
@@ -203,6 +223,7 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
         return NULL
     request.is_step = True
     request.rehearsed = call.frame.run.request.rehearsed
+    record_inner(request, call.frame.run.request)
     if not fill(request, call, step, status, details):
         lane_discard(request)
         return NULL
@@ -241,7 +262,7 @@ cdef void step_accept(Frame *frame, PlanStep *step, Response *response, const Se
         value = awaited(frame, &step.outputs[i])
         if value == NULL:
             continue
-        place = find(&step.outputs[i], request.signature.outputs, request.signature.output_count)
+        place = place_of_output(&step.outputs[i], request.signature)
         output = &response.outputs[place] if place >= 0 else NULL
         if output == NULL or output.block == NULL:
             frame_resolve(frame, step.outputs[i].tensor, VALUE_MISSING)

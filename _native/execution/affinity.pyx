@@ -2,21 +2,7 @@
 
 from cpython.exc cimport PyErr_SetFromErrno
 
-cdef extern from *:
-    """
-    #include <sys/syscall.h>
-    #include <unistd.h>
-    enum { INFERD_NODES = 1024, INFERD_BITS = 8 * sizeof(unsigned long) };
-    /* MPOL_BIND of <numaif.h>, whose library is not needed for one system call */
-    static inline long inferd_bind_memory(int node) {
-        unsigned long mask[INFERD_NODES / INFERD_BITS] = {0};
-        mask[node / INFERD_BITS] = 1UL << (node % INFERD_BITS);
-        return syscall(SYS_set_mempolicy, 2, mask, (unsigned long)INFERD_NODES + 1);
-    }
-    """
-    enum:
-        MAX_NODES "INFERD_NODES"
-    long set_memory_node "inferd_bind_memory"(int node) nogil
+from _native.numa cimport MAX_NODES, bind_to_node
 
 
 def bind_memory(node: int) -> None:
@@ -28,5 +14,5 @@ def bind_memory(node: int) -> None:
     """
     if not 0 <= node < MAX_NODES:
         raise ValueError(f"expected a NUMA node from 0 to {MAX_NODES - 1}, got {node}")
-    if set_memory_node(node) != 0:
+    if bind_to_node(node) != 0:
         PyErr_SetFromErrno(OSError)

@@ -5,43 +5,44 @@ The C half works without the GIL for native executors; the classes at the end ar
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strncpy
 
-from _native.atomic cimport fetch_add32
+from _native.atomic cimport add_own, fetch_add32, fetch_add64
 from _native.clock cimport now_ns
 from _native.execution.gather cimport batch_give_inputs
 from _native.execution.scatter cimport batch_set_output, batch_wants
 from _native.execution.view cimport block_of_array, view_new
-from _native.inference.accounting cimport account_failed, execution_add
-from _native.inference.bridge cimport Bridge, bridge_return
-from _native.inference.placement cimport inputs_fetch, place_of_output
-from _native.inference.request cimport (
-    STATUS_CANCELLED,
-    STATUS_DEADLINE_EXCEEDED,
-    STATUS_INTERNAL,
-    STATUS_INVALID_ARGUMENT,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    Request,
-    request_expired,
-    request_fail,
-    request_free,
-)
-from _native.inference.response cimport response_complete
-from _native.inference.signature cimport MAX_RANK, TensorSignature
-from _native.inference.statistics cimport (
+from _native.memory.resource cimport Block, block_take
+from _native.protobuf.codec cimport Str
+from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.request.accounting cimport account_failed, execution_add
+from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.record cimport NOTED_TEXT, Record
+from _native.request.request cimport Request, request_expired, request_fail, request_free
+from _native.request.response cimport response_complete
+from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
+from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_OTHER,
     FAILURE_REJECTED,
     Execution,
     statistics_executed,
 )
-from _native.memory.resource cimport Block, block_take
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.scheduling.lane cimport Lane
+from _native.service.placement cimport inputs_fetch, place_of_output
+from _native.status cimport (
+    STATUS_CANCELLED,
+    STATUS_DEADLINE_EXCEEDED,
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+)
 from _native.text cimport format_text, text_or_no_memory
 
 from math import prod
+
+cdef int64_t batches = 0     # atomic: those with records, in the process
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -51,6 +52,7 @@ cdef int batch_init(NativeBatch *batch, Lane *lane) except -1:
     memset(batch, 0, sizeof(NativeBatch))
     batch.lane = lane
     batch.signature = &lane.signature
+    batch.writes_inputs = True
     batch.inputs = <GatheredInput *>calloc(lane.signature.input_count + lane.signature.supplied_count + 1,
                                            sizeof(GatheredInput))
     batch.capacity = 64
@@ -76,6 +78,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
     batch.failed = False
     batch.stopped = False
     batch.blamed = False
+    batch.recorded = False
     batch.count = 0
     batch.rows = 0
     while chain != NULL:
@@ -83,6 +86,8 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
         if late(batch, chain):
             let_expire(batch, chain)
         elif reserve(batch):
+            chain.taken_ns = batch.taken_ns
+            batch.recorded = batch.recorded or chain.record != NULL
             batch.requests[batch.count] = chain
             batch.count += 1
             batch.rows += chain.rows
@@ -91,6 +96,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
             account_failed(chain, batch.taken_ns, FAILURE_OTHER)
             bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
         chain = following
+    add_own(&batch.running, batch.count - batch.running)
 
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
@@ -166,7 +172,7 @@ cdef void forget_detached(NativeBatch *batch) noexcept nogil:
 
 
 cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil:
-    batch.requests[index].again = batch.lane.again != NULL
+    batch.requests[index].again = batch.lane.sequences != NULL and batch.lane.sequences.again != NULL
     return batch.requests[index].again
 
 
@@ -180,7 +186,7 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
             request.again = False
             if not batch.failed:
                 batch.requests[i] = NULL
-                batch.lane.again(batch.lane, request)
+                batch.lane.sequences.again(batch.lane, request)
 
 
 cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
@@ -192,7 +198,7 @@ cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
         if request == NULL or not request.unasked:
             continue
         if request.sequence != NULL:
-            batch.lane.settle(batch.lane, request)
+            batch.lane.sequences.settle(batch.lane, request)
         if request.lane != NULL:
             fetch_add32(&batch.lane.in_flight, -1)
         request_free(request)
@@ -213,7 +219,7 @@ cdef void batch_finish(NativeBatch *batch) noexcept nogil:
         elif request.response.status == STATUS_OK:
             response_complete(&request.response)
         if request.sequence != NULL:
-            batch.lane.settle(batch.lane, request)
+            batch.lane.sequences.settle(batch.lane, request)
     account(batch)
     return_requests(batch)
 
@@ -224,6 +230,9 @@ cdef void account(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = end
+    execution.why = batch.why
+    add_own(&batch.busy_ns, end - batch.taken_ns)
+    add_own(&batch.running, -batch.running)
     for i in range(batch.count):
         if batch.requests[i].response.status == STATUS_OK:
             execution_add(&execution, batch.requests[i], batch.taken_ns)
@@ -243,6 +252,8 @@ cdef void account(NativeBatch *batch) noexcept nogil:
         if batch.lane.learn != NULL:
             batch.lane.learn(batch.lane, batch.rows, end - batch.taken_ns)
         tell_phases(batch, &execution)
+    if batch.recorded:
+        note(batch, end)
 
 
 cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept nogil:
@@ -256,6 +267,27 @@ cdef void tell_phases(NativeBatch *batch, const Execution *execution) noexcept n
             request.phases.input = execution.input_ns
             request.phases.infer = execution.infer_ns
             request.phases.output = execution.output_ns
+
+
+cdef void note(const NativeBatch *batch, int64_t end) noexcept nogil:
+    # in the records of those that have one: their times, and with whom they were executed
+    cdef uint64_t number = <uint64_t>fetch_add64(&batches, 1) + 1
+    cdef Record *record
+    cdef uint32_t i
+    for i in range(batch.count):
+        record = <Record *>batch.requests[i].record
+        if record == NULL:
+            continue
+        record.taken_ns = batch.taken_ns
+        record.input_end_ns = batch.input_end_ns
+        record.output_start_ns = batch.output_start_ns
+        record.computed_ns = end
+        record.batch = number
+        record.batch_rows = batch.rows
+        record.batch_requests = batch.count
+        record.why = batch.why
+        if batch.instance != NULL:
+            strncpy(record.instance, batch.instance, NOTED_TEXT - 1)
 
 
 cdef void return_requests(NativeBatch *batch) noexcept nogil:
@@ -299,13 +331,13 @@ cdef class Batch:
         return 0
 
     cdef uint32_t output_index(self, str name) except? 0xffffffff:
-        cdef uint32_t i
         cdef bytes wanted = name.encode()
+        cdef int found
         self.check()
-        for i in range(self.batch.signature.output_count + self.batch.signature.kept_count):
-            if self.batch.signature.outputs[i].name.data == wanted:
-                return i
-        raise ValueError(f"the model has no output '{name}'")
+        found = output_find(self.batch.signature, Str(wanted, <uint32_t>len(wanted)))
+        if found < 0:
+            raise ValueError(f"the model has no output '{name}'")
+        return <uint32_t>found
 
     @property
     def rows(self) -> int:
@@ -324,18 +356,18 @@ cdef class Batch:
 
         None for an optional input that the requests leave out.
         """
-        cdef uint32_t i
         cdef GatheredInput *data
         cdef bytes wanted = name.encode()
+        cdef int found
         self.check()
-        for i in range(self.batch.signature.input_count + self.batch.signature.supplied_count):
-            if self.batch.signature.inputs[i].name.data == wanted:
-                data = &self.batch.inputs[i]
-                if not data.present:
-                    return None
-                return view_new(data.block, data.data, data.size, self.batch.signature.inputs[i].datatype,
-                                data.shape, data.rank)
-        raise ValueError(f"the model has no input '{name}'")
+        found = input_find(self.batch.signature, Str(wanted, <uint32_t>len(wanted)))
+        if found < 0:
+            raise ValueError(f"the model has no input '{name}'")
+        data = &self.batch.inputs[found]
+        if not data.present:
+            return None
+        return view_new(data.block, data.data, data.size, self.batch.signature.inputs[found].datatype, data.shape,
+                        data.rank, self.batch.writes_inputs)
 
     def wants(self, name: str) -> bool:
         """Whether any request asked for this output."""
@@ -372,7 +404,7 @@ cdef class Batch:
         data = place_of_output(self.batch.requests[0], index, size, &block)
         if data == NULL:
             return None
-        return view_new(block, data, size, tensor.datatype, shape, first + tensor.rank)
+        return view_new(block, data, size, tensor.datatype, shape, first + tensor.rank, True)
 
     def set_output(self, name: str, array) -> None:
         """Hand over an output for all rows.

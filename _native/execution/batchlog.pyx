@@ -8,11 +8,12 @@ import logging
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.atomic cimport load32, store32
-from _native.inference.signature cimport Signature
+from _native.request.signature cimport Signature
 
 logger = logging.getLogger("inferd.batch")
 
 cdef int32_t switched_on = 0
+cdef const char *SCHEDULER = "as its scheduler decided"
 
 
 def switch(on: bool) -> None:
@@ -20,10 +21,12 @@ def switch(on: bool) -> None:
     store32(&switched_on, 1 if on else 0)
 
 
-cdef void batch_log(const NativeBatch *batch, const char *instance, const char *why) noexcept nogil:
+cdef void batch_log(NativeBatch *batch, const char *instance, const char *why) noexcept nogil:
+    batch.instance = instance
+    batch.why = why if why != NULL else SCHEDULER
     if load32(&switched_on) and batch.count:
         with gil:
-            write(batch, instance, why)
+            write(batch, instance, batch.why)
 
 
 cdef void write(const NativeBatch *batch, const char *instance, const char *why) noexcept:
@@ -36,4 +39,4 @@ cdef void write(const NativeBatch *batch, const char *instance, const char *why)
         "batch of model '%s' version %d on %s: %d requests, %d rows, the oldest waited %d us, %s",
         signature.name.data[:signature.name.size].decode("utf-8", "replace"), signature.version, instance.decode(),
         batch.count, batch.rows, (batch.taken_ns - oldest) // 1000,
-        why.decode() if why != NULL else "as its scheduler decided")
+        why.decode())

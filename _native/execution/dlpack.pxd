@@ -1,12 +1,13 @@
 # Tensors as frameworks hand them to each other in one process: the structures of DLPack, https://dmlc.github.io/dlpack,
-# in capsules of version 0, which are named "dltensor" until somebody has taken them over.
+# in capsules named "dltensor", or "dltensor_versioned" for memory that must not be written to, until somebody has taken
+# them over.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from _native.inference.signature cimport MAX_RANK
 from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
+from _native.request.signature cimport MAX_RANK
 
 cdef enum:
     DLPACK_CPU = 1
@@ -42,6 +43,20 @@ cdef struct DLManagedTensor:
     void *manager_ctx
     void (*deleter)(DLManagedTensor *) noexcept
 
+cdef struct DLPackVersion:
+    uint32_t major
+    uint32_t minor
+
+cdef enum:
+    DLPACK_READ_ONLY = 1     # flag
+
+cdef struct DLManagedTensorVersioned:
+    DLPackVersion version
+    void *manager_ctx
+    void (*deleter)(DLManagedTensorVersioned *) noexcept
+    uint64_t flags
+    DLTensor dl_tensor
+
 
 cdef class Tensor:
     # a tensor as Python sees it, wherever it lies: the base of those that do
@@ -52,8 +67,10 @@ cdef class Tensor:
 
     cdef void describe(self, size_t size, Datatype datatype, const int64_t *shape, uint32_t rank) noexcept
     # A capsule over it, at `data` on that device. It keeps `block`; NULL: the memory is there for as long as it may be
-    # used. Raises BufferError when it would have to be moved or copied for it.
-    cdef object lend(self, Block *block, int32_t device_type, int32_t device, void *data, object dl_device, object copy)
+    # used. Raises BufferError when it would have to be moved or copied for it, or is read-only and the taker knows no
+    # capsule that says so.
+    cdef object lend(self, Block *block, int32_t device_type, int32_t device, void *data, object dl_device, object copy,
+                     bint read_only, object max_version)
 
 # A capsule over memory; `managed`, `shape` and `strides` (NULL: contiguous) lie in `owner`, which `deleter` frees.
 cdef object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,

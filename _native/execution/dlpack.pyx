@@ -49,17 +49,29 @@ cdef void capsule_delete(object capsule) noexcept:
         managed.deleter(managed)
 
 
+cdef void versioned_capsule_delete(object capsule) noexcept:
+    cdef DLManagedTensorVersioned *managed
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        managed = <DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        managed.deleter(managed)
+
+
+cdef void describe_tensor(DLTensor *tensor, int32_t device_type, int32_t device, void *data, Datatype datatype,
+                          int64_t *shape, int64_t *strides, int32_t rank) noexcept:
+    tensor.data = data
+    tensor.device.device_type = device_type
+    tensor.device.device_id = device
+    tensor.ndim = rank
+    tensor.dtype = dlpack_type(datatype)
+    tensor.shape = shape
+    tensor.strides = strides
+    tensor.byte_offset = 0
+
+
 cdef object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,
                            int32_t device_type, int32_t device, void *data, Datatype datatype, int64_t *shape,
                            int64_t *strides, int32_t rank):
-    managed.dl_tensor.data = data
-    managed.dl_tensor.device.device_type = device_type
-    managed.dl_tensor.device.device_id = device
-    managed.dl_tensor.ndim = rank
-    managed.dl_tensor.dtype = dlpack_type(datatype)
-    managed.dl_tensor.shape = shape
-    managed.dl_tensor.strides = strides
-    managed.dl_tensor.byte_offset = 0
+    describe_tensor(&managed.dl_tensor, device_type, device, data, datatype, shape, strides, rank)
     managed.manager_ctx = owner
     managed.deleter = deleter
     return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>capsule_delete)
@@ -68,12 +80,19 @@ cdef object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter
 cdef struct Lent:
     # a DLPack tensor, with the shape that it points to
     DLManagedTensor managed
+    DLManagedTensorVersioned versioned       # in its place, where the memory is read-only
     int64_t shape[MAX_RANK]
     Block *block
 
 
 cdef void lent_delete(DLManagedTensor *managed) noexcept:
     # perhaps without the GIL
+    cdef Lent *lent = <Lent *>managed.manager_ctx
+    block_give(lent.block)
+    free(lent)
+
+
+cdef void versioned_lent_delete(DLManagedTensorVersioned *managed) noexcept:
     cdef Lent *lent = <Lent *>managed.manager_ctx
     block_give(lent.block)
     free(lent)
@@ -102,20 +121,32 @@ cdef class Tensor:
         memcpy(self.dims, shape, rank * sizeof(int64_t))
 
     cdef object lend(self, Block *block, int32_t device_type, int32_t device, void *data, object dl_device,
-                     object copy):
+                     object copy, bint read_only, object max_version):
         cdef Lent *lent
         if dl_device is not None and tuple(dl_device) != (device_type, device):
             raise BufferError("the tensor is in CPU memory" if device_type == DLPACK_CPU else
                               f"the tensor is on CUDA device {device}")
         if copy:
             raise BufferError("the tensor is exchanged without a copy")
+        if read_only and (max_version is None or max_version[0] < 1):
+            raise BufferError("the tensor's memory is shared and read-only, which a capsule before DLPack 1.0 cannot "
+                              "say")
         lent = <Lent *>malloc(sizeof(Lent))
         if lent == NULL:
             raise MemoryError
         memcpy(lent.shape, self.dims, self.rank * sizeof(int64_t))
         lent.block = block_share(block) if block != NULL else NULL
-        return dlpack_capsule(&lent.managed, lent, lent_delete, device_type, device, data, self.type, lent.shape, NULL,
-                              <int32_t>self.rank)
+        if not read_only:
+            return dlpack_capsule(&lent.managed, lent, lent_delete, device_type, device, data, self.type, lent.shape,
+                                  NULL, <int32_t>self.rank)
+        describe_tensor(&lent.versioned.dl_tensor, device_type, device, data, self.type, lent.shape, NULL,
+                        <int32_t>self.rank)
+        lent.versioned.version = DLPackVersion(1, 0)
+        lent.versioned.manager_ctx = lent
+        lent.versioned.deleter = versioned_lent_delete
+        lent.versioned.flags = DLPACK_READ_ONLY
+        return PyCapsule_New(&lent.versioned, "dltensor_versioned",
+                             <void (*)(object) noexcept>versioned_capsule_delete)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

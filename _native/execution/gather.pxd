@@ -3,11 +3,12 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport InputData
-from _native.inference.signature cimport SUPPLY_STATE, Signature
+from _native.request.request cimport InputData
+from _native.request.signature cimport SUPPLY_STATE, Signature
 
 # Make every present input contiguous, and the supplied ones. No byte is copied when a single request, or requests
-# that lie one behind the other, are aligned already. False: the batch has failed.
+# that lie one behind the other, are aligned already, unless the executor may write to what others can see. False: the
+# batch has failed.
 cdef bint batch_gather(NativeBatch *batch) noexcept nogil
 # The same in two steps, for memory of the executor's own. First the shape and size of every input, without its data.
 # False: the batch has failed.

@@ -13,10 +13,10 @@ from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_fail
 from _native.execution.shape cimport bucket_of, elements_of, reshape
 from _native.execution.supply cimport GatheredInput, supply
-from _native.inference.request cimport InputData
-from _native.inference.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.memory.resource cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
 from _native.protobuf.datatype cimport datatype_size
+from _native.request.request cimport InputData
+from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.text cimport format_text
 
 cdef enum:
@@ -28,18 +28,24 @@ cdef inline bint counts_rows(const NativeBatch *batch, uint32_t input) noexcept 
     return batch.signature.inputs[input].values and batch.signature.max_batch_size > 0
 
 
+cdef inline bint may_stay(const NativeBatch *batch, const InputData *data) noexcept nogil:
+    # nobody can write to it while it is executed, nor see what the model writes
+    return data.exclusive or not (batch.writes_inputs or data.block.sharing == SHARED_WITH_STRANGER)
+
+
 cdef bint lies_right(const NativeBatch *batch, uint32_t input) noexcept nogil:
     # the data of all requests is one aligned run already, which stays as it is
     cdef const InputData *data = data_of(batch, 0, input)
     cdef const InputData *following
     cdef uint32_t i
-    if <uintptr_t>data.data % ALIGNMENT or data.block.sharing == SHARED_WITH_STRANGER:
+    if <uintptr_t>data.data % ALIGNMENT or not may_stay(batch, data):
         return False
     if counts_rows(batch, input):
         return False
     for i in range(1, batch.count):
         following = data_of(batch, i, input)
-        if following.block != data.block or following.data != data.data + data.size:
+        if (following.block != data.block or following.data != data.data + data.size
+                or not may_stay(batch, following)):
             return False
         data = following
     return True

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.inference.bridge cimport BridgeHandle
-from _native.inference.request cimport Request
+from _native.request.bridge cimport BridgeHandle
+from _native.request.request cimport Request
 from _native.scheduling.lane cimport Lane
 
 cdef struct Outcome:

@@ -12,13 +12,13 @@ from libc.string cimport memset, strlen
 from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
 from _native.execution.shape cimport elements_of
-from _native.inference.binding cimport request_check
-from _native.inference.bridge cimport BridgeHandle
-from _native.inference.request cimport InputData, Response, request_free, request_new, request_reserve
-from _native.inference.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, tensor_find
 from _native.memory.resource cimport block_give, block_of_object, block_take
 from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport datatype_size
+from _native.request.bridge cimport BridgeHandle
+from _native.request.request cimport InputData, Response, request_free, request_new, request_reserve
+from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, input_find
+from _native.service.binding cimport request_check
 from _native.text cimport format_text, text_or_no_memory
 
 import select
@@ -93,8 +93,8 @@ cdef int fill_input(Request *request, str name, object shape, bytes data) except
     cdef uint32_t i
     key.data = <const char *>encoded
     key.size = <uint32_t>len(encoded)
-    index = tensor_find(request.signature.inputs, request.signature.input_count, key)
-    if index < 0:
+    index = input_find(request.signature, key)
+    if index < 0 or <uint32_t>index >= request.signature.input_count:
         raise ValueError(f"the model has no input '{name}'")
     if len(shape) > MAX_RANK:
         raise ValueError(f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are served")

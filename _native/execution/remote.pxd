@@ -1,8 +1,8 @@
 # Instances whose work is done in another process: the loop can begin and end an execution without waiting for it.
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport Request
-from _native.scheduling.lane cimport Lane, Seat
+from _native.request.request cimport Request
+from _native.scheduling.dispatcher cimport Seat
 
 cdef enum Progress:
     UNDER_WAY                # more is to be read
@@ -24,14 +24,13 @@ cdef struct Remote:
 cdef struct RemoteInstance:
     # an instance with a Remote
     Remote *remote
-    Lane *lane
     Seat *seat
     NativeBatch *batch
     const char *name
     bint running             # the loop's: the batch is under way
     bint begun               # the thread is called to end a batch that the loop has begun
 
-# Let the loop use the instance whenever its thread waits in `take`. Before the thread runs.
+# Let the loop use the instance whenever its thread waits for a batch. Before the thread runs.
 cdef void remote_connect(RemoteInstance *self) noexcept nogil
 # No more: the thread has left its lane.
 cdef void remote_disconnect(RemoteInstance *self) noexcept nogil

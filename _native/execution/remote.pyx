@@ -1,21 +1,19 @@
 """Instances whose work is done in another process, without a thread of the server between the loop and that process.
 
-A thread that takes a batch, sends it away and sleeps until its results come costs two changes of threads for each
-batch, which are most of what a small request costs, and add up where models call models. So while the thread of such an
-instance waits for a batch, its seat is free (`_native.scheduling.seats`): the loop sends the next batch itself, reads
-the results when they are there, and sends what has queued up meanwhile. The thread is called for what may take time:
-batches with large inputs that must be copied, inputs on a GPU, a worker that is gone or not there yet.
+While the thread of such an instance waits for a batch, its seat may be lent (`_native.scheduling.calling`): the loop
+sends the next batch itself, reads the results when they are there, and sends what has queued up meanwhile. The thread
+is called for what may take time: batches with large inputs that must be copied, inputs on a GPU, a worker that is gone
+or not there yet.
 """
 
 from _native.execution.batch cimport batch_begin, batch_finish
 from _native.execution.batchlog cimport batch_log
-from _native.inference.request cimport Request
-from _native.scheduling.lane cimport Seat
-from _native.threads cimport condition_destroy, condition_init
+from _native.request.request cimport Request
+from _native.scheduling.calling cimport seat_next, seat_recall
+from _native.scheduling.dispatcher cimport Seat
 
 
 cdef void remote_connect(RemoteInstance *self) noexcept nogil:
-    condition_init(&self.seat.called)
     self.seat.instance = self
     self.seat.ready = is_ready
     self.seat.begin = begin
@@ -25,7 +23,6 @@ cdef void remote_connect(RemoteInstance *self) noexcept nogil:
 
 cdef void remote_disconnect(RemoteInstance *self) noexcept nogil:
     self.remote.readable = NULL
-    condition_destroy(&self.seat.called)
 
 
 cdef bint is_ready(Seat *seat) noexcept nogil:
@@ -40,19 +37,19 @@ cdef void begin(Seat *seat, Request *batch) noexcept nogil:
 cdef void readable(void *owner) noexcept nogil:
     cdef RemoteInstance *self = <RemoteInstance *>owner
     if self.running and not settle(self, self.remote.advance(self.batch, self.remote.context)):
-        serve(self, self.lane.scheduler.next(self.lane, self.seat))
+        serve(self, seat_next(self.seat))
 
 
 cdef void serve(RemoteInstance *self, Request *chain) noexcept nogil:
     # this batch, and as long as they end at once, those that follow
     while chain != NULL and not start(self, chain):
-        chain = self.lane.scheduler.next(self.lane, self.seat)
+        chain = seat_next(self.seat)
 
 
 cdef bint start(RemoteInstance *self, Request *chain) noexcept nogil:
     # False: the batch is over
     if any_on_device(chain):
-        self.lane.scheduler.recall(self.lane, self.seat, chain)
+        seat_recall(self.seat, chain)
         return True
     batch_begin(self.batch, chain)
     batch_log(self.batch, self.name, self.seat.why)
@@ -66,7 +63,7 @@ cdef bint settle(RemoteInstance *self, Progress progress) noexcept nogil:
         batch_finish(self.batch)
     elif progress == BLOCKED:
         self.begun = True
-        self.lane.scheduler.recall(self.lane, self.seat, NULL)
+        seat_recall(self.seat, NULL)
     return progress != ENDED
 
 

@@ -4,9 +4,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport Request
-from _native.inference.signature cimport TensorSignature
 from _native.memory.resource cimport Block
+from _native.request.request cimport Request
+from _native.request.signature cimport TensorSignature
 
 # The length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before.
 cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil

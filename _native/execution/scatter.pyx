@@ -7,11 +7,11 @@ from libc.string cimport memcpy
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_fail
 from _native.execution.shape cimport elements_of, reshape
-from _native.inference.placement cimport is_in_region
-from _native.inference.request cimport InputData, OutputData, Request
-from _native.inference.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
 from _native.memory.resource cimport Block, block_give, block_own, block_replace, block_share, block_take
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.request.request cimport InputData, OutputData, Request
+from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
+from _native.service.placement cimport is_in_region
 from _native.text cimport format_text, shape_text
 
 cdef extern from *:

@@ -11,8 +11,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from _native.execution.shape cimport elements_of
-from _native.inference.request cimport Correlation, InputData, Request
-from _native.inference.signature cimport (
+from _native.memory.resource cimport block_give, block_share, block_take
+from _native.protobuf.datatype cimport DT_BYTES, DT_FP32, datatype_size
+from _native.request.request cimport Correlation, InputData, Request
+from _native.request.signature cimport (
     SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO,
     SUPPLY_CORRELATION,
     SUPPLY_ELEMENT_COUNT,
@@ -27,8 +29,6 @@ from _native.inference.signature cimport (
     Supplied,
     SupplyKind,
 )
-from _native.memory.resource cimport block_give, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES, DT_FP32, datatype_size
 
 cdef extern from *:
     """

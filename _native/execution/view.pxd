@@ -10,10 +10,11 @@ cdef class View(Tensor):
     # a tensor in a block; holds one reference
     cdef Block *block
     cdef const uint8_t *data
+    cdef bint writable            # the memory is nobody else's
 
 # A view that shares the block.
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
-                   uint32_t rank)
+                   uint32_t rank, bint writable)
 
 # A block over the memory of a C-contiguous CPU array, by the buffer protocol or DLPack, without a copy; `data`, `size`,
 # `shape` (room for MAX_RANK) and `rank` say what is in it. Raises ValueError when it is not an array of `datatype`.

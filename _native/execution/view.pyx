@@ -82,7 +82,7 @@ cdef class View(Tensor):
         block_give(self.block)
 
     def numpy(self):
-        """An array on the same memory; for BYTES a new object array of bytes.
+        """An array on the same memory, read-only if others can see that; for BYTES a new object array of bytes.
 
         BF16 comes as ml_dtypes.bfloat16 where that package is installed, else as its bits in uint16.
         """
@@ -110,23 +110,27 @@ cdef class View(Tensor):
         return out
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void *>self.data, <Py_ssize_t>self.size, 0, flags)
+        PyBuffer_FillInfo(buffer, self, <void *>self.data, <Py_ssize_t>self.size, not self.writable, flags)
 
     def __dlpack_device__(self) -> tuple:
         return (DLPACK_CPU, 0)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule over the same memory; not for BYTES."""
+        """A DLPack capsule over the same memory; not for BYTES.
+
+        Memory that others can see is only lent to who asks for a capsule that says so, by `max_version` of 1.0.
+        """
         if self.type == DT_BYTES:
             raise BufferError("a BYTES tensor cannot be exchanged by DLPack")
-        return self.lend(self.block, DLPACK_CPU, 0, <void *>self.data, dl_device, copy)
+        return self.lend(self.block, DLPACK_CPU, 0, <void *>self.data, dl_device, copy, not self.writable, max_version)
 
 
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
-                   uint32_t rank):
+                   uint32_t rank, bint writable):
     cdef View view = View.__new__(View)
     view.block = block_share(block)
     view.data = data
+    view.writable = writable
     view.describe(size, datatype, shape, rank)
     return view
 

@@ -1,32 +1,16 @@
 # Memory that is shared with other processes: a sparse memfd from which blocks are taken.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from _native.memory.pool cimport Pool
 from _native.memory.resource cimport Block
-from _native.threads cimport Mutex
-
-cdef enum:
-    ARENA_CLASSES = 105      # four for each power of two from 4 KiB to 256 GiB
-
-cdef struct Range:
-    # part of the arena, in use or free; its books are kept in private memory, out of reach for other processes
-    Arena *arena
-    uint64_t offset
-    int32_t size_class
-    bint hollow              # free, and its pages have been given back to the system
-    Range *next
 
 cdef struct Arena:
     int fd                   # the memfd; another process maps all of it
     uint8_t *base
     uint64_t size            # of the mapping: address space, not memory
-    int32_t references       # atomic: the owner and every block
-    Mutex guard              # guards all below
-    uint64_t top             # nothing beyond has been handed out yet
-    Range *free[ARENA_CLASSES]
-    uint64_t used            # bytes in blocks
-    uint64_t pooled          # bytes free with their pages
-    uint64_t taken           # blocks taken so far
+    Pool *pool               # of one slab; its books are kept in private memory, out of reach for other processes
+    int64_t taken            # blocks taken so far; atomic
 
 # An arena whose first `reserved` bytes are never handed out; NULL when the system has no memfd or no address space.
 cdef Arena *arena_new(const char *name, uint64_t reserved) noexcept nogil

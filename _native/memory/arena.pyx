@@ -7,18 +7,36 @@ the pages of free ranges back (FALLOC_FL_PUNCH_HOLE). Seals keep the other proce
 
 Who made the arena allocates from it and keeps the books, in memory of its own: a process that writes where it should
 not can spoil contents, but nothing that the server's own work depends on, and there is no lock that it could die
-with. Ranges have four sizes for each power of two and stay in the list of their size when they are free; the
-address space is large enough for that, and the pages of what exceeds POOL_LIMIT free bytes are given back at once.
+with. The arena is one slab of a pool (`_native.memory.pool`): free neighbours become one range again, so that no
+history of sizes uses the address space up. The pages of what exceeds POOL_LIMIT free bytes are given back at once.
 """
 
 from libc.errno cimport errno
 from libc.stdint cimport uint8_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 from posix.unistd cimport close
 
-from _native.atomic cimport fetch_add32
-from _native.memory.resource cimport LIVE_ARENAS, Block, BlockView, block_give, block_view, block_wrap, live_add
-from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from _native.atomic cimport fetch_add64, load64
+from _native.memory.pool cimport (
+    Backing,
+    pool_cool,
+    pool_free,
+    pool_leave,
+    pool_new,
+    pool_reserve,
+    pool_unuse,
+    pool_use,
+)
+from _native.memory.resource cimport (
+    LIVE_ARENAS,
+    Block,
+    BlockView,
+    block_give,
+    block_view,
+    live_add,
+    resource_take,
+)
 
 cdef extern from *:
     """
@@ -63,169 +81,113 @@ cdef extern from *:
     static inline void inferd_punch(int fd, uint64_t offset, uint64_t size) {
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size);
     }
-    static inline int inferd_arena_log2(uint64_t n) { return 63 - __builtin_clzll(n); }
     """
     int make_memfd "inferd_memfd"(const char *name, uint64_t size) nogil
     void *map_arena "inferd_map_arena"(int fd, uint64_t size) nogil
     void punch "inferd_punch"(int fd, uint64_t offset, uint64_t size) nogil
     int munmap(void *address, size_t size) nogil
-    int floor_log2 "inferd_arena_log2"(uint64_t n) nogil
 
-cdef enum:
-    PAGE_LOG2 = 12
-
+cdef uint64_t PAGE = 4096
+cdef uint64_t GRAIN = <uint64_t>2 << 20             # of the slab
 cdef uint64_t LARGEST_SPACE = <uint64_t>256 << 30
 cdef uint64_t SMALLEST_SPACE = <uint64_t>256 << 20  # what a limited address space must at least have
 cdef uint64_t POOL_LIMIT = <uint64_t>128 << 20
 
 
-cdef inline int class_of(uint64_t size) noexcept nogil:
-    cdef int log2
-    if size <= (1 << PAGE_LOG2):
-        return 0
-    log2 = floor_log2(size - 1)
-    return (log2 - PAGE_LOG2) * 4 + <int>(((size - 1) >> (log2 - 2)) & 3) + 1
+cdef inline uint64_t rounded(uint64_t size, uint64_t grain) noexcept nogil:
+    return (size + grain - 1) // grain * grain
 
 
-cdef inline uint64_t class_size(int index) noexcept nogil:
-    # whole pages: the quarters of the smallest powers of two are rounded up
-    cdef uint64_t size
-    if index == 0:
-        return 1 << PAGE_LOG2
-    size = <uint64_t>(4 + (index - 1) % 4 + 1) << (PAGE_LOG2 + (index - 1) // 4 - 2)
-    return (size + 4095) & ~<uint64_t>4095
+# ---------------------------------------------------------------------------------------------------------------------
+# What the pool needs of it
+
+cdef void *obtain(void *context, size_t size, void **mark) noexcept nogil:
+    # the end of the mapping: the one slab
+    cdef Arena *arena = <Arena *>context
+    return arena.base + arena.size - size
 
 
-cdef Arena *arena_new(const char *name, uint64_t reserved) noexcept nogil:
-    cdef Arena *arena = <Arena *>calloc(1, sizeof(Arena))
-    if arena == NULL:
-        return NULL
+cdef void release(void *context, void *address, size_t size, void *mark) noexcept nogil:
+    pass  # with all of the mapping
+
+
+cdef void cool(void *context, void *address, size_t size) noexcept nogil:
+    cdef Arena *arena = <Arena *>context
+    punch(arena.fd, <uint64_t>(<uint8_t *>address - arena.base), size)
+
+
+cdef void end(void *context) noexcept nogil:
+    cdef Arena *arena = <Arena *>context
+    munmap(arena.base, arena.size)
+    close(arena.fd)
+    free(arena)
+    live_add(LIVE_ARENAS, -1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The arena
+
+cdef bint map_space(Arena *arena, const char *name) noexcept nogil:
     arena.size = LARGEST_SPACE
     while True:
         arena.fd = make_memfd(name, arena.size)
         arena.base = <uint8_t *>map_arena(arena.fd, arena.size) if arena.fd >= 0 else NULL
         if arena.base != NULL:
-            break
+            return True
         if arena.fd >= 0:
             close(arena.fd)
         if arena.size <= SMALLEST_SPACE:  # address space is limited (ulimit -v), or there are no memfds
-            free(arena)
-            return NULL
+            return False
         arena.size //= 2
-    arena.top = (reserved + 4095) & ~<uint64_t>4095
-    arena.references = 1
-    mutex_init(&arena.guard, NULL)
+
+
+cdef Arena *arena_new(const char *name, uint64_t reserved) noexcept nogil:
+    cdef Arena *arena = <Arena *>calloc(1, sizeof(Arena))
+    cdef Backing backing
+    cdef uint64_t space
+    if arena == NULL or not map_space(arena, name):
+        free(arena)
+        return NULL
+    memset(&backing, 0, sizeof(Backing))
+    backing.obtain = obtain
+    backing.release = release
+    backing.cool = cool
+    backing.end = end
+    backing.context = arena
     live_add(LIVE_ARENAS, 1)
+    space = arena.size - rounded(reserved, GRAIN)
+    arena.pool = pool_new("arena", <long long>space, space, &backing)
+    if arena.pool == NULL:
+        end(arena)
+        return NULL
+    arena.pool.most_warm = <long long>POOL_LIMIT
+    if not pool_reserve(arena.pool, space):
+        pool_free(arena.pool)
+        return NULL
+    pool_use(arena.pool)  # whoever has the arena is a user like its blocks: there is no other owner
+    pool_leave(arena.pool)
     return arena
 
 
 cdef Arena *arena_share(Arena *arena) noexcept nogil:
-    fetch_add32(&arena.references, 1)
+    pool_use(arena.pool)
     return arena
 
 
 cdef void arena_give(Arena *arena) noexcept nogil:
-    cdef int index
-    cdef Range *piece
-    if arena == NULL or fetch_add32(&arena.references, -1) != 1:
-        return
-    for index in range(ARENA_CLASSES):
-        while arena.free[index] != NULL:
-            piece = arena.free[index]
-            arena.free[index] = piece.next
-            free(piece)
-    munmap(arena.base, arena.size)
-    close(arena.fd)
-    mutex_destroy(&arena.guard)
-    free(arena)
-    live_add(LIVE_ARENAS, -1)
-
-
-cdef Range *carve(Arena *arena, int index) noexcept nogil:
-    # a range that was never used before; under the lock
-    cdef uint64_t size = class_size(index)
-    cdef Range *piece
-    if size > arena.size - arena.top:
-        return NULL
-    piece = <Range *>malloc(sizeof(Range))
-    if piece == NULL:
-        return NULL
-    piece.arena = arena
-    piece.offset = arena.top
-    piece.size_class = index
-    piece.hollow = True
-    arena.top += size
-    return piece
+    if arena != NULL:
+        pool_unuse(arena.pool)
 
 
 cdef Block *arena_take(Arena *arena, uint64_t size) noexcept nogil:
-    cdef int index
-    cdef Range *piece
-    cdef Block *block
     if size > arena.size:
         return NULL
-    index = class_of(size)
-    if index >= ARENA_CLASSES:
-        return NULL
-    lock(&arena.guard)
-    piece = arena.free[index]
-    if piece != NULL:
-        arena.free[index] = piece.next
-        if not piece.hollow:
-            arena.pooled -= class_size(index)
-    else:
-        piece = carve(arena, index)
-    if piece != NULL:
-        arena.used += class_size(index)
-        arena.taken += 1
-    unlock(&arena.guard)
-    if piece == NULL:
-        return NULL
-    block = block_wrap(arena.base + piece.offset, class_size(index), give_range, piece)
-    if block == NULL:
-        put_back(piece)
-        return NULL
-    arena_share(arena)
-    return block
-
-
-cdef void put_back(Range *piece) noexcept nogil:
-    cdef Arena *arena = piece.arena
-    cdef uint64_t size = class_size(piece.size_class)
-    lock(&arena.guard)
-    piece.hollow = arena.pooled + size > POOL_LIMIT
-    if piece.hollow:
-        punch(arena.fd, piece.offset, size)
-    else:
-        arena.pooled += size
-    piece.next = arena.free[piece.size_class]
-    arena.free[piece.size_class] = piece
-    arena.used -= size
-    unlock(&arena.guard)
-
-
-cdef void give_range(void *owner) noexcept nogil:
-    cdef Arena *arena = (<Range *>owner).arena
-    put_back(<Range *>owner)
-    arena_give(arena)
+    fetch_add64(&arena.taken, 1)
+    return resource_take(&arena.pool.resource, rounded(max(size, <uint64_t>1), PAGE))
 
 
 cdef uint64_t arena_trim(Arena *arena) noexcept nogil:
-    cdef uint64_t freed = 0
-    cdef int index
-    cdef Range *piece
-    lock(&arena.guard)
-    for index in range(ARENA_CLASSES):
-        piece = arena.free[index]
-        while piece != NULL:
-            if not piece.hollow:
-                punch(arena.fd, piece.offset, class_size(index))
-                piece.hollow = True
-                freed += class_size(index)
-            piece = piece.next
-    arena.pooled = 0
-    unlock(&arena.guard)
-    return freed
+    return pool_cool(arena.pool)
 
 
 cdef class ArenaHandle:
@@ -261,12 +223,12 @@ cdef class ArenaHandle:
     @property
     def used(self) -> int:
         """Bytes that are in use."""
-        return self.arena.used
+        return load64(&self.arena.pool.resource.used)
 
     @property
     def pooled(self) -> int:
         """Bytes that are free but have their pages, for quick reuse."""
-        return self.arena.pooled
+        return load64(&self.arena.pool.warm)
 
     def trim(self) -> int:
         """Give the pages of everything free back to the system; the number of bytes."""

@@ -19,3 +19,8 @@ cdef int64_t host_blocks() noexcept nogil
 cdef int64_t host_pooled() noexcept nogil
 # Return free blocks to the system: all but those in the lists of other threads; the number of bytes freed.
 cdef int64_t host_trim() noexcept nogil
+# To be called about once a second, by any thread but one that must not wait: return to the system what was free at the
+# last few calls and all the time between; the number of bytes. Blocks in the lists of threads stay.
+cdef int64_t host_cool() noexcept nogil
+# Keep at most so many free bytes.
+cdef void host_keep(int64_t size) noexcept nogil

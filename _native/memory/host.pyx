@@ -4,9 +4,14 @@ A block that is given back goes to the free list of its size class, where the ne
 already mapped. That matters: a fresh 600 kB allocation costs some 150 page faults, several times the cost of copying
 the tensor.
 
-Size classes are four per power of two, from 256 bytes to 64 MiB, so at most a fifth of a block is unused. Larger blocks
-are not pooled. The pool keeps at most POOL_LIMIT free bytes; beyond that, blocks are freed. From MAPPED_FROM on a block
-has a memory mapping of its own, so that freeing it returns it to the system and leaves no hole in the heap.
+Size classes are four per power of two, from 256 bytes to 1 GiB, so at most a fifth of a block is unused, and of a large
+one that fifth is address space only. From MAPPED_FROM on a block has a memory mapping of its own, so that freeing it
+returns it to the system and leaves no hole in the heap. From HUGE_FROM on it is made of huge pages.
+
+The pool keeps a limited number of free bytes (`host_keep`). When a block that is given back finds no room, blocks of
+classes that nobody has asked for since its own was asked for make room; the pool's time for that is counted in blocks
+that it did not have. So a size that is in use is pooled whatever was in use before. What is not used for some seconds
+goes back to the system (`host_cool`): of each class as many blocks as were free all the while.
 
 Blocks of up to 64 KiB wait first in lists of the thread that gave them, where taking one needs neither lock nor atomic
 instruction; a list that runs full or empty is halved or filled from those of all threads. Blocks travel (the event loop
@@ -18,7 +23,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
+from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock, store64
 from _native.memory.resource cimport CLASS_LARGE, SHARED_WITH_NOBODY, Block, Resource
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
@@ -36,6 +41,22 @@ cdef extern from *:
     static inline void *inferd_map(size_t size) {
         void *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         return address == MAP_FAILED ? NULL : address;
+    }
+    #include <malloc.h>
+    /* the kernel clears and maps 2 MiB at a time instead of 4 KiB */
+    static inline void inferd_prefer_huge_pages(void *address, size_t size) { madvise(address, size, MADV_HUGEPAGE); }
+    /* bytes that the C library has free in its heaps, of which it returns hardly any by itself; -1: not known */
+    static inline int64_t inferd_heap_free(void) {
+    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+        return (int64_t)mallinfo2().fordblks;
+    #else
+        return -1;
+    #endif
+    }
+    static inline void inferd_heap_trim(void) {
+    #if defined(__GLIBC__)
+        malloc_trim(0);
+    #endif
     }
     static inline int inferd_log2(size_t n) { return 63 - __builtin_clzll((unsigned long long)n); }
 
@@ -60,6 +81,9 @@ cdef extern from *:
     void *aligned_alloc(size_t alignment, size_t size) nogil
     void *map_memory "inferd_map"(size_t size) nogil
     int munmap(void *address, size_t size) nogil
+    void prefer_huge_pages "inferd_prefer_huge_pages"(void *address, size_t size) nogil
+    int64_t heap_free "inferd_heap_free"() noexcept nogil
+    void trim_heap "inferd_heap_trim"() noexcept nogil
     void *own_lists "inferd_own"() noexcept nogil
     bint set_own_lists "inferd_set_own"(void *lists) noexcept nogil
     int own_lists_init "inferd_own_init"(void (*ended)(void *) noexcept nogil) nogil
@@ -69,17 +93,24 @@ cdef enum:
     ALIGNMENT = 256           # what TensorRT wants, and more than vector instructions do
     HEAD = 64                 # in front of the data: a cache line
     SMALLEST_LOG2 = 8
-    LARGEST = 64 << 20
-    CLASSES = 73
+    LARGEST = 1 << 30
+    CLASSES = 89
     OWN_CLASSES = 33          # up to 64 KiB
     OWN_BYTES = 128 << 10     # kept of a class by a thread, but at least two blocks
     OWN_BLOCKS = 32           # and at most so many
-    POOL_LIMIT = 128 << 20
+    KEPT_AT_FIRST = 128 << 20
     MAPPED_FROM = 1 << 20
+    HUGE_FROM = 8 << 20
+    IDLE_LOOKS = 3            # blocks that were free at so many looks of `host_cool`, and in between, are idle
+    HEAP_SLACK = 8 << 20      # free bytes more in the heap than after its last trim are worth another
 
 cdef struct SizeClass:
-    int32_t guard             # a spin lock
+    int32_t guard             # a spin lock, of all but `asked`
     Block *free
+    int64_t count             # of them
+    int64_t least             # there were since the last look
+    int64_t idle[IDLE_LOOKS]  # and at the looks before, in turn
+    int64_t asked             # when a block was last asked for, in misses; atomic
 
 cdef struct OwnLists:
     # what belongs to one thread: written by it alone
@@ -91,15 +122,19 @@ cdef struct OwnLists:
 
 cdef SizeClass pool[CLASSES]
 cdef int64_t pooled_bytes = 0  # in the lists of all threads
+cdef int64_t most_kept = KEPT_AT_FIRST  # of them; atomic
+cdef int64_t misses = 0  # blocks that were asked for and not there; atomic
+cdef int64_t looks = 0  # of `host_cool`, which one thread at a time calls
+cdef int64_t heap_before = 0  # free bytes of the heap after its last trim, or fewer since
+cdef int64_t heap_idle[IDLE_LOOKS]  # free bytes of the heap at the last looks
+cdef Mutex cooling
 cdef int64_t ledger = 0  # blocks taken less given by threads that have ended or have no lists
 cdef Resource host_memory
 cdef Mutex registry_guard
 cdef OwnLists *registry = NULL
 
-cdef int _index
-for _index in range(CLASSES):
-    pool[_index].guard = 0
-    pool[_index].free = NULL
+memset(pool, 0, sizeof(pool))
+mutex_init(&cooling, NULL)
 mutex_init(&registry_guard, NULL)
 memset(&host_memory, 0, sizeof(Resource))
 host_memory.take = take
@@ -152,11 +187,14 @@ cdef Block *block_new(size_t size, int size_class) noexcept nogil:
     if start == NULL:
         fetch_add64(&host_memory.refused, 1)
         return NULL
+    if total >= HUGE_FROM:
+        prefer_huge_pages(start, total)
     block = <Block *>(start + ALIGNMENT - HEAD)
     block.data = start + ALIGNMENT
     block.size = total - ALIGNMENT
     block.size_class = size_class
     block.sharing = SHARED_WITH_NOBODY
+    block.sealed = False
     raise_to(&host_memory.peak, fetch_add64(&host_memory.held, <int64_t>block.size) + <int64_t>block.size)
     return block
 
@@ -233,13 +271,13 @@ cdef void share_some(OwnLists *lists, int index, int32_t count) noexcept nogil:
     lists.count[index] -= count
     add_own(&lists.pooled, -size)
     last.next = NULL
-    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
-        fetch_add64(&pooled_bytes, -size)
+    if not make_room(index, size):
         delete_chain(first)
         return
     spin_lock(&pool[index].guard)
     last.next = pool[index].free
     pool[index].free = first
+    pool[index].count += count
     spin_unlock(&pool[index].guard)
 
 
@@ -254,50 +292,92 @@ cdef void delete_chain(Block *block) noexcept nogil:
         block = delete_first(block)
 
 
+cdef inline void asked_for(int index) noexcept nogil:
+    store64(&pool[index].asked, load64(&misses))
+
+
+cdef Block *missing(int index) noexcept nogil:
+    # a new block, because there is none: from now on classes that are asked for count as more recent
+    store64(&pool[index].asked, fetch_add64(&misses, 1) + 1)
+    return block_new(class_size(index), index)
+
+
+cdef Block *pop(int index, int32_t wanted, int32_t *count) noexcept nogil:
+    # a chain of up to so many free blocks of a class; NULL: there is none
+    cdef SizeClass *size_class = &pool[index]
+    cdef Block *first
+    cdef Block *last
+    count[0] = 0
+    spin_lock(&size_class.guard)
+    first = last = size_class.free
+    if first != NULL:
+        count[0] = 1
+        while count[0] < wanted and last.next != NULL:
+            last = last.next
+            count[0] += 1
+        size_class.free = last.next
+        size_class.count -= count[0]
+        size_class.least = min(size_class.least, size_class.count)
+        last.next = NULL
+    spin_unlock(&size_class.guard)
+    if first != NULL:
+        fetch_add64(&pooled_bytes, -<int64_t>first.size * count[0])
+    return first
+
+
 cdef Block *take_shared(int index) noexcept nogil:
-    cdef Block *block
-    spin_lock(&pool[index].guard)
-    block = pool[index].free
-    if block != NULL:
-        pool[index].free = block.next
-    spin_unlock(&pool[index].guard)
-    if block != NULL:
-        fetch_add64(&pooled_bytes, -<int64_t>block.size)
+    cdef int32_t count
+    cdef Block *block = pop(index, 1, &count)
+    if block == NULL:
+        return missing(index)
+    asked_for(index)
     return block
+
+
+cdef int stalest(int index) noexcept nogil:
+    # of the classes with free blocks the one that was asked for the longest ago, before this one was; -1: none
+    cdef int64_t oldest = load64(&pool[index].asked)
+    cdef int found = -1
+    cdef int i
+    for i in range(CLASSES):
+        if i != index and load64(&pool[i].count) > 0 and load64(&pool[i].asked) < oldest:
+            oldest = load64(&pool[i].asked)
+            found = i
+    return found
+
+
+cdef bint make_room(int index, int64_t size) noexcept nogil:
+    # count `size` bytes more of a class as pooled. False: they must not be, all others are wanted more
+    cdef int32_t count
+    cdef int victim
+    while fetch_add64(&pooled_bytes, size) + size > load64(&most_kept):
+        fetch_add64(&pooled_bytes, -size)
+        victim = stalest(index) if size <= load64(&most_kept) else -1
+        if victim < 0:
+            return False
+        delete_chain(pop(victim, most_of(class_size(victim)), &count))
+    return True
 
 
 cdef void give_shared(Block *block) noexcept nogil:
     cdef SizeClass *size_class = &pool[block.size_class]
-    cdef int64_t size = <int64_t>block.size
-    if fetch_add64(&pooled_bytes, size) + size > POOL_LIMIT:
-        fetch_add64(&pooled_bytes, -size)
+    if not make_room(block.size_class, <int64_t>block.size):
         block_delete(block)
         return
     spin_lock(&size_class.guard)
     block.next = size_class.free
     size_class.free = block
+    size_class.count += 1
     spin_unlock(&size_class.guard)
 
 
 cdef Block *refill(OwnLists *lists, int index) noexcept nogil:
     # one block for the caller, and up to half a list for later
-    cdef int32_t wanted = most_of(class_size(index)) // 2
-    cdef int32_t count = 0
-    cdef Block *first
-    cdef Block *last
-    spin_lock(&pool[index].guard)
-    first = last = pool[index].free
-    if first != NULL:
-        count = 1
-        while count < wanted and last.next != NULL:
-            last = last.next
-            count += 1
-        pool[index].free = last.next
-    spin_unlock(&pool[index].guard)
+    cdef int32_t count
+    cdef Block *first = pop(index, most_of(class_size(index)) // 2, &count)
     if first == NULL:
-        return block_new(class_size(index), index)
-    last.next = NULL
-    fetch_add64(&pooled_bytes, -<int64_t>first.size * count)
+        return missing(index)
+    asked_for(index)
     lists.free[index] = first.next
     lists.count[index] = count - 1
     add_own(&lists.pooled, <int64_t>first.size * (count - 1))
@@ -321,8 +401,6 @@ cdef Block *host_take(size_t size) noexcept nogil:
             block = refill(lists, index)
     elif index >= 0:
         block = take_shared(index)
-        if block == NULL:
-            block = block_new(class_size(index), index)
     else:
         block = block_new(size, CLASS_LARGE)
     if block != NULL:
@@ -375,22 +453,78 @@ cdef int64_t host_pooled() noexcept nogil:
     return load64(&pooled_bytes) + sum_of_threads(False)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Giving memory back to the system
+
+cdef void host_keep(int64_t size) noexcept nogil:
+    store64(&most_kept, size)
+
+
+cdef int64_t drop(int index, int64_t count) noexcept nogil:
+    # delete so many free blocks of a class, if there are; their bytes
+    cdef int32_t popped
+    cdef int64_t size
+    cdef int64_t dropped = 0
+    cdef Block *chain
+    while count > 0:
+        chain = pop(index, <int32_t>min(count, <int64_t>256), &popped)  # the lock is held for so many
+        if chain == NULL:
+            break
+        size = <int64_t>chain.size
+        delete_chain(chain)
+        dropped += size * popped
+        count -= popped
+    return dropped
+
+
 cdef int64_t host_trim() noexcept nogil:
     cdef int index
-    cdef Block *block
     cdef OwnLists *lists = lists_of_thread()
     cdef int64_t before = load64(&host_memory.held)
     for index in range(CLASSES):
         if index < OWN_CLASSES and lists != NULL:
             share_some(lists, index, lists.count[index])
-        spin_lock(&pool[index].guard)
-        block = pool[index].free
-        pool[index].free = NULL
-        spin_unlock(&pool[index].guard)
-        while block != NULL:
-            fetch_add64(&pooled_bytes, -<int64_t>block.size)
-            block = delete_first(block)
+        drop(index, load64(&pool[index].count))
     return before - load64(&host_memory.held)
+
+
+cdef int64_t host_cool() noexcept nogil:
+    cdef int64_t dropped = 0
+    cdef int64_t idle
+    cdef int index, i
+    global looks
+    lock(&cooling)
+    for index in range(CLASSES):
+        spin_lock(&pool[index].guard)
+        pool[index].idle[looks % IDLE_LOOKS] = pool[index].least
+        pool[index].least = pool[index].count
+        idle = pool[index].count
+        for i in range(IDLE_LOOKS):
+            idle = min(idle, pool[index].idle[i])
+        spin_unlock(&pool[index].guard)
+        dropped += drop(index, idle)
+    looks += 1
+    dropped += cool_heap()
+    unlock(&cooling)
+    return dropped
+
+
+cdef int64_t cool_heap() noexcept nogil:
+    # What the C library has free lies in pages that it keeps: those of connections that have left, of small blocks. To
+    # give them back takes its locks, so that is done when they were free for some time, and many.
+    cdef int64_t idle
+    cdef int i
+    global heap_before
+    heap_idle[looks % IDLE_LOOKS] = heap_free()
+    idle = heap_idle[0]
+    for i in range(1, IDLE_LOOKS):
+        idle = min(idle, heap_idle[i])
+    heap_before = min(heap_before, heap_idle[looks % IDLE_LOOKS])
+    if idle - heap_before < HEAP_SLACK:
+        return 0
+    trim_heap()
+    heap_before = heap_free()
+    return idle - heap_before if idle > heap_before else 0
 
 
 def size_class(size: int) -> tuple[int, int]:

@@ -15,6 +15,13 @@ cdef enum:
 cdef struct Backing:
     void *(*obtain)(void *context, size_t size, void **slab) noexcept nogil
     void (*release)(void *context, void *address, size_t size, void *slab) noexcept nogil
+    # Give the pages of a free piece back to the system; it stays the pool's. NULL: the
+    # pool's memory always has its pages.
+    void (*cool)(void *context, void *address, size_t size) noexcept nogil
+    # All slabs are returned. NULL: nothing is left to do.
+    void (*end)(void *context) noexcept nogil
+    # The last user has left after the owner, on any thread: have pool_free called. NULL: at once.
+    void (*finish)(void *context, Pool *pool) noexcept nogil
     void *context
 
 cdef struct Slab:
@@ -34,11 +41,14 @@ cdef struct Chunk:
     Chunk *next              # free list
     Chunk *previous
     bint is_free
+    bint hollow              # it has no pages; a piece that has is joined only to others that have
 
 cdef struct Pool:
     Resource resource        # first: a pool is a resource
     Backing backing
     size_t slab_size
+    int64_t warm             # bytes that are free with their pages, if there is `cool`; atomic
+    int64_t most_warm        # beyond which what is given back is cooled at once
     int32_t guard            # a spin lock
     Mutex growth             # one thread at a time obtains slabs
     uint64_t levels          # which have free chunks
@@ -47,27 +57,29 @@ cdef struct Pool:
     Chunk *spare             # chunks without memory
     Chunk *batches           # in which chunks were made
     Slab *slabs
+    int64_t users            # blocks, and who else needs the pool or its backing
+    bint left                # its owner has
 
 # A pool that holds at most `limit` bytes and obtains `slab_size` at a time (more for larger blocks); NULL when there is
 # no memory for its head. `name` has to live as long.
 cdef Pool *pool_new(const char *name, int64_t limit, size_t slab_size, const Backing *backing) noexcept nogil
-# All its blocks have to be given back.
+# Its owner has no more use for it: it goes now, or with the last of its users.
+cdef void pool_leave(Pool *pool) noexcept nogil
+# One more user of the backing, and one less.
+cdef void pool_use(Pool *pool) noexcept nogil
+cdef void pool_unuse(Pool *pool) noexcept nogil
+# For `finish`.
 cdef void pool_free(Pool *pool) noexcept nogil
 # Obtain slabs until at least `size` bytes are held. False: there is no memory, or the limit is lower.
 cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil
+# Cool everything that is free; how many bytes.
+cdef size_t pool_cool(Pool *pool) noexcept nogil
 # Return slabs without a block in them; how many bytes.
 cdef size_t pool_trim(Pool *pool) noexcept nogil
-cdef inline Slab *slab_of(Block *block) noexcept nogil:
-    return (<Chunk *>block).slab
-
-# The file of a block of a SharedMemory, and where it begins there.
-cdef int shared_fd(Block *block, size_t *offset) noexcept nogil
 
 
 cdef class PooledMemory(Memory):
     cdef Pool *pool
-    # Return the slabs, if that has not happened yet. A subclass whose backing needs its attributes calls it itself.
-    cdef void end(self) noexcept nogil
     cdef int make(self, const char *name, object limit, object slab_size, const Backing *backing) except -1
 
 

@@ -11,6 +11,7 @@ What describes a piece lies in ordinary memory: the CPU need not be able to read
 
 from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from _native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
 from _native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
@@ -61,10 +62,16 @@ cdef inline void class_of(uint64_t grains, int *level, int *step) noexcept nogil
         step[0] = <int>(grains >> (log2 - STEP_BITS)) - STEPS
 
 
+cdef inline void add_warm(Pool *pool, const Chunk *chunk, int sign) noexcept nogil:
+    if pool.backing.cool != NULL and not chunk.hollow:
+        add_own(&pool.warm, sign * <int64_t>chunk.block.size)
+
+
 cdef inline void put_free(Pool *pool, Chunk *chunk) noexcept nogil:
     cdef int level, step
     class_of(chunk.block.size // POOL_GRAIN, &level, &step)
     chunk.is_free = True
+    add_warm(pool, chunk, 1)
     chunk.previous = NULL
     chunk.next = pool.free[level][step]
     if chunk.next != NULL:
@@ -78,6 +85,7 @@ cdef inline void take_out(Pool *pool, Chunk *chunk) noexcept nogil:
     cdef int level, step
     class_of(chunk.block.size // POOL_GRAIN, &level, &step)
     chunk.is_free = False
+    add_warm(pool, chunk, -1)
     if chunk.next != NULL:
         chunk.next.previous = chunk.previous
     if chunk.previous != NULL:
@@ -150,6 +158,7 @@ cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
     if rest == NULL:
         return chunk
     rest.slab = chunk.slab
+    rest.hollow = chunk.hollow
     rest.block.data = chunk.block.data + size
     rest.block.size = chunk.block.size - size
     rest.before = chunk
@@ -172,23 +181,79 @@ cdef inline Chunk *join(Pool *pool, Chunk *chunk, Chunk *following) noexcept nog
     return chunk
 
 
-cdef void give_chunk(void *owner) noexcept nogil:
-    cdef Chunk *chunk = <Chunk *>owner
-    cdef Pool *pool = chunk.pool
-    cdef Chunk *neighbour
-    cdef int64_t size = <int64_t>chunk.block.size
-    spin_lock(&pool.guard)
-    add_own(&pool.resource.used, -size)
-    neighbour = chunk.after
-    if neighbour != NULL and neighbour.is_free:
+cdef inline bint joins(const Chunk *chunk, const Chunk *neighbour) noexcept nogil:
+    return neighbour != NULL and neighbour.is_free and neighbour.hollow == chunk.hollow
+
+
+cdef void free_chunk(Pool *pool, Chunk *chunk) noexcept nogil:
+    # with what is free on both sides of it; under the lock
+    cdef Chunk *neighbour = chunk.after
+    if joins(chunk, neighbour):
         take_out(pool, neighbour)
         join(pool, chunk, neighbour)
     neighbour = chunk.before
-    if neighbour != NULL and neighbour.is_free:
+    if joins(chunk, neighbour):
         take_out(pool, neighbour)
         chunk = join(pool, neighbour, chunk)
     put_free(pool, chunk)
+
+
+cdef void give_chunk(void *owner) noexcept nogil:
+    cdef Chunk *chunk = <Chunk *>owner
+    cdef Pool *pool = chunk.pool
+    cdef int64_t size = <int64_t>chunk.block.size
+    cdef bint last
+    chunk.hollow = pool.backing.cool != NULL and load64(&pool.warm) + size > pool.most_warm
+    if chunk.hollow:
+        pool.backing.cool(pool.backing.context, chunk.block.data, chunk.block.size)
+    spin_lock(&pool.guard)
+    add_own(&pool.resource.used, -size)
+    free_chunk(pool, chunk)
+    last = is_last(pool)
     spin_unlock(&pool.guard)
+    if last:
+        finish(pool)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who needs the pool: its owner, every block, and whoever else needs its backing
+
+cdef inline bint is_last(Pool *pool) noexcept nogil:
+    # a user leaves; under the lock
+    pool.users -= 1
+    return pool.left and pool.users == 0
+
+
+cdef void finish(Pool *pool) noexcept nogil:
+    if pool.backing.finish != NULL:
+        pool.backing.finish(pool.backing.context, pool)
+    else:
+        pool_free(pool)
+
+
+cdef void pool_use(Pool *pool) noexcept nogil:
+    spin_lock(&pool.guard)
+    pool.users += 1
+    spin_unlock(&pool.guard)
+
+
+cdef void pool_unuse(Pool *pool) noexcept nogil:
+    cdef bint last
+    spin_lock(&pool.guard)
+    last = is_last(pool)
+    spin_unlock(&pool.guard)
+    if last:
+        finish(pool)
+
+
+cdef void pool_leave(Pool *pool) noexcept nogil:
+    cdef bint unused
+    spin_lock(&pool.guard)
+    pool.left = True
+    unused = pool.users == 0
+    spin_unlock(&pool.guard)
+    if unused:
+        pool_free(pool)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -208,6 +273,7 @@ cdef bint add_slab(Pool *pool, size_t size) noexcept nogil:
     slab.first = new_chunk(pool)
     if slab.first != NULL:
         slab.first.slab = slab
+        slab.first.hollow = pool.backing.cool != NULL
         slab.first.before = slab.first.after = NULL
         slab.first.block.data = slab.address
         slab.first.block.size = size
@@ -238,6 +304,8 @@ cdef bint grow(Pool *pool, size_t wanted) noexcept nogil:
     cdef size_t size
     if wanted >= <size_t>1 << 47:
         return False
+    if pool.backing.cool != NULL and pool.slabs != NULL:
+        return pool_cool(pool) > 0  # what was apart is one piece now; there is no other slab
     # a chunk is found in a class whose smallest member is large enough: an eighth more is always enough
     least = rounded(wanted + wanted // STEPS, SLAB_GRAIN)
     if <int64_t>least + load64(&pool.resource.held) > pool.resource.limit:
@@ -258,6 +326,49 @@ cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil:
         good = grow(pool, min(size - <size_t>load64(&pool.resource.held), pool.slab_size))
     unlock(&pool.growth)
     return good
+
+
+cdef Chunk *take_warm(Pool *pool) noexcept nogil:
+    # all that is free and has its pages, as a chain: in nobody's reach until it is free again; under the lock
+    cdef Chunk *chain = NULL
+    cdef Chunk *chunk
+    cdef Chunk *following
+    cdef int level, step
+    for level in range(LEVELS):
+        for step in range(STEPS):
+            chunk = pool.free[level][step]
+            while chunk != NULL:
+                following = chunk.next
+                if not chunk.hollow:
+                    take_out(pool, chunk)
+                    chunk.next = chain
+                    chain = chunk
+                chunk = following
+    return chain
+
+
+cdef size_t pool_cool(Pool *pool) noexcept nogil:
+    cdef Chunk *chain
+    cdef Chunk *chunk
+    cdef size_t cooled = 0
+    if pool.backing.cool == NULL:
+        return 0
+    spin_lock(&pool.guard)
+    chain = take_warm(pool)
+    spin_unlock(&pool.guard)
+    chunk = chain
+    while chunk != NULL:
+        pool.backing.cool(pool.backing.context, chunk.block.data, chunk.block.size)
+        cooled += chunk.block.size
+        chunk = chunk.next
+    spin_lock(&pool.guard)
+    while chain != NULL:
+        chunk = chain
+        chain = chunk.next
+        chunk.hollow = True
+        free_chunk(pool, chunk)
+    spin_unlock(&pool.guard)
+    return cooled
 
 
 cdef size_t pool_trim_locked(Pool *pool) noexcept nogil:
@@ -307,6 +418,7 @@ cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
     if chunk != NULL:
         take_out(pool, chunk)
         chunk = split(pool, chunk, size)
+        pool.users += 1
         add_own(&pool.resource.used, <int64_t>chunk.block.size)
         if pool.resource.used > pool.resource.peak:
             add_own(&pool.resource.peak, pool.resource.used - pool.resource.peak)
@@ -363,8 +475,6 @@ cdef Pool *pool_new(const char *name, int64_t limit, size_t slab_size, const Bac
 cdef void pool_free(Pool *pool) noexcept nogil:
     cdef Chunk *batch
     cdef Slab *slab
-    if pool == NULL:
-        return
     while pool.slabs != NULL:
         slab = pool.slabs
         pool.slabs = slab.next
@@ -374,6 +484,8 @@ cdef void pool_free(Pool *pool) noexcept nogil:
         pool.batches = batch.after
         free(batch)
     mutex_destroy(&pool.growth)
+    if pool.backing.end != NULL:
+        pool.backing.end(pool.backing.context)
     free(pool)
 
 
@@ -390,12 +502,9 @@ cdef class PooledMemory(Memory):
         self.resource = &self.pool.resource
         return 0
 
-    cdef void end(self) noexcept nogil:
-        pool_free(self.pool)
-        self.pool = NULL
-
     def __dealloc__(self):
-        self.end()
+        if self.pool != NULL:
+            pool_leave(self.pool)
 
     def reserve(self, size: int) -> bool:
         """Hold at least `size` bytes from now on, so that nobody waits for them later. False: there are not so many."""
@@ -433,12 +542,6 @@ cdef void unmap_shared(void *context, void *address, size_t size, void *mark) no
     close(<int><intptr_t>mark)
 
 
-cdef int shared_fd(Block *block, size_t *offset) noexcept nogil:
-    cdef Slab *slab = slab_of(block)
-    offset[0] = <size_t>(block.data - slab.address)
-    return <int><intptr_t>slab.mark
-
-
 cdef class SharedMemory(PooledMemory):
     """An arena that other processes can map: each slab is an anonymous file (memfd), a block is a part of one.
 
@@ -449,7 +552,7 @@ cdef class SharedMemory(PooledMemory):
 
     def __cinit__(self, limit: int, slab_size: int = 32 << 20):
         cdef Backing backing
+        memset(&backing, 0, sizeof(Backing))
         backing.obtain = map_shared
         backing.release = unmap_shared
-        backing.context = NULL
         self.make("shared", limit, slab_size, &backing)

@@ -16,6 +16,7 @@ cdef struct Block:
     int32_t references       # atomic
     int32_t size_class       # >= 0: a class of host memory; CLASS_LARGE, CLASS_FOREIGN, CLASS_LENT
     Sharing sharing          # of a foreign block; what is shared must not outlive its request
+    bint sealed              # others look at it without a reference (a Python object, a client): never written to
     release_fn release       # of foreign and lent blocks: called with `owner` when the last reference goes
     void *owner
     Block *next              # free list of host memory
@@ -49,11 +50,14 @@ cdef int raise_refused(Resource *resource, size_t asked) except -1
 
 # A block of host memory of at least `size` bytes with one reference; NULL when there is no memory.
 cdef Block *block_take(size_t size) noexcept nogil
-# A block over memory of somebody else; NULL when there is no memory for its head (the owner is then not released).
+# A sealed block over memory of somebody else; NULL when there is no memory for its head (the owner is then not
+# released).
 # `release(owner)` is called exactly once, by whichever thread gives the last reference back, possibly without the GIL.
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil
 # For resources: a block of CLASS_LENT goes out, with one reference. Returns it.
 cdef Block *block_lent(Block *block) noexcept nogil
+# Whether nobody but the holder of one reference, the caller, can see the memory. Then it may be written to.
+cdef bint block_is_exclusive(const Block *block) noexcept nogil
 # One more reference; returns the same block.
 cdef Block *block_share(Block *block) noexcept nogil
 # Give one reference back; the last one returns the memory. NULL is allowed.

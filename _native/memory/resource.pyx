@@ -11,11 +11,13 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.atomic cimport fetch_add32, fetch_add64, load64
+from _native.atomic cimport fetch_add32, fetch_add64, load32, load64
 from _native.memory.host cimport (
     host_blocks,
+    host_cool,
     host_count,
     host_give,
+    host_keep,
     host_pooled,
     host_resource,
     host_take,
@@ -43,6 +45,7 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
     block.references = 1
     block.size_class = CLASS_FOREIGN
     block.sharing = SHARED_WITH_NOBODY
+    block.sealed = True
     block.release = release
     block.owner = owner
     host_count(1)
@@ -51,8 +54,13 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
 
 cdef Block *block_lent(Block *block) noexcept nogil:
     block.references = 1
+    block.sealed = False
     host_count(1)
     return block
+
+
+cdef bint block_is_exclusive(const Block *block) noexcept nogil:
+    return not block.sealed and block.sharing == SHARED_WITH_NOBODY and load32(&block.references) == 1
 
 
 cdef Block *block_share(Block *block) noexcept nogil:
@@ -152,9 +160,17 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size):
     return view
 
 
+_further = {}                # counters of others
+
+
+def add_counter(name: str, count) -> None:
+    """Have `live_counters` tell what `count` returns, too."""
+    _further[name] = count
+
+
 def live_counters() -> dict[str, int]:
     """Native objects alive now, by kind. All are zero when no connection is open and no model is loaded."""
-    return {
+    return {name: count() for name, count in _further.items()} | {
         "blocks": host_blocks(),
         "requests": load64(&live[<int>LIVE_REQUESTS]),
         "streams": load64(&live[<int>LIVE_STREAMS]),
@@ -246,6 +262,22 @@ def host() -> Memory:
 def trim() -> int:
     """Return free blocks to the system: all but those in the lists of other threads; the number of bytes freed."""
     return host_trim()
+
+
+def cool() -> int:
+    """Return to the system what was free at the last few calls and all the time between; the number of bytes freed.
+
+    To be called about once a second, not on the event loop: to unmap a gigabyte takes its time.
+    """
+    cdef int64_t dropped
+    with nogil:
+        dropped = host_cool()
+    return dropped
+
+
+def keep_at_most(size: int) -> None:
+    """How many free bytes of host memory are kept for reuse; 128 MiB unless this is called."""
+    host_keep(size)
 
 
 # For tests: a block as Python sees it.

@@ -53,6 +53,13 @@ cdef struct Placement:
 cdef enum:
     BUCKETS = 1024
 
+cdef struct Share:
+    # what one scope has; there while it has any. Guarded by the registry's lock.
+    Share *next
+    int64_t scope
+    int64_t count
+    int64_t byte_size
+
 cdef struct Registry:
     int32_t references       # one for the owner, one for each region that is not closed; atomic
     Mutex guard
@@ -61,6 +68,9 @@ cdef struct Registry:
     int64_t byte_size        # of these. Atomic.
     int64_t max_count
     int64_t max_byte_size
+    Share *shares
+    int64_t scope_count      # most regions of one scope
+    int64_t scope_byte_size  # and their bytes
 
 # The region with this name, whose block has got one more reference; NULL when the caller knows none.
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil

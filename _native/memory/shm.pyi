@@ -19,7 +19,14 @@ class RegionStatus(NamedTuple):
     device: int
 
 class Regions:
-    def __init__(self, *, max_count: int, max_byte_size: int) -> None: ...
+    def __init__(
+        self,
+        *,
+        max_count: int,
+        max_byte_size: int,
+        scope_count: int | None = None,
+        scope_byte_size: int | None = None,
+    ) -> None: ...
     def add_system(
         self,
         scope: int,

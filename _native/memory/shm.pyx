@@ -15,10 +15,10 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from _native.atomic cimport fetch_add32, fetch_add64, load64
-from _native.inference.request cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
 from _native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give, block_share, block_wrap
 from _native.protobuf.codec cimport Str
+from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport clip, format_text
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
@@ -101,6 +101,43 @@ cdef void registry_leave(Registry *registry) noexcept nogil:
         free(registry)
 
 
+cdef Share **share_of(Registry *registry, int64_t scope) noexcept nogil:
+    # what the scope has, or where it would be linked; under the lock
+    cdef Share **link = &registry.shares
+    while link[0] != NULL and link[0].scope != scope:
+        link = &link[0].next
+    return link
+
+
+cdef bint share_fits(const Registry *registry, const Share *share, int64_t size) noexcept nogil:
+    cdef int64_t count = share.count if share != NULL else 0
+    cdef int64_t byte_size = share.byte_size if share != NULL else 0
+    return count < registry.scope_count and size <= registry.scope_byte_size - byte_size
+
+
+cdef bint share_take(Registry *registry, int64_t scope, int64_t size) noexcept nogil:
+    # count one region more; False: no memory
+    cdef Share **link = share_of(registry, scope)
+    if link[0] == NULL:
+        link[0] = <Share *>calloc(1, sizeof(Share))
+        if link[0] == NULL:
+            return False
+        link[0].scope = scope
+    link[0].count += 1
+    link[0].byte_size += size
+    return True
+
+
+cdef void share_give(Registry *registry, int64_t scope, int64_t size) noexcept nogil:
+    cdef Share **link = share_of(registry, scope)
+    cdef Share *share = link[0]
+    share.count -= 1
+    share.byte_size -= size
+    if share.count == 0:
+        link[0] = share.next
+        free(share)
+
+
 cdef Registry *registry_new(int64_t max_count, int64_t max_byte_size) noexcept nogil:
     cdef Registry *registry = <Registry *>calloc(1, sizeof(Registry))
     if registry == NULL:
@@ -109,6 +146,8 @@ cdef Registry *registry_new(int64_t max_count, int64_t max_byte_size) noexcept n
     mutex_init(&registry.guard, NULL)
     registry.max_count = max_count
     registry.max_byte_size = max_byte_size
+    registry.scope_count = max_count
+    registry.scope_byte_size = max_byte_size
     return registry
 
 
@@ -120,6 +159,9 @@ cdef void region_close(void *owner) noexcept nogil:
     if registry != NULL:
         fetch_add64(&registry.count, -1)
         fetch_add64(&registry.byte_size, -<int64_t>region.size)
+        lock(&registry.guard)
+        share_give(registry, region.scope, <int64_t>region.size)
+        unlock(&registry.guard)
         registry_leave(registry)
     free(region)
 
@@ -260,12 +302,17 @@ cdef class Regions:
     Args:
         max_count: regions at a time; those that lost their names count while requests use them.
         max_byte_size: of all of these together.
+        scope_count, scope_byte_size: the same for those of one scope; None: no less than for all.
     """
 
-    def __init__(self, *, max_count: int, max_byte_size: int):
+    def __init__(self, *, max_count: int, max_byte_size: int, scope_count=None, scope_byte_size=None):
         self.registry = registry_new(max_count, max_byte_size)
         if self.registry == NULL:
             raise MemoryError
+        if scope_count is not None:
+            self.registry.scope_count = scope_count
+        if scope_byte_size is not None:
+            self.registry.scope_byte_size = scope_byte_size
 
     def __dealloc__(self):
         if self.registry != NULL:
@@ -305,14 +352,23 @@ cdef class Regions:
     cdef int enter(self, Region *region) except -1:
         cdef Registry *registry = self.registry
         cdef Region **link
-        cdef bint taken = False, full = False
+        cdef const Share *share
+        cdef int64_t own_count = 0, own_bytes = 0
+        cdef bint taken = False, full = False, full_scope = False, starved = False
         lock(&registry.guard)
         link = link_to(registry, region.scope, region.name)
+        share = share_of(registry, region.scope)[0]
+        if share != NULL:
+            own_count, own_bytes = share.count, share.byte_size
         if link[0] != NULL:
             taken = True
+        elif not share_fits(registry, share, <int64_t>region.size):
+            full_scope = True
         elif (load64(&registry.count) >= registry.max_count
                 or <int64_t>region.size > registry.max_byte_size - load64(&registry.byte_size)):
             full = True
+        elif not share_take(registry, region.scope, <int64_t>region.size):
+            starved = True
         else:
             region.registry = registry
             fetch_add32(&registry.references, 1)
@@ -324,12 +380,19 @@ cdef class Regions:
         name = region.name.data[:region.name.size].decode()
         if taken:
             raise RegionError(ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        if full:
+        if starved:
+            raise MemoryError
+        if full_scope:
             raise RegionError(
                 STATUS_RESOURCE_EXHAUSTED,
-                f"failed to register shared memory region '{name}': {self.count} regions of {self.byte_size} bytes are "
-                f"registered or in use, expected at most {registry.max_count} of {registry.max_byte_size} bytes with "
-                f"this one of {region.size} bytes")
+                f"failed to register shared memory region '{name}': {own_count} regions of {own_bytes} bytes are "
+                f"registered or in use, expected at most {registry.scope_count} of {registry.scope_byte_size} bytes "
+                f"with this one of {region.size} bytes")
+        if full:  # what others have is not said
+            raise RegionError(
+                STATUS_RESOURCE_EXHAUSTED,
+                f"failed to register shared memory region '{name}' of {region.size} bytes: all users together have as "
+                "much as the server allows")
         return 0
 
     def remove(self, scope: int, kind: int, name: str) -> bool:

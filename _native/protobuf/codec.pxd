@@ -96,6 +96,9 @@ cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *m
 # Take the parameters of another message, whose bytes they go on pointing into. False: no memory.
 cdef bint infer_message_copy_parameters(InferMessage *message, const InferMessage *other) noexcept nogil
 
+# The same behind those that there are.
+cdef bint infer_message_add_parameters(InferMessage *message, const InferMessage *other) noexcept nogil
+
 # The last parameter with this key among `count` at `first`; NULL when there is none.
 cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
                                      size_t key_size) noexcept nogil

@@ -427,16 +427,23 @@ cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *m
 
 
 cdef bint infer_message_copy_parameters(InferMessage *message, const InferMessage *other) noexcept nogil:
-    cdef Parameter *copy
-    if other.parameter_count > message.parameter_capacity:
-        copy = <Parameter *>realloc(message.parameters, other.parameter_count * sizeof(Parameter))
-        if copy == NULL:
+    message.parameter_count = 0
+    return infer_message_add_parameters(message, other)
+
+
+cdef bint infer_message_add_parameters(InferMessage *message, const InferMessage *other) noexcept nogil:
+    cdef uint32_t count = message.parameter_count + other.parameter_count
+    cdef Parameter *grown
+    if count > message.parameter_capacity:
+        grown = <Parameter *>realloc(message.parameters, count * sizeof(Parameter))
+        if grown == NULL:
             return False
-        message.parameters = copy
-        message.parameter_capacity = other.parameter_count
+        message.parameters = grown
+        message.parameter_capacity = count
     if other.parameter_count:
-        memcpy(message.parameters, other.parameters, other.parameter_count * sizeof(Parameter))
-    message.parameter_count = other.parameter_count
+        memcpy(message.parameters + message.parameter_count, other.parameters,
+               other.parameter_count * sizeof(Parameter))
+    message.parameter_count = count
     return True
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import TypedDict
 
 from _native.memory.arena import ArenaHandle
@@ -19,8 +20,10 @@ class Counters(TypedDict):
     cache_miss: Pair
     queue_times: list[tuple[int | None, int]]
     batches: list[tuple[int, Pair, Pair, Pair]]
+    responses: list[dict[str, Pair]]
 
 class LaneHandle:
+    def set_bounds(self, ns: Sequence[int]) -> None: ...
     def receive_into(self, arena: ArenaHandle) -> None: ...
     def close(self) -> None: ...
     @property

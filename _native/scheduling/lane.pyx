@@ -4,15 +4,22 @@ There is one kind of lane for each way of meeting a model: `_native.scheduling.q
 independent. All have the same head, through which requests come in and instances take batches.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32, load32
-from _native.inference.request cimport Request, request_free
-from _native.inference.signature cimport signature_build, signature_clear
-from _native.inference.statistics cimport statistics_clear, statistics_dict, statistics_init
 from _native.memory.arena cimport ArenaHandle, arena_give, arena_share
 from _native.memory.resource cimport LIVE_LANES, live_add
+from _native.request.request cimport Request, request_free
+from _native.request.signature cimport signature_build, signature_clear
+from _native.request.statistics cimport (
+    POWERS,
+    TIMES,
+    statistics_add_bounds,
+    statistics_clear,
+    statistics_dict,
+    statistics_init,
+)
 from _native.scheduling.order cimport order_free, order_new
 
 
@@ -67,6 +74,22 @@ cdef class LaneHandle:
         """Have large messages received into this arena. Before anyone can find the lane."""
         self.lane.arena = arena_share(arena.arena)
 
+    def set_bounds(self, ns) -> None:
+        """Have further upper bounds, in nanoseconds, in the histograms of times. Before anyone can find the lane.
+
+        Raises:
+            ValueError: they are too many, or not positive.
+        """
+        cdef int64_t bounds[TIMES]
+        cdef uint32_t count = 0
+        for bound in ns:
+            if count == TIMES:
+                break
+            bounds[count] = bound
+            count += 1
+        if not statistics_add_bounds(&self.lane.statistics, bounds, count):
+            raise ValueError(f"at most {TIMES - 1 - POWERS} further bounds are served, all above 0, got {list(ns)}")
+
     def close(self) -> None:
         """Refuse further requests; instances finish what is queued and leave."""
         self.lane.scheduler.close(self.lane)
@@ -87,5 +110,6 @@ cdef class LaneHandle:
         `failures` are the parts of `fail` by Triton's reasons: "REJECTED", "CANCELED", "BACKEND", "OTHER".
         `queue_times` is a histogram of the times that served requests waited: (microseconds, count), where each
         request counts once, at the first bound that it did not exceed; the last bound is None.
+        `responses` are those of a decoupled model by their index, with the parts of response_stats.
         """
         return statistics_dict(&self.lane.statistics)

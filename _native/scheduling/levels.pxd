@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.inference.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
+from _native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
 
 cdef extern from *:
     """

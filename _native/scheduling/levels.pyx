@@ -12,7 +12,7 @@ must not wait for ever has a timeout or a deadline.
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from _native.inference.request cimport REQUEST_TAKEN, Request
+from _native.request.request cimport REQUEST_TAKEN, Request
 
 cdef int level_init(Level *level, object spec) except -1:
     level.max_size = spec.max_size

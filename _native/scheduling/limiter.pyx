@@ -1,98 +1,27 @@
 """The rate limiter: instances that execute only while they hold the resources that they need.
 
 A resource is a name and a number: what an operator says may be used at a time, per device or (global) over all. An
-instance needs some of several, and holds them while it executes a batch. It waits for them while the requests are still
-in the queue, so these can time out, be cancelled, or go to another instance meanwhile.
+instance needs some of several, and holds them from when it is given a batch until it asks for the next one. Requests
+wait for them in the queue, so they can time out, be cancelled, or go to another instance meanwhile.
 
-Of those that wait, the one with the smallest product of executions and priority goes first, as in Triton. One whose
-resources are not free is passed over, so it never keeps those back that need others. One that needs much of a resource
-can therefore wait long while others share it; its priority does not change that.
+All lanes whose instances need resources share the dispatcher of their limiter (`_native.scheduling.dispatcher`), which
+says who goes first.
 """
 
-from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from _native.list cimport list_append, list_remove
-from _native.threads cimport (
-    condition_destroy,
-    condition_init,
-    lock,
-    mutex_destroy,
-    mutex_init,
-    notify_one,
-    unlock,
-    wait,
+from _native.clock cimport now_ns
+from _native.scheduling.calling cimport lines_look
+from _native.scheduling.dispatcher cimport (
+    Line,
+    Need,
+    Pool,
+    claim_give,
+    dispatcher_clear,
+    dispatcher_init,
 )
+from _native.threads cimport lock, unlock
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Claims, with the limiter's guard held
-
-cdef bint is_free(const Claim *claim) noexcept nogil:
-    cdef uint32_t i
-    for i in range(claim.need_count):
-        if claim.needs[i].pool.free < claim.needs[i].count:
-            return False
-    return True
-
-
-cdef void move(Claim *claim, int64_t sign) noexcept nogil:
-    # resources out of the pools to the claim, or back
-    cdef uint32_t i
-    for i in range(claim.need_count):
-        claim.needs[i].pool.free -= sign * claim.needs[i].count
-    claim.held = sign > 0
-
-
-cdef inline uint64_t weight(const Claim *claim) noexcept nogil:
-    return claim.executions * claim.priority
-
-
-cdef Claim *take_best(Limiter *limiter) noexcept nogil:
-    # the claim that is to be granted next, out of those that wait; NULL when none can be
-    cdef Claim *claim = limiter.waiting.first
-    cdef Claim *best = NULL
-    while claim != NULL:
-        if is_free(claim) and (best == NULL or weight(claim) < weight(best)):
-            best = claim
-        claim = claim.next
-    if best != NULL:
-        list_remove(&limiter.waiting, best)
-    return best
-
-
-cdef void grant(Limiter *limiter) noexcept nogil:
-    # to all that can be served, the most deserving first
-    cdef Claim *claim = take_best(limiter)
-    while claim != NULL:
-        move(claim, 1)
-        notify_one(&claim.granted)
-        claim = take_best(limiter)
-
-
-cdef void claim_acquire(Claim *claim) noexcept nogil:
-    cdef Limiter *limiter = claim.limiter
-    lock(&limiter.guard)
-    if not claim.held:
-        list_append(&limiter.waiting, claim)
-        grant(limiter)
-        while not claim.held:
-            wait(&claim.granted, &limiter.guard)
-        claim.executions += 1
-    unlock(&limiter.guard)
-
-
-cdef void claim_release(Claim *claim) noexcept nogil:
-    cdef Limiter *limiter = claim.limiter
-    lock(&limiter.guard)
-    if claim.held:
-        move(claim, -1)
-        grant(limiter)
-    unlock(&limiter.guard)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# For Python
 
 cdef class Resource:
     """So much of something on one device, or everywhere."""
@@ -115,38 +44,38 @@ cdef class Resource:
 
 
 cdef class RateLimiter:
-    """Grants claims."""
+    """Grants resources to instances."""
 
     def __cinit__(self):
-        mutex_init(&self.limiter.guard, NULL)
+        dispatcher_init(&self.dispatcher, True)
 
     def __dealloc__(self):
-        mutex_destroy(&self.limiter.guard)
+        dispatcher_clear(&self.dispatcher)
 
     def resize(self, Resource resource not None, total: int) -> None:
         """Have more or less of a resource. What is held stays held."""
-        lock(&self.limiter.guard)
+        lock(&self.dispatcher.guard)
         resource.pool.free += total - resource.pool.total
         resource.pool.total = total
-        grant(&self.limiter)
-        unlock(&self.limiter.guard)
+        lines_look(&self.dispatcher, now_ns())
+        unlock(&self.dispatcher.guard)
 
     @property
     def waiting(self) -> int:
-        """Instances that wait for resources."""
-        cdef Claim *claim
+        """Instances that wait for resources, although there are requests for them."""
+        cdef const Line *line
         count = 0
-        lock(&self.limiter.guard)
-        claim = self.limiter.waiting.first
-        while claim != NULL:
-            count += 1
-            claim = claim.next
-        unlock(&self.limiter.guard)
+        lock(&self.dispatcher.guard)
+        line = self.dispatcher.lacking.first
+        while line != NULL:
+            count += line.idle_count
+            line = line.next
+        unlock(&self.dispatcher.guard)
         return count
 
 
 cdef class ClaimHandle:
-    """The claim of one instance.
+    """What one instance needs to execute, all at once.
 
     Args:
         limiter: who grants it.
@@ -158,9 +87,8 @@ cdef class ClaimHandle:
         cdef Resource resource
         self.limiter = limiter
         self.resources = [resource for resource, _ in needs]
-        self.claim.limiter = &limiter.limiter
+        self.claim.dispatcher = &limiter.dispatcher
         self.claim.priority = max(1, priority)
-        condition_init(&self.claim.granted)
         self.claim.needs = <Need *>calloc(max(1, len(self.resources)), sizeof(Need))
         if self.claim.needs == NULL:
             raise MemoryError
@@ -171,21 +99,13 @@ cdef class ClaimHandle:
 
     def __dealloc__(self):
         if self.claim.held:
-            claim_release(&self.claim)
+            lock(&self.limiter.dispatcher.guard)
+            claim_give(&self.claim)
+            lines_look(&self.limiter.dispatcher, now_ns())
+            unlock(&self.limiter.dispatcher.guard)
         free(self.claim.needs)
-        condition_destroy(&self.claim.granted)
 
     @property
     def held(self) -> bool:
         """Whether its instance holds the resources now."""
         return self.claim.held
-
-    def acquire(self) -> None:
-        """Wait for the resources."""
-        with nogil:
-            claim_acquire(&self.claim)
-
-    def release(self) -> None:
-        """Give them back."""
-        with nogil:
-            claim_release(&self.claim)

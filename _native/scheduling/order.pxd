@@ -1,7 +1,7 @@
 # Answers that leave in the order in which their requests came, whatever the order in which instances finish.
 
-from _native.inference.errand cimport Errand
-from _native.inference.request cimport Request, Response
+from _native.request.errand cimport Errand
+from _native.request.request cimport Request, Response
 
 cdef struct Turn:
     # of one request, from when it is queued until its final answer has left
@@ -13,7 +13,7 @@ cdef struct Turn:
 
 cdef struct Order:
     # All on the loop.
-    Errand errand            # the first member; see order_errand in _native.inference.bridge
+    Errand errand            # the first member; see order_errand in _native.request.bridge
     void *lane               # Lane that the requests are for
     void *bridge             # Bridge that they return through
     bint posted              # the errand is on its way

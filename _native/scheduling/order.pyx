@@ -7,8 +7,8 @@ gives its turn up at once, so nobody waits for it.
 
 from libc.stdlib cimport calloc, free
 
-from _native.inference.request cimport Request, Response
 from _native.list cimport list_append, list_remove
+from _native.request.request cimport Request, Response
 
 
 cdef Order *order_new(void *lane) noexcept nogil:

@@ -1,33 +1,39 @@
 """The batching policy: when an instance may take how many of the requests that wait.
 
+It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
+
 * The candidates are the first request and those behind it in the order of service, up to the first that would exceed
   `max_batch_size` or has other shapes or inputs. A policy never reorders and never splits.
-* With no delay, or once the oldest of the candidates has waited for the delay, all of them go. If the delay is
-  adaptive, also once waiting does not pay any more (`_native.scheduling.adaptive`).
-* Before that, the largest prefix of the candidates whose rows are a preferred size goes. The preferred size is
-  `max_batch_size` when the configuration names none.
-* Before that, too, the candidates go when they cannot become more: they are full, or the next one does not fit, or the
-  first alone exceeds every preferred size.
+* While the delay is not over, and always where there is none, the longest prefix of the candidates whose rows are a
+  preferred size goes. If there is none, but one of the candidates would exceed the largest preferred size, those before
+  it go. The preferred size is `max_batch_size` when the configuration names none.
+* Once the oldest of the candidates has waited for the delay, all of them go. Before, too, when they cannot become more:
+  they are full, the next one does not fit, or the first alone exceeds every preferred size. If the delay is adaptive,
+  also once waiting does not pay any more (`_native.scheduling.adaptive`).
 
 Without dynamic batching every request is a batch of its own.
+
+Whoever knows what waits walks over it: `policy_plan` over the requests of a queue, `_native.sequences.batch` over the
+sequences of an instance.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.inference.request cimport Request, request_alike
+from _native.request.request cimport Request, request_alike
 from _native.scheduling.adaptive cimport Outlook, outlook_due, outlook_enough
-from _native.scheduling.preferred cimport exceeds_preferred, is_preferred, next_preferred, preferred_set
+from _native.scheduling.preferred cimport next_preferred, preferred_set
 
 cdef enum:
     ANY_ROWS = 1
 
 cdef int64_t NEVER = 0x7fffffffffffffff
-cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years; a time plus it does not overflow
+cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years
 
 cdef const char *ALONE = "no batching"
 cdef const char *EVERYTHING = "no delay"
 cdef const char *WAITED = "delay over"
 cdef const char *PREFERRED = "preferred size"
+cdef const char *EXCEEDS = "next exceeds every preferred size"
 cdef const char *UNPAID = "waiting does not pay"
 cdef const char *FULL = "full"
 cdef const char *MISFIT = "next has other shapes"
@@ -36,16 +42,22 @@ cdef const char *LARGE = "larger than every preferred size"
 
 cdef int policy_set(Policy *policy, object spec) except -1:
     cdef object batching = spec.batching
-    policy.max_rows = max(1, spec.max_batch_size)
-    policy.preferred.count = 0
     policy.batching = batching is not None
+    policy.max_rows = max(1, spec.max_batch_size)
     if batching is None:
         return 0
     policy.adaptive = batching.adaptive
     policy.delay_ns = min(batching.max_queue_delay_us * 1000, LONGEST_DELAY)
     if policy.adaptive and policy.delay_ns == 0:
         policy.delay_ns = LONGEST_DELAY
-    return preferred_set(&policy.preferred, batching.preferred_sizes or (policy.max_rows,))
+    return preferred_set(&policy.preferred, batching.preferred_sizes, policy.max_rows)
+
+
+cdef int policy_set_oldest(Policy *policy, object spec) except -1:
+    policy.batching = True
+    policy.max_rows = max(1, spec.max_batch_size)
+    policy.delay_ns = min(spec.sequence.max_queue_delay_us * 1000, LONGEST_DELAY)
+    return preferred_set(&policy.preferred, spec.sequence.preferred_sizes, policy.max_rows)
 
 
 cdef inline void settle(Plan *plan, uint32_t count, const char *why) noexcept nogil:
@@ -53,48 +65,47 @@ cdef inline void settle(Plan *plan, uint32_t count, const char *why) noexcept no
     plan.why = why
 
 
-cdef struct Candidates:
-    # the longest prefix of the requests that wait that may share a batch
-    uint32_t count
-    uint64_t rows
-    uint32_t preferred       # requests of the longest prefix of a preferred size; 0: there is none
-    const char *full         # why they cannot become more; NULL: they can
-    int64_t oldest_ns        # when the oldest of them came
-    int64_t end_ns           # when the first of them ends its wait itself
+cdef void plan_nothing(Plan *plan) noexcept nogil:
+    settle(plan, 0, NULL)
+    plan.wake_ns = NEVER
+    plan.wake_rows = ANY_ROWS
 
 
-cdef inline void add(Candidates *candidates, const Policy *policy, const Request *request) noexcept nogil:
-    candidates.count += 1
-    candidates.rows += request.rows
-    if candidates.rows >= policy.max_rows:
-        candidates.full = FULL
-    if policy.delay_ns == 0:
-        return  # all of them go, whatever they are
-    candidates.oldest_ns = min(candidates.oldest_ns, request.queued_ns)
-    if is_preferred(&policy.preferred, candidates.rows):
-        candidates.preferred = candidates.count
+cdef inline void collect(Candidates *candidates, const Policy *policy, const Request *first) noexcept nogil:
+    cdef const Request *request = first
+    candidates_begin(candidates)
+    while request != NULL and candidates_fit(candidates, policy, request.rows):
+        if not policy.uniform and request != first and not request_alike(first, request):
+            candidates.full = MISFIT
+            return
+        candidates_add(candidates, policy, request.rows, request.queued_ns)
+        if policy.adaptive:
+            note_end(candidates, request)
+        request = request.next
+
+
+cdef inline void note_end(Candidates *candidates, const Request *request) noexcept nogil:
     if request.deadline_ns:
         candidates.end_ns = min(candidates.end_ns, request.deadline_ns)
     if request.expires_ns and not request.yields:
         candidates.end_ns = min(candidates.end_ns, request.expires_ns)
 
 
-cdef inline void collect(Candidates *candidates, const Policy *policy, const Request *first) noexcept nogil:
+cdef inline void plan_all(const Policy *policy, const Request *first, Plan *plan) noexcept nogil:
+    # the same, where nothing but the largest batch limits what goes
     cdef const Request *request = first.next
-    candidates.count = 0
-    candidates.rows = 0
-    candidates.preferred = 0
-    candidates.full = NULL
-    candidates.oldest_ns = NEVER
-    candidates.end_ns = NEVER
-    add(candidates, policy, first)
-    while request != NULL and candidates.full == NULL:
-        if candidates.rows + request.rows > policy.max_rows:
-            candidates.full = FULL
+    cdef uint64_t rows = first.rows
+    settle(plan, 1, EVERYTHING)
+    while request != NULL and plan.why == EVERYTHING:
+        if rows + request.rows > policy.max_rows:
+            plan.why = FULL
         elif not policy.uniform and not request_alike(first, request):
-            candidates.full = MISFIT
+            plan.why = MISFIT
         else:
-            add(candidates, policy, request)
+            plan.count += 1
+            rows += request.rows
+            if rows >= policy.max_rows:
+                plan.why = FULL
             request = request.next
 
 
@@ -102,33 +113,36 @@ cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Reques
                       Plan *plan) noexcept nogil:
     cdef Candidates found
     if first == NULL:
-        settle(plan, 0, NULL)
-        plan.wake_ns = NEVER
-        plan.wake_rows = ANY_ROWS
-        return
-    if not policy.batching:
+        plan_nothing(plan)
+    elif not policy.batching:
         settle(plan, 1, ALONE)
-        return
-    if policy.delay_ns == 0 and first.next == NULL:
+    elif policy.delay_ns == 0 and first.next == NULL:
         settle(plan, 1, EVERYTHING)
-        return
-    collect(&found, policy, first)
-    if policy.delay_ns == 0:
-        settle(plan, found.count, found.full if found.full != NULL else EVERYTHING)
-    elif now - found.oldest_ns >= policy.delay_ns:
-        settle(plan, found.count, found.full if found.full != NULL else WAITED)
-    elif found.preferred:
-        settle(plan, found.preferred, PREFERRED)
-    elif found.full != NULL:
-        settle(plan, found.count, found.full)
-    elif exceeds_preferred(&policy.preferred, first.rows):
-        settle(plan, 1, LARGE)
+    elif policy.delay_ns == 0 and not policy.preferred.named:
+        plan_all(policy, first, plan)
+    else:
+        collect(&found, policy, first)
+        candidates_plan(&found, policy, outlook, now, plan)
+
+
+cdef void candidates_plan(const Candidates *self, const Policy *policy, const Outlook *outlook, int64_t now,
+                          Plan *plan) noexcept nogil:
+    if policy.delay_ns and now - self.oldest_ns >= policy.delay_ns:
+        settle(plan, self.count, self.full if self.full != NULL else WAITED)
+    elif self.best:
+        settle(plan, self.best, self.why)
+    elif self.full != NULL:
+        settle(plan, self.count, self.full)
+    elif self.rows > policy.preferred.largest:
+        settle(plan, self.count, LARGE)
+    elif policy.delay_ns == 0:
+        settle(plan, self.count, EVERYTHING)
     else:
         settle(plan, 0, NULL)
-        plan.wake_ns = found.oldest_ns + policy.delay_ns
-        plan.wake_rows = next_preferred(&policy.preferred, found.rows, policy.max_rows)
+        plan.wake_ns = self.oldest_ns + policy.delay_ns
+        plan.wake_rows = next_preferred(&policy.preferred, self.rows, policy.max_rows)
         if policy.adaptive:
-            adapt(&found, outlook, now, plan)
+            adapt(self, outlook, now, plan)
 
 
 cdef inline void adapt(const Candidates *found, const Outlook *outlook, int64_t now, Plan *plan) noexcept nogil:

@@ -1,6 +1,7 @@
 from typing import Any, TypedDict
 
 from _native.scheduling.lane import LaneHandle
+from _native.scheduling.limiter import RateLimiter
 
 class Learnt(TypedDict):
     gap_ns: int
@@ -10,6 +11,7 @@ class Learnt(TypedDict):
     waited: tuple[int, int]
 
 class QueueLane(LaneHandle):
-    def __init__(self, spec: Any, version: int, *, max_queue: int = 0, held: int = 0) -> None: ...
+    def __init__(
+        self, spec: Any, version: int, *, max_queue: int = 0, held: int = 0, limiter: RateLimiter | None = None
+    ) -> None: ...
     def outlook(self) -> Learnt | None: ...
-    def nudge(self) -> None: ...

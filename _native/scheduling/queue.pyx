@@ -1,10 +1,10 @@
 """Queues: where the requests of a stateless model wait for an instance.
 
-Instances pull. One that is free asks the policy (`_native.scheduling.policy`), and takes what it gets or waits: until
-the time that the policy named, or until enough rows have come to make another answer possible. So batches grow exactly
-while all instances are busy, and a request never waits behind an idle instance longer than `max_queue_delay`.
-
-On idle instances that let it, the loop itself begins batches (`_native.scheduling.seats`).
+A queue is one line of the dispatcher (`_native.scheduling.dispatcher`) for all instances. The policy
+(`_native.scheduling.policy`) says whether what waits is a batch, and else until when, or until how many rows have come,
+there will be none: so most requests that come while an instance waits for more cost no look at all of them. Batches
+grow exactly while all instances are busy, and a request never waits beside an idle instance longer than
+`max_queue_delay`.
 
 The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. Timeouts are
 watched by the loop's timers, so they are on time even while all instances are busy.
@@ -12,16 +12,8 @@ watched by the loop's timers, so they are on time even while all instances are b
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.atomic cimport load32
-from _native.clock cimport now_ns
-from _native.inference.request cimport (
-    REQUEST_QUEUED,
-    STATUS_UNAVAILABLE,
-    Request,
-    request_alike,
-    request_fail,
-)
-from _native.inference.statistics cimport Duration
+from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
+from _native.request.statistics cimport Duration
 from _native.scheduling.adaptive cimport (
     Outlook,
     outlook_arrival,
@@ -30,6 +22,15 @@ from _native.scheduling.adaptive cimport (
     outlook_executed,
     outlook_gap,
     outlook_take,
+)
+from _native.scheduling.calling cimport line_look, line_silence
+from _native.scheduling.dispatcher cimport (
+    Dispatcher,
+    Line,
+    Seat,
+    dispatcher_clear,
+    dispatcher_init,
+    line_init,
 )
 from _native.scheduling.lane cimport (
     LANE_CLOSED,
@@ -40,7 +41,6 @@ from _native.scheduling.lane cimport (
     LaneHandle,
     Pushed,
     Scheduler,
-    Seat,
     lane_free,
     lane_new,
 )
@@ -54,59 +54,120 @@ from _native.scheduling.levels cimport (
     levels_remove,
     levels_yield,
 )
-from _native.scheduling.limiter cimport Claim, claim_acquire, claim_release
-from _native.scheduling.policy cimport NEVER, Plan, policy_plan, policy_set
-from _native.scheduling.seats cimport seat_next, seat_recall, seat_stand_by, seats_call, seats_end_alarm, seats_use
+from _native.scheduling.limiter cimport RateLimiter
+from _native.scheduling.policy cimport NEVER, Plan, plan_nothing, policy_plan, policy_set
+from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
-from _native.threads cimport (
-    condition_destroy,
-    condition_init,
-    lock,
-    mutex_destroy,
-    mutex_init,
-    notify_all,
-    notify_one,
-    unlock,
-    wait,
-    wait_until,
-)
+from _native.threads cimport lock, unlock
 
 cdef enum:
     ANY_ROWS = 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the loop does
+# What waits, with the guard held
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
-    # an instance waits, and with its neighbours it may form another batch than its rows tell
-    if queue.idle == 0:
-        return False  # whoever comes looks at all of them
+    # with its neighbours it may form another batch than its rows tell
     if request.next != NULL:
         return True
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
+cdef inline Pushed put(Queue *queue, Request *request, uint32_t *level) noexcept nogil:
+    # PUSHED, or why not, and then its level, too
+    if queue.closed:
+        return LANE_CLOSED
+    if queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue:
+        return LANE_FULL
+    level[0] = level_of(&queue.levels, request.priority)
+    if level_is_full(&queue.levels, level[0]):
+        return LANE_REFUSED
+    levels_put(&queue.levels, request, level[0])
+    queue.line.bridge = request.bridge
+    if queue.policy.adaptive:
+        outlook_arrival(&queue.outlook, request.queued_ns)
+    if queue.line.idle_count and is_new_kind(queue, request):
+        queue.enough_rows = 0
+    return PUSHED
+
+
+cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil:
+    if request.state != REQUEST_QUEUED:
+        return False
+    levels_remove(&queue.levels, request)
+    queue.enough_rows = 0
+    return True
+
+
+cdef void queue_yield(Queue *queue, Request *request) noexcept nogil:
+    levels_yield(&queue.levels, request)
+    queue.enough_rows = 0
+
+
+cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
+    cdef Queue *queue = <Queue *>line.owner
+    if queue.levels.count < queue.held and not queue.closed:
+        plan_nothing(plan)  # as if none waited
+        return
+    queue.held = 0
+    line.over = queue.closed and queue.levels.count == 0
+    if queue.policy.adaptive and queue.levels.count:
+        queue.outlook.idle = line.beside
+        outlook_ask(&queue.outlook, queue.levels.count, now)
+    policy_plan(&queue.policy, &queue.outlook, queue.levels.first, NEVER if queue.closed else now, plan)
+    if plan.count:
+        return
+    queue.enough_rows = plan.wake_rows
+    if queue.levels.count == 0:
+        queue.waits_since = 0
+    elif queue.waits_since == 0:
+        queue.waits_since = now
+
+
+cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
+    cdef Queue *queue = <Queue *>line.owner
+    if queue.policy.adaptive:
+        outlook_take(&queue.outlook)
+    if queue.waits_since:
+        queue.waited.count += 1
+        queue.waited.ns += <uint64_t>(now - queue.waits_since)
+        queue.waits_since = 0
+    queue.enough_rows = ANY_ROWS
+    return levels_cut(&queue.levels, plan.count)
+
+
+cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
+    # as if it were planned only now, with what has come since behind it
+    cdef Queue *queue = <Queue *>line.owner
+    cdef Request *last = batch
+    cdef uint32_t count = 1
+    cdef Plan plan
+    if not queue.policy.batching or queue.levels.count == 0:
+        return NULL
+    while last.next != NULL:
+        last = last.next
+        count += 1
+    last.next = queue.levels.first
+    policy_plan(&queue.policy, &queue.outlook, batch, NEVER if queue.closed else now, &plan)
+    last.next = NULL
+    if plan.count <= count:
+        return NULL
+    last.next = levels_cut(&queue.levels, plan.count - count)
+    queue.enough_rows = 0
+    return plan.why
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The scheduler
+
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    cdef Pushed pushed = PUSHED
-    cdef uint32_t level
-    lock(&queue.guard)
-    if queue.closed:
-        pushed = LANE_CLOSED
-    elif queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue:
-        pushed = LANE_FULL
-    else:
-        level = level_of(&queue.levels, request.priority)
-        if level_is_full(&queue.levels, level):
-            pushed = LANE_REFUSED
-        else:
-            levels_put(&queue.levels, request, level)
-            if queue.policy.adaptive:
-                outlook_arrival(&queue.outlook, request.queued_ns)
-            if is_new_kind(queue, request):
-                queue.changed = True
-    unlock(&queue.guard)
+    cdef Pushed pushed
+    cdef uint32_t level = 0
+    lock(&queue.dispatcher.guard)
+    pushed = put(queue, request, &level)
+    unlock(&queue.dispatcher.guard)
     if pushed == LANE_REFUSED:
         refuse(queue, request, level)
     return pushed
@@ -127,206 +188,102 @@ cdef void refuse(const Queue *queue, Request *request, uint32_t level) noexcept 
 
 cdef void wake(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    cdef bint notify
-    lock(&queue.guard)
-    notify = queue.idle > 0 and queue.levels.count > 0 and (queue.levels.rows >= queue.wake_rows or queue.changed)
-    queue.changed = False
-    if notify and queue.free != NULL:
-        unlock(&queue.guard)
-        seats_use(queue)
-        return
-    unlock(&queue.guard)
-    if notify:
-        notify_one(&queue.work)
+    lock(&queue.dispatcher.guard)
+    if queue_is_due(queue):
+        line_look(&queue.line, True)
+    else:
+        unlock(&queue.dispatcher.guard)
+
+
+cdef void look_anew(Queue *queue) noexcept nogil:
+    # with the guard, which is released: others than before wait, or in another order
+    if queue.line.idle_count:
+        line_look(&queue.line, True)
+    else:
+        unlock(&queue.dispatcher.guard)
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     cdef bint queued
-    lock(&queue.guard)
-    queued = request.state == REQUEST_QUEUED
-    if queued:
-        levels_remove(&queue.levels, request)
-    unlock(&queue.guard)
+    lock(&queue.dispatcher.guard)
+    queued = queue_take_out(queue, request)
+    look_anew(queue)
     return queued
 
 
 cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    cdef bint yielded
     if not request.yields:
         return remove(lane, request)
-    lock(&queue.guard)
-    yielded = request.state == REQUEST_QUEUED
-    if yielded:
-        levels_yield(&queue.levels, request)
-        queue.changed = True
-    unlock(&queue.guard)
-    if yielded:
-        wake(lane)
+    lock(&queue.dispatcher.guard)
+    if request.state == REQUEST_QUEUED:
+        queue_yield(queue, request)
+    look_anew(queue)
     return False
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What instances do
-
-cdef inline int64_t time_of(const Queue *queue) noexcept nogil:
-    # now, for a policy that looks at it: asking the clock takes as long as all the rest
-    return now_ns() if queue.policy.delay_ns else 0
-
-
-cdef inline bint has_batch(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    # with `guard` held: whether there is a batch to be taken now; otherwise wake_rows is set
-    cdef const Request *first = queue.levels.first
-    if queue.closed:
-        now = NEVER  # nothing more will come: wait for nothing
-    elif queue.levels.count < queue.held:
-        first = NULL  # as if none waited
-    else:
-        queue.held = 0
-    if first != NULL and queue.policy.adaptive:
-        queue.outlook.idle = queue.idle
-        outlook_ask(&queue.outlook, queue.levels.count, now)
-    policy_plan(&queue.policy, &queue.outlook, first, now, plan)
-    if plan.count == 0:
-        queue.wake_rows = plan.wake_rows
-    return plan.count > 0
-
-
-cdef inline Request *cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    if not has_batch(queue, now, plan):
-        return NULL
-    if queue.policy.adaptive:
-        outlook_take(&queue.outlook)
-    return levels_cut(&queue.levels, plan.count)
-
-
-cdef Request *queue_cut(Queue *queue, int64_t now, Plan *plan) noexcept nogil:
-    return cut(queue, now, plan)
-
-
-cdef Request *queue_cut_now(Queue *queue, Plan *plan) noexcept nogil:
-    return cut(queue, time_of(queue), plan)
-
-
-cdef void queue_waited(Queue *queue, int64_t since) noexcept nogil:
-    queue.waited.count += 1
-    queue.waited.ns += <uint64_t>(now_ns() - since)
-
-
-cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
-    cdef Queue *queue = <Queue *>lane
-    cdef Request *batch
-    cdef Plan plan
-    cdef int64_t since = 0   # when it began to wait although requests did
-    cdef bint more
-    lock(&queue.guard)
-    while True:
-        if load32(&seat.retired):
-            batch = NULL
-            more = queue.levels.first != NULL
-            break
-        batch = cut_claimed(queue, seat.claim, &plan) if seat.claim != NULL else cut(queue, time_of(queue), &plan)
-        if batch != NULL or queue.closed:
-            more = batch != NULL and queue.levels.first != NULL and queue.idle > 0
-            if batch != NULL and since:
-                queue_waited(queue, since)
-            break
-        if load32(&seat.retired):
-            continue  # it was told so while it waited for resources
-        if seat.begin != NULL and plan.wake_ns == NEVER:
-            batch = seat_stand_by(queue, seat)
-            if batch == NULL and not seat.recalled:
-                continue
-            unlock(&queue.guard)
-            return batch
-        if queue.levels.first == NULL:
-            since = 0
-        elif since == 0:
-            since = now_ns()
-        queue.idle += 1
-        if plan.wake_ns == NEVER:
-            wait(&queue.work, &queue.guard)
-        else:
-            wait_until(&queue.work, &queue.guard, plan.wake_ns)
-        queue.idle -= 1
-    unlock(&queue.guard)
-    seat.why = plan.why
-    if more:
-        notify_one(&queue.work)  # what is left may be a batch already
-    return batch
-
-
-cdef Request *cut_claimed(Queue *queue, Claim *claim, Plan *plan) noexcept nogil:
-    # with `guard` held, as cut: the requests stay in the queue, where they can be removed, until there are the
-    # resources to execute them
-    cdef Request *batch
-    if not has_batch(queue, time_of(queue), plan):
-        return NULL
-    unlock(&queue.guard)
-    claim_acquire(claim)
-    lock(&queue.guard)
-    batch = cut(queue, time_of(queue), plan)
-    if batch == NULL:
-        claim_release(claim)  # others were faster, or the clients left
-    return batch
+cdef Line *line_of(Lane *lane, const Seat *seat) noexcept nogil:
+    return &(<Queue *>lane).line
 
 
 cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    lock(&queue.guard)
+    lock(&queue.dispatcher.guard)
     outlook_executed(&queue.outlook, rows, ns)
-    unlock(&queue.guard)
+    unlock(&queue.dispatcher.guard)
 
 
 cdef void close(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
-    lock(&queue.guard)
+    lock(&queue.dispatcher.guard)
     if not queue.closed:
-        seats_end_alarm(queue)
+        line_silence(&queue.line)
     queue.closed = True
-    seats_call(queue)
-    unlock(&queue.guard)
-    notify_all(&queue.work)
+    line_look(&queue.line, False)
+
+
+cdef uint32_t pending(Lane *lane) noexcept nogil:
+    cdef Queue *queue = <Queue *>lane
+    cdef uint32_t count
+    lock(&queue.dispatcher.guard)
+    count = queue.levels.count
+    unlock(&queue.dispatcher.guard)
+    return count
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Life
 
-cdef uint32_t pending(Lane *lane) noexcept nogil:
-    cdef Queue *queue = <Queue *>lane
-    cdef uint32_t count
-    lock(&queue.guard)
-    count = queue.levels.count
-    unlock(&queue.guard)
-    return count
-
-
 cdef void queue_free(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     levels_clear(&queue.levels)
-    condition_destroy(&queue.work)
-    mutex_destroy(&queue.guard)
+    dispatcher_clear(&queue.own)
     lane_free(lane)
 
 
-cdef Scheduler QUEUE = Scheduler(push, wake, remove, take, close, pending, queue_free, expire, seat_next, seat_recall)
+cdef Scheduler QUEUE = Scheduler(push, wake, remove, expire, line_of, close, pending, queue_free)
 
 
-cdef Queue *queue_new(object spec, int64_t version) except NULL:
+cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except NULL:
     cdef Queue *queue = <Queue *>lane_new(sizeof(Queue), &QUEUE, spec, version)
-    mutex_init(&queue.guard, NULL)
-    condition_init(&queue.work)
+    dispatcher_init(&queue.own, False)
+    queue.dispatcher = shared if shared != NULL else &queue.own
+    line_init(&queue.line, queue.dispatcher, &queue.lane)
+    queue.line.plan = plan
+    queue.line.cut = cut
+    queue.line.grow = grow
     try:
         policy_set(&queue.policy, spec)
         levels_init(&queue.levels, spec.queue)
     except BaseException:
         queue_free(&queue.lane)
         raise
+    queue.line.timed = queue.policy.delay_ns > 0
     if queue.policy.adaptive:
         queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform
-    queue.wake_rows = ANY_ROWS
+    queue.enough_rows = ANY_ROWS
     return queue
 
 
@@ -338,10 +295,12 @@ cdef class QueueLane(LaneHandle):
         version: its number.
         max_queue: requests that may wait in it, over all levels; 0 for any number.
         held: make no batch before so many requests wait, once; 0 for no such wait.
+        limiter: of the resources that its instances need; None: they need none.
     """
 
-    def __cinit__(self, spec, version: int, *, max_queue: int = 0, held: int = 0):
-        cdef Queue *queue = queue_new(spec, version)
+    def __cinit__(self, spec, version: int, *, max_queue: int = 0, held: int = 0, RateLimiter limiter=None):
+        cdef Queue *queue = queue_new(spec, version, NULL if limiter is None else &limiter.dispatcher)
+        self.limiter = limiter
         self.lane = &queue.lane
         self.lane.max_queue = max_queue
         self.lane.fetches_late = True
@@ -360,10 +319,10 @@ cdef class QueueLane(LaneHandle):
         cdef Duration waited
         if not queue.policy.adaptive:
             return None
-        lock(&queue.guard)
+        lock(&queue.dispatcher.guard)
         outlook = queue.outlook
         waited = queue.waited
-        unlock(&queue.guard)
+        unlock(&queue.dispatcher.guard)
         return {
             "gap_ns": outlook_gap(&outlook, 1),
             "fixed_ns": outlook.fixed_ns,
@@ -371,11 +330,3 @@ cdef class QueueLane(LaneHandle):
             "target": outlook_enough(&outlook, 0, 0, queue.policy.max_rows),
             "waited": (waited.count, waited.ns),
         }
-
-    def nudge(self) -> None:
-        """Have every instance that waits look whether it has been retired."""
-        cdef Queue *queue = self.queue()
-        lock(&queue.guard)  # whoever has looked before waits by now
-        seats_call(queue)
-        unlock(&queue.guard)
-        notify_all(&queue.work)

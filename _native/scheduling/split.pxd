@@ -1,6 +1,6 @@
 # Requests with more rows than the model takes at once, as several.
 
-from _native.inference.request cimport Request
+from _native.request.request cimport Request
 
 cdef enum:
     MAX_PARTS = 4096         # of one request

@@ -5,19 +5,19 @@ there; the first error ends it, and what is queued of the others. Everything hap
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, strlen
 
 from _native.atomic cimport fetch_add32
 from _native.execution.scatter cimport bytes_of_elements
 from _native.execution.shape cimport elements_of
-from _native.inference.bridge cimport Bridge, bridge_abandon, bridge_deliver
-from _native.inference.request cimport (
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.protobuf.datatype cimport DT_BYTES
+from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
+from _native.request.request cimport (
     REQUEST_TAKEN,
     REQUEST_WAITING,
-    STATUS_INTERNAL,
-    STATUS_OK,
     InputData,
     OutputData,
     Request,
@@ -26,10 +26,9 @@ from _native.inference.request cimport (
     request_free,
     request_twin,
 )
-from _native.inference.response cimport response_complete, response_lacks
-from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES
+from _native.request.response cimport response_complete, response_lacks
 from _native.scheduling.lane cimport Lane
+from _native.status cimport STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text
 
 cdef struct Part:
@@ -47,11 +46,11 @@ cdef struct Split:
 # ---------------------------------------------------------------------------------------------------------------------
 # Taking apart
 
-cdef bint take_rows(const Request *whole, Request *part, uint32_t first, uint32_t rows) noexcept nogil:
-    # the inputs of the part are these rows of the whole; False: the strings of a BYTES input end before
+cdef void take_rows(const Request *whole, Request *part, size_t *taken, uint32_t rows) noexcept nogil:
+    # The inputs of the part are the next rows of the whole. `taken`: bytes of each input that earlier parts have, so
+    # that the lengths of strings are read once, whatever the number of parts.
     cdef const InputData *given
     cdef InputData *own
-    cdef size_t row, skip
     cdef uint32_t i
     part.rows = rows
     for i in range(whole.signature.input_count):
@@ -60,19 +59,16 @@ cdef bint take_rows(const Request *whole, Request *part, uint32_t first, uint32_
         if not given.present:
             continue
         own.shape[0] = rows
-        row = <size_t>elements_of(given.shape + 1, given.rank - 1)
-        if whole.signature.inputs[i].datatype == DT_BYTES:
-            skip = bytes_of_elements(given.data, given.size, <long>(row * first))
-            own.data = given.data + skip
-            own.size = bytes_of_elements(own.data, given.size - skip, <long>(row * rows))
+        if given.region != NULL:
+            own.address = given.address + taken[i]
         else:
-            skip = given.size // whole.rows * first
+            own.data = given.data + taken[i]
+        if whole.signature.inputs[i].datatype == DT_BYTES:
+            own.size = bytes_of_elements(own.data, given.size - taken[i],
+                                         elements_of(given.shape + 1, given.rank - 1) * rows)
+        else:
             own.size = given.size // whole.rows * rows
-            if given.region != NULL:
-                own.address = given.address + skip
-            else:
-                own.data = given.data + skip
-    return True
+        taken[i] += own.size
 
 
 cdef Split *split_new(Request *whole, uint32_t count) noexcept nogil:
@@ -95,40 +91,52 @@ cdef void split_free(Split *split) noexcept nogil:
     free(split)
 
 
+cdef bint make_parts(Split *split) noexcept nogil:
+    # False: no memory for all of them
+    cdef Request *part
+    cdef uint32_t i
+    for i in range(split.count):
+        part = request_twin(split.whole)
+        if part == NULL:
+            return False
+        part.single = True
+        part.deliver = part_answered
+        part.sink = &split.parts[i]
+        split.parts[i].split = split
+        split.parts[i].request = part
+    return True
+
+
+cdef void free_parts(Split *split) noexcept nogil:
+    # none has been pushed
+    cdef uint32_t i
+    for i in range(split.count):
+        if split.parts[i].request != NULL:
+            request_free(split.parts[i].request)
+
+
 cdef Request *split_enter(Request *whole) noexcept nogil:
     cdef uint32_t most = <uint32_t>whole.signature.max_batch_size
     cdef uint32_t count = (whole.rows + most - 1) // most
     cdef Split *split = split_new(whole, count)
-    cdef Request *first = NULL
-    cdef Request *part
+    cdef size_t *taken = <size_t *>calloc(max(whole.signature.input_count, <uint32_t>1), sizeof(size_t))
     cdef uint32_t i
-    if split == NULL:
-        return NULL
-    for i in range(count, 0, -1):
-        part = request_twin(whole)
-        if part == NULL:
-            while first != NULL:
-                part = first.next
-                request_free(first)
-                first = part
+    if split == NULL or taken == NULL or not make_parts(split):
+        if split != NULL:
+            free_parts(split)
             free(split)
-            return NULL
-        take_rows(whole, part, (i - 1) * most, min(most, whole.rows - (i - 1) * most))
-        split.parts[i - 1].split = split
-        split.parts[i - 1].request = part
-        part.deliver = part_answered
-        part.sink = &split.parts[i - 1]
-        part.next = first
-        first = part
-    part = first
-    while part != NULL:
-        fetch_add32(&(<Lane *>whole.lane).in_flight, 1)
-        part = part.next
+        free(taken)
+        return NULL
+    for i in range(count):
+        take_rows(whole, split.parts[i].request, taken, min(most, whole.rows - i * most))
+        split.parts[i].request.next = split.parts[i + 1].request if i + 1 < count else NULL
+    free(taken)
+    fetch_add32(&(<Lane *>whole.lane).in_flight, <int32_t>count)
     split.pending = count
     whole.state = REQUEST_WAITING
     whole.leave = leave
     whole.awaited = split
-    return first
+    return split.parts[0].request
 
 
 # ---------------------------------------------------------------------------------------------------------------------

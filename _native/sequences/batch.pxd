@@ -2,8 +2,12 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.inference.request cimport Request
+from _native.request.request cimport Request
+from _native.scheduling.policy cimport Plan
 from _native.sequences.slots cimport Slots
 
-# The next batch of an instance as a chain; NULL: none yet, ask again at `wake` at the latest, or when stirred.
-cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake) noexcept nogil
+# Whether there is a batch for an instance (plan.count); else plan.wake_ns says when to ask again, if nothing stirs it
+# before.
+cdef void slots_plan(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil
+# Right after that: the batch, as a chain. NULL: there is none after all, ask again at plan.wake_ns.
+cdef Request *slots_cut(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil

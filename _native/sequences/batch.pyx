@@ -1,12 +1,12 @@
 """Batches of sequences: which requests an instance gets next, by the model's strategy (`_native.sequences.slots`)."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcmp
 
 from _native.execution.supply cimport END_CLIENT
-from _native.inference.request cimport (
+from _native.memory.resource cimport block_share
+from _native.request.request cimport (
     REQUEST_TAKEN,
-    STATUS_RESOURCE_EXHAUSTED,
     InputData,
     Request,
     request_alike,
@@ -14,8 +14,17 @@ from _native.inference.request cimport (
     request_new,
     request_reserve,
 )
-from _native.memory.resource cimport block_share
-from _native.scheduling.preferred cimport is_preferred, next_preferred
+from _native.scheduling.policy cimport (
+    MISFIT,
+    NEVER,
+    Candidates,
+    Plan,
+    candidates_add,
+    candidates_begin,
+    candidates_fit,
+    candidates_plan,
+    plan_nothing,
+)
 from _native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
 from _native.sequences.slots cimport (
     Bench,
@@ -27,8 +36,8 @@ from _native.sequences.slots cimport (
     slots_release,
     slots_unlist,
 )
+from _native.status cimport STATUS_RESOURCE_EXHAUSTED
 
-cdef int64_t NEVER = 0x7fffffffffffffff
 cdef int64_t RETRY_NS = 10_000_000           # after a lack of memory
 
 
@@ -93,55 +102,36 @@ cdef inline Request *join(Request *last, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Oldest
 
-cdef uint32_t plan_oldest(const Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
-    # how many of the ready sequences form a batch; 0: none yet. By the rules of _native.scheduling.policy.
+cdef void plan_oldest(const Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
+    # over the sequences whose next request may run
     cdef const Sequence *oldest = bench.ready.first
-    cdef const Sequence *sequence
-    cdef uint64_t rows
-    cdef uint32_t count = 1
-    cdef uint32_t preferred = 0
-    cdef bint full
-    bench.wake_rows = 1
+    cdef const Sequence *sequence = oldest
+    cdef Candidates found
     if oldest == NULL:
-        return 0
-    rows = oldest.queue.first.rows
-    if is_preferred(&slots.preferred, rows):
-        preferred = 1
-    full = rows >= slots.max_rows
-    sequence = oldest.next
-    while sequence != NULL and not full:
-        if rows + sequence.queue.first.rows > slots.max_rows or not may_share(slots, oldest, sequence):
-            full = True
-        else:
-            rows += sequence.queue.first.rows
-            count += 1
-            if is_preferred(&slots.preferred, rows):
-                preferred = count
-            full = rows >= slots.max_rows
-            sequence = sequence.next
-    if slots.closed or now - oldest.since_ns >= slots.delay_ns:
-        return count
-    if preferred:
-        return preferred
-    if full:
-        return count
-    wake[0] = oldest.since_ns + slots.delay_ns
-    bench.wake_rows = next_preferred(&slots.preferred, rows, slots.max_rows)
-    return 0
+        return
+    candidates_begin(&found)
+    while sequence != NULL and candidates_fit(&found, &slots.policy, sequence.queue.first.rows):
+        if sequence != oldest and not may_share(slots, oldest, sequence):
+            found.full = MISFIT
+            break
+        candidates_add(&found, &slots.policy, sequence.queue.first.rows, sequence.since_ns)
+        sequence = sequence.next
+    candidates_plan(&found, &slots.policy, NULL, NEVER if slots.closed else now, plan)
+    if plan.count == 0:
+        bench.wake_rows = plan.wake_rows
 
 
-cdef Request *take_oldest(Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
-    cdef uint32_t count = plan_oldest(slots, bench, now, wake)
+cdef Request *cut_oldest(Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
     cdef Sequence *sequence = bench.ready.first
     cdef Request *first = NULL
     cdef Request *last = NULL
     cdef uint32_t _
-    for _ in range(count):
+    for _ in range(plan.count):
         if not begin_state(slots, sequence, now):
-            wake[0] = now
+            plan.wake_ns = now
             return NULL
         sequence = sequence.next
-    for _ in range(count):
+    for _ in range(plan.count):
         last = join(last, give_out(slots, bench.ready.first, now))
         if first == NULL:
             first = last
@@ -151,7 +141,7 @@ cdef Request *take_oldest(Slots *slots, Bench *bench, int64_t now, int64_t *wake
 # ---------------------------------------------------------------------------------------------------------------------
 # Direct
 
-cdef Sequence *plan_direct(const Slots *slots, const Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+cdef Sequence *find_like(const Slots *slots, const Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
     # the sequence whose request decides what a batch looks like; NULL: there is none yet
     cdef Sequence *oldest = NULL
     cdef Sequence *sequence
@@ -165,11 +155,11 @@ cdef Sequence *plan_direct(const Slots *slots, const Bench *bench, int64_t now, 
             ready += 1
             if oldest == NULL or sequence.queue.first.queued_ns < oldest.queue.first.queued_ns:
                 oldest = sequence
-    if oldest == NULL or slots.closed or slots.delay_ns == 0 or slots.min_utilization == 0:
+    if oldest == NULL or slots.closed or slots.policy.delay_ns == 0 or slots.min_utilization == 0:
         return oldest
-    if now - oldest.queue.first.queued_ns >= slots.delay_ns or ready >= slots.min_utilization * slots.per_seat:
+    if now - oldest.queue.first.queued_ns >= slots.policy.delay_ns or ready >= slots.min_utilization * slots.per_seat:
         return oldest
-    wake[0] = oldest.queue.first.queued_ns + slots.delay_ns
+    wake[0] = oldest.queue.first.queued_ns + slots.policy.delay_ns
     return NULL
 
 
@@ -249,8 +239,13 @@ cdef uint32_t choose_rows(const Slots *slots, const Bench *bench, const Sequence
     return rows
 
 
-cdef Request *take_direct(Slots *slots, Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
-    cdef Sequence *like = plan_direct(slots, bench, now, wake)
+cdef void plan_direct(const Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
+    bench.like = find_like(slots, bench, now, &plan.wake_ns)
+    plan.count = bench.like != NULL
+
+
+cdef Request *cut_direct(Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
+    cdef Sequence *like = bench.like
     cdef Sequence *sequence
     cdef Request *nulls
     cdef Request *following
@@ -259,10 +254,8 @@ cdef Request *take_direct(Slots *slots, Bench *bench, int64_t now, int64_t *wake
     cdef uint32_t idle = 0
     cdef uint32_t rows, slot
     cdef bint good
-    if like == NULL:
-        return NULL
     if slots.lane.signature.state_count and not begin_states(slots, bench, now):
-        wake[0] = now
+        plan.wake_ns = now
         return NULL
     rows = choose_rows(slots, bench, like, &idle)
     nulls = null_rows(like.queue.first, idle, &good)
@@ -279,7 +272,7 @@ cdef Request *take_direct(Slots *slots, Bench *bench, int64_t now, int64_t *wake
         if first == NULL:
             first = last
     if not good:
-        wake[0] = now + RETRY_NS
+        plan.wake_ns = now + RETRY_NS
     return first
 
 
@@ -295,13 +288,20 @@ cdef bint is_held(const Slots *slots, Bench *bench) noexcept nogil:
     return not bench.released
 
 
-cdef Request *slots_take(Slots *slots, uint32_t seat, int64_t now, int64_t *wake) noexcept nogil:
+cdef void slots_plan(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil:
     cdef Bench *bench = slots.benches[seat]
-    wake[0] = NEVER
+    plan_nothing(plan)
     bench.stirred = False
     bench.wake_rows = 1
     if is_held(slots, bench):
-        return NULL
+        return
     if slots.direct:
-        return take_direct(slots, bench, now, wake)
-    return take_oldest(slots, bench, now, wake)
+        plan_direct(slots, bench, now, plan)
+    else:
+        plan_oldest(slots, bench, now, plan)
+
+
+cdef Request *slots_cut(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil:
+    if slots.direct:
+        return cut_direct(slots, slots.benches[seat], now, plan)
+    return cut_oldest(slots, slots.benches[seat], now, plan)

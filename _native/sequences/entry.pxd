@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from _native.inference.request cimport Request
+from _native.request.request cimport Request
 from _native.scheduling.lane cimport Pushed
 from _native.sequences.slots cimport Slots
 

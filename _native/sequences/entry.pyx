@@ -16,17 +16,9 @@ from _native.execution.supply cimport (
     END_TIMEOUT,
     END_UNLOADED,
 )
-from _native.inference.request cimport (
-    REQUEST_QUEUED,
-    STATUS_INVALID_ARGUMENT,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNAVAILABLE,
-    Correlation,
-    Request,
-    request_fail,
-)
-from _native.inference.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name
+from _native.request.request cimport REQUEST_QUEUED, Correlation, Request, request_fail
+from _native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.sequences.sequence cimport (
     Sequence,
@@ -51,6 +43,7 @@ from _native.sequences.slots cimport (
     slots_ready,
     slots_stir,
 )
+from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from _native.text cimport clip, format_text
 
 cdef int64_t NEVER = 0x7fffffffffffffff

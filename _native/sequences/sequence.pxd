@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from _native.inference.request cimport Correlation, InputData, Request, Requests
 from _native.memory.resource cimport Block
+from _native.request.request cimport Correlation, InputData, Request, Requests
 
 cdef struct StatePlan:
     # where a state begins, and how it is kept

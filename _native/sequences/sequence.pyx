@@ -11,9 +11,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memmove
 
 from _native.atomic cimport load32
-from _native.inference.request cimport Correlation, InputData, Request
 from _native.list cimport list_append, list_prepend, list_remove
 from _native.memory.resource cimport Block, block_give, block_take
+from _native.request.request cimport Correlation, InputData, Request
 
 import os
 
@@ -243,7 +243,7 @@ cdef uint64_t secret = int.from_bytes(os.urandom(8), "little")   # so that nobod
 
 cdef uint64_t correlation_hash(const Correlation *correlation) noexcept nogil:
     # FNV-1a for text, and the finalizer of splitmix64 for both
-    cdef uint64_t hash = secret
+    cdef uint64_t hash = secret ^ (correlation.owner * <uint64_t>0x9e3779b97f4a7c15)
     cdef uint32_t i
     if correlation.text.data == NULL:
         hash ^= correlation.number
@@ -256,7 +256,7 @@ cdef uint64_t correlation_hash(const Correlation *correlation) noexcept nogil:
 
 
 cdef inline bint is_same(const Correlation *a, const Correlation *b) noexcept nogil:
-    if (a.text.data == NULL) != (b.text.data == NULL):
+    if a.owner != b.owner or (a.text.data == NULL) != (b.text.data == NULL):
         return False
     if a.text.data == NULL:
         return a.number == b.number

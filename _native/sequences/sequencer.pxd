@@ -2,16 +2,11 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.inference.bridge cimport Errand
-from _native.inference.timers cimport Timer
+from _native.request.bridge cimport Errand
+from _native.request.timers cimport Timer
+from _native.scheduling.dispatcher cimport Dispatcher, Line
 from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.sequences.slots cimport Slots
-from _native.threads cimport Condition, Mutex
-
-cdef struct Waiter:
-    # the thread of one instance
-    Condition work
-    bint idle
 
 cdef struct Notice:
     # something for the loop about the lane, which counts it as in flight
@@ -20,9 +15,11 @@ cdef struct Notice:
 
 cdef struct Sequencer:
     Lane lane
-    Mutex guard              # guards all below but the timer, and Request.state of those that wait
+    Dispatcher *dispatcher   # its own, or the limiter's; its guard guards all below but the timer, and Request.state of
+    #                          those that wait
+    Dispatcher own
     Slots slots
-    Waiter **waiters         # slots.bench_count of them
+    Line **lines             # of each instance: slots.bench_count of them
     # on the loop
     Timer timer              # for sequences that idle
     bint armed               # it is set, and counts as in flight

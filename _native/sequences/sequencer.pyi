@@ -1,9 +1,10 @@
 from typing import Any
 
 from _native.scheduling.lane import LaneHandle
+from _native.scheduling.limiter import RateLimiter
 
 class SequenceLane(LaneHandle):
-    def __init__(self, spec: Any, version: int, *, max_queue: int = 0) -> None: ...
+    def __init__(self, spec: Any, version: int, *, max_queue: int = 0, limiter: RateLimiter | None = None) -> None: ...
     @property
     def live(self) -> int: ...
     @property

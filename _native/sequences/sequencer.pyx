@@ -1,6 +1,7 @@
 """Sequencers: the lane of a model whose requests belong to sequences.
 
-The policy is that of `_native.sequences.slots`; here are its lock, its waiting instances, its answers and its clock.
+The policy is that of `_native.sequences.slots`; here are its lock, its answers and its clock. Each instance has a line
+of the dispatcher of its own (`_native.scheduling.dispatcher`), as sequences are tied to instances.
 One timer of the loop ends idle sequences. It is set while any sequence lives, and then counts as in flight, so that the
 lane outlives it.
 """
@@ -11,24 +12,37 @@ from libc.string cimport memcpy
 
 from _native.atomic cimport fetch_add32, load32
 from _native.clock cimport now_ns
-from _native.inference.accounting cimport account_failed
-from _native.inference.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
-from _native.inference.request cimport (
-    STATUS_CANCELLED,
-    STATUS_OK,
-    STATUS_RESOURCE_EXHAUSTED,
-    Correlation,
-    InputData,
-    Request,
-    request_fail,
-)
-from _native.inference.signature cimport SUPPLY_STATE, Signature, TensorSignature
-from _native.inference.statistics cimport FAILURE_OTHER
-from _native.inference.timers cimport Timer
 from _native.memory.resource cimport block_take
-from _native.scheduling.lane cimport PUSHED, Lane, LaneHandle, Pushed, Scheduler, Seat, lane_free, lane_new, stricter
-from _native.scheduling.preferred cimport preferred_set
-from _native.sequences.batch cimport slots_take
+from _native.request.accounting cimport account_failed
+from _native.request.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
+from _native.request.request cimport Correlation, InputData, Request, request_fail
+from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from _native.request.statistics cimport FAILURE_OTHER
+from _native.request.timers cimport Timer
+from _native.scheduling.calling cimport lines_look
+from _native.scheduling.dispatcher cimport (
+    Dispatcher,
+    Line,
+    Seat,
+    dispatcher_clear,
+    dispatcher_init,
+    line_init,
+    line_touch,
+)
+from _native.scheduling.lane cimport (
+    PUSHED,
+    Lane,
+    LaneHandle,
+    Pushed,
+    Scheduler,
+    SequenceHooks,
+    lane_free,
+    lane_new,
+    stricter,
+)
+from _native.scheduling.limiter cimport RateLimiter
+from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, Plan, policy_set_oldest
+from _native.sequences.batch cimport slots_cut, slots_plan
 from _native.sequences.entry cimport slots_push
 from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
 from _native.sequences.slots cimport (
@@ -48,23 +62,12 @@ from _native.sequences.slots cimport (
     slots_settle,
     slots_supersede,
 )
+from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
-from _native.threads cimport (
-    condition_destroy,
-    condition_init,
-    lock,
-    mutex_destroy,
-    mutex_init,
-    notify_all,
-    unlock,
-    wait,
-    wait_until,
-)
+from _native.threads cimport lock, unlock
 
 import os
 
-cdef int64_t NEVER = 0x7fffffffffffffff
-cdef int64_t LONGEST = NEVER // 4            # 73 years; a time plus it does not overflow
 cdef int64_t SHORTEST_SWEEP_NS = 1_000_000   # between two looks for idle sequences
 
 
@@ -72,7 +75,7 @@ cdef int64_t SHORTEST_SWEEP_NS = 1_000_000   # between two looks for idle sequen
 # Answering and waking, for all that follows
 
 cdef void answer(Sequencer *self, Request *chain) noexcept nogil:
-    # requests that have failed in the lane; without the lock
+    # requests that have failed in the lane
     cdef int64_t now = now_ns()
     cdef Request *following
     while chain != NULL:
@@ -89,13 +92,12 @@ cdef inline Request *take_fallen(Sequencer *self) noexcept nogil:
 
 
 cdef void stir(Sequencer *self) noexcept nogil:
-    # wake the instances that may have something to do; with the lock
+    # the lines in which something may have to be done; with the lock
     cdef bint ending = self.slots.closed and self.slots.backlog.count == 0
     cdef uint32_t i
     for i in range(self.slots.bench_count):
-        if self.waiters[i].idle and (self.slots.benches[i].stirred or ending):
-            self.waiters[i].idle = False
-            notify_all(&self.waiters[i].work)
+        if self.lines[i].idle_count and (self.slots.benches[i].stirred or ending):
+            line_touch(self.lines[i])
 
 
 cdef void tell(Sequencer *self) noexcept nogil:
@@ -118,11 +120,12 @@ cdef void drained(Errand *errand) noexcept nogil:
 
 
 cdef void leave(Sequencer *self) noexcept nogil:
-    # the end of whatever changed the slots: wake, tell, unlock, answer
+    # the end of whatever changed the slots: have it decided, tell, unlock, answer
     cdef Request *fallen = take_fallen(self)
     stir(self)
+    lines_look(self.dispatcher, now_ns() if self.dispatcher.touched != NULL else 0)
     tell(self)
-    unlock(&self.guard)
+    unlock(&self.dispatcher.guard)
     answer(self, fallen)
 
 
@@ -132,10 +135,10 @@ cdef void leave(Sequencer *self) noexcept nogil:
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef Pushed pushed
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     self.slots.bridge = request.bridge
     pushed = slots_push(&self.slots, request, request.queued_ns)
-    unlock(&self.guard)
+    unlock(&self.dispatcher.guard)
     if pushed == PUSHED and not self.armed:
         arm(self, request.queued_ns + self.slots.idle_ns)
     return pushed
@@ -143,14 +146,14 @@ cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
 
 cdef void wake(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     leave(self)
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef bint removed
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     removed = slots_remove(&self.slots, request, now_ns())
     leave(self)
     return removed
@@ -159,46 +162,41 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
 cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     # its whole sequence goes with it, and is answered here
     cdef Sequencer *self = <Sequencer *>lane
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     slots_expire(&self.slots, request, now_ns())
     leave(self)
     return False
 
 
-cdef Request *take(Lane *lane, Seat *seat) noexcept nogil:
+cdef Line *line_of(Lane *lane, const Seat *seat) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
-    cdef Request *batch = NULL
-    cdef Request *fallen
-    cdef int64_t wake_at
-    cdef bint over = False
-    lock(&self.guard)
-    while batch == NULL and not over:
-        if seat.index >= self.slots.bench_count and not add_waiter(self):
-            wait_until(&self.waiters[0].work, &self.guard, now_ns() + SHORTEST_SWEEP_NS)  # for memory
-            continue
-        batch = slots_take(&self.slots, seat.index, now_ns(), &wake_at)
-        fallen = take_fallen(self)
-        if fallen != NULL:
-            tell(self)
-            unlock(&self.guard)
-            answer(self, fallen)
-            lock(&self.guard)
-        elif batch == NULL:
-            over = slots_done(&self.slots, seat.index)
-            if not over:
-                sleep(self, self.waiters[seat.index], wake_at)
+    cdef bint good = True
+    cdef Line *line
+    if seat.line != NULL:
+        return seat.line
+    lock(&self.dispatcher.guard)
+    while good and self.slots.bench_count <= seat.index:
+        good = add_line(self)
+    line = self.lines[seat.index] if good else NULL
+    unlock(&self.dispatcher.guard)
+    return line
+
+
+cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
+    cdef Sequencer *self = <Sequencer *>line.owner
+    slots_plan(&self.slots, line.index, now, plan)
+    line.over = plan.count == 0 and slots_done(&self.slots, line.index)
+
+
+cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
+    # what fails meanwhile is answered, and what others may take now is given to them
+    cdef Sequencer *self = <Sequencer *>line.owner
+    cdef Request *batch = slots_cut(&self.slots, line.index, now, plan)
+    if self.slots.fallen != NULL:
+        answer(self, take_fallen(self))
+        tell(self)
     stir(self)
-    unlock(&self.guard)
     return batch
-
-
-cdef void sleep(Sequencer *self, Waiter *waiter, int64_t wake_at) noexcept nogil:
-    waiter.idle = True
-    if wake_at == NEVER:
-        wait(&waiter.work, &self.guard)
-    else:
-        wait_until(&waiter.work, &self.guard, wake_at)
-    waiter.idle = False
 
 
 cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
@@ -214,7 +212,7 @@ cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
 cdef void settle(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     settle_state(self, request)
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     slots_settle(&self.slots, request, now_ns())
     leave(self)
 
@@ -222,7 +220,7 @@ cdef void settle(Lane *lane, Request *request) noexcept nogil:
 cdef void again(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     settle_state(self, request)
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
     if load32(&request.abandoned):  # before it could have been removed
         slots_remove(&self.slots, request, now_ns())
@@ -235,9 +233,9 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
 cdef uint32_t pending(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef uint32_t count
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     count = self.slots.waiting
-    unlock(&self.guard)
+    unlock(&self.dispatcher.guard)
     return count
 
 
@@ -257,7 +255,7 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
     # on the loop: end what has idled for too long. Nothing comes to idle without being due after the next sweep.
     cdef Sequencer *self = <Sequencer *>timer.owner
     cdef int64_t next
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     next = slots_evict(&self.slots, now)
     leave(self)
     self.armed = next != NEVER and bridge_set_timer(
@@ -279,7 +277,7 @@ cdef void disarm(Errand *errand) noexcept nogil:
 cdef void close(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef bint before
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     before = self.slots.closed
     slots_close(&self.slots, now_ns())
     if self.slots.bridge != NULL and not before:
@@ -290,16 +288,16 @@ cdef void close(Lane *lane) noexcept nogil:
 cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef bint found
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     found = table_find_sequence(&self.slots.table, correlation) != NULL
-    unlock(&self.guard)
+    unlock(&self.dispatcher.guard)
     return found
 
 
 cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
     # where others still begin, by the version's number, it may be somebody else's
     cdef Sequencer *self = <Sequencer *>lane
-    lock(&self.guard)
+    lock(&self.dispatcher.guard)
     if self.slots.draining:
         slots_supersede(&self.slots, correlation, now_ns())
     leave(self)
@@ -308,17 +306,21 @@ cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 # ---------------------------------------------------------------------------------------------------------------------
 # Life
 
-cdef bint add_waiter(Sequencer *self) noexcept nogil:
-    # and its slots
-    cdef Waiter *waiter = <Waiter *>calloc(1, sizeof(Waiter))
-    cdef Waiter **waiters = <Waiter **>realloc(self.waiters, (self.slots.bench_count + 1) * sizeof(Waiter *))
-    if waiters != NULL:
-        self.waiters = waiters
-    if waiter == NULL or waiters == NULL or not slots_add_bench(&self.slots):
-        free(waiter)
+cdef bint add_line(Sequencer *self) noexcept nogil:
+    # of one more instance, with its slots; False: no memory
+    cdef Line *line = <Line *>calloc(1, sizeof(Line))
+    cdef Line **lines = <Line **>realloc(self.lines, (self.slots.bench_count + 1) * sizeof(Line *))
+    if lines != NULL:
+        self.lines = lines
+    if line == NULL or lines == NULL or not slots_add_bench(&self.slots):
+        free(line)
         return False
-    condition_init(&waiter.work)
-    self.waiters[self.slots.bench_count - 1] = waiter
+    line_init(line, self.dispatcher, &self.lane)
+    line.index = self.slots.bench_count - 1
+    line.timed = True
+    line.plan = plan
+    line.cut = cut
+    self.lines[line.index] = line
     return True
 
 
@@ -326,15 +328,16 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef uint32_t i
     for i in range(self.slots.bench_count):
-        condition_destroy(&self.waiters[i].work)
-        free(self.waiters[i])
-    free(self.waiters)
+        free(self.lines[i])
+    free(self.lines)
     slots_clear(&self.slots)
-    mutex_destroy(&self.guard)
+    dispatcher_clear(&self.own)
     lane_free(lane)
 
 
-cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, take, close, pending, sequencer_free, expire, NULL, NULL)
+cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, expire, line_of, close, pending, sequencer_free)
+cdef SequenceHooks HOOKS = SequenceHooks(settle, NULL, has_sequence, end_sequence)
+cdef SequenceHooks ITERATIVE = SequenceHooks(settle, again, NULL, NULL)
 
 
 cdef int set_policy(Slots *slots, object spec) except -1:
@@ -343,16 +346,16 @@ cdef int set_policy(Slots *slots, object spec) except -1:
     slots.iterative = sequence.iterative
     slots.notice = sequence.notices_end
     slots.tied = sequence.ends_with_stream
-    slots.max_rows = max(1, spec.max_batch_size)
-    slots.per_seat = slots.max_rows if sequence.direct else sequence.max_candidates or slots.max_rows
-    slots.delay_ns = min(sequence.max_queue_delay_us * 1000, LONGEST)
-    slots.idle_ns = min(sequence.max_idle_us * 1000, LONGEST)
+    policy_set_oldest(&slots.policy, spec)
+    slots.policy.uniform = slots.lane.signature.uniform
+    slots.per_seat = slots.policy.max_rows if sequence.direct else sequence.max_candidates or slots.policy.max_rows
+    slots.idle_ns = min(sequence.max_idle_us * 1000, LONGEST_DELAY)
     slots.min_utilization = sequence.min_slot_utilization
     slots.max_backlog = sequence.max_backlog
-    slots.timeout_ns = min(spec.queue.levels[0].timeout_us * 1000, LONGEST)
+    slots.timeout_ns = min(spec.queue.levels[0].timeout_us * 1000, LONGEST_DELAY)
     slots.hold = int(os.environ.get("TRITONSERVER_DELAY_SCHEDULER", 0))
     slots.hold_backlog = int(os.environ.get("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", 0))
-    return preferred_set(&slots.preferred, sequence.preferred_sizes or (slots.max_rows,))
+    return 0
 
 
 cdef int plan_state(StatePlan *plan, const TensorSignature *tensor, object state, bint batches) except -1:
@@ -392,21 +395,17 @@ cdef int plan_states(Slots *slots, object spec) except -1:
     return 0
 
 
-cdef Sequencer *sequencer_new(object spec, int64_t version) except NULL:
+cdef Sequencer *sequencer_new(object spec, int64_t version, Dispatcher *shared) except NULL:
     cdef Sequencer *self = <Sequencer *>lane_new(sizeof(Sequencer), &SEQUENCER, spec, version)
-    mutex_init(&self.guard, NULL)
-    self.lane.settle = settle
-    if spec.sequence.iterative:
-        self.lane.again = again
-    else:
-        self.lane.has_sequence = has_sequence
-        self.lane.end_sequence = end_sequence
+    dispatcher_init(&self.own, False)
+    self.dispatcher = shared if shared != NULL else &self.own
+    self.lane.sequences = &ITERATIVE if spec.sequence.iterative else &HOOKS
     self.slots.lane = &self.lane
     try:
         set_policy(&self.slots, spec)
         plan_states(&self.slots, spec)
         for _ in range(max(1, len(spec.instances))):
-            if not add_waiter(self):
+            if not add_line(self):
                 raise MemoryError
     except BaseException:
         sequencer_free(&self.lane)
@@ -421,10 +420,12 @@ cdef class SequenceLane(LaneHandle):
         spec: the version's backends.api.ModelSpec, with its `sequence`.
         version: its number.
         max_queue: requests that may wait in it, if its queue policy does not say fewer; 0 for any number.
+        limiter: of the resources that its instances need; None: they need none.
     """
 
-    def __cinit__(self, spec, version: int, *, max_queue: int = 0):
-        self.lane = &sequencer_new(spec, version).lane
+    def __cinit__(self, spec, version: int, *, max_queue: int = 0, RateLimiter limiter=None):
+        self.lane = &sequencer_new(spec, version, NULL if limiter is None else &limiter.dispatcher).lane
+        self.limiter = limiter
         self.lane.max_queue = stricter(max_queue, spec.queue.levels[0].max_size)
 
     @property
@@ -449,9 +450,9 @@ cdef class SequenceLane(LaneHandle):
         not concerned.
         """
         cdef Sequencer *self_ = self.sequencer()
-        lock(&self_.guard)
+        lock(&self_.dispatcher.guard)
         self_.slots.draining = True
-        unlock(&self_.guard)
+        unlock(&self_.dispatcher.guard)
 
     def remember(self, SequenceLane other not None) -> None:
         """Have requests of what is open on another lane, which is about to be closed, refused with that reason. On the
@@ -461,15 +462,17 @@ cdef class SequenceLane(LaneHandle):
         cdef Sequencer *other_ = other.sequencer()
         if self_ == other_:
             return
-        lock(&self_.guard)
-        lock(&other_.guard)
+        lock(&self_.dispatcher.guard)
+        if self_.dispatcher != other_.dispatcher:
+            lock(&other_.dispatcher.guard)
         slots_remember(&self_.slots, &other_.slots)
-        unlock(&other_.guard)
-        unlock(&self_.guard)
+        if self_.dispatcher != other_.dispatcher:
+            unlock(&other_.dispatcher.guard)
+        unlock(&self_.dispatcher.guard)
 
     def stream_ended(self, stream: int) -> None:
         """End the sequences that are tied to this stream. On the loop."""
         cdef Sequencer *self_ = self.sequencer()
-        lock(&self_.guard)
+        lock(&self_.dispatcher.guard)
         slots_leave(&self_.slots, stream, now_ns())
         leave(self_)

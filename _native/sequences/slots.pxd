@@ -4,9 +4,9 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.execution.supply cimport EndReason
-from _native.inference.request cimport Correlation, Request
+from _native.request.request cimport Correlation, Request
 from _native.scheduling.lane cimport Lane
-from _native.scheduling.preferred cimport Preferred
+from _native.scheduling.policy cimport Policy
 from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 
 cdef enum:
@@ -19,6 +19,7 @@ cdef struct Bench:
     uint64_t ready_rows      # of those requests
     uint64_t wake_rows       # wake the instance when so many are ready
     bint stirred             # something has changed that may give a batch
+    Sequence *like           # direct: whose request decides what the batch that was planned last looks like
     uint32_t waiting         # requests of its sequences that wait
     uint32_t running         # requests that the instance has
     bint released            # TRITONSERVER_DELAY_SCHEDULER holds it no longer
@@ -40,12 +41,10 @@ cdef struct Slots:
     bint iterative           # each request is a sequence, which runs until it is not rescheduled
     bint notice              # a model hears of an end that no request brings
     bint tied                # a sequence that starts on a stream ends with it
+    Policy policy            # of oldest; direct has its delay
     uint32_t per_seat        # slots of each instance
-    uint32_t max_rows
-    int64_t delay_ns
     int64_t idle_ns
     double min_utilization
-    Preferred preferred
     uint32_t max_backlog     # sequences that may wait for a slot; 0: any number
     int64_t timeout_ns       # how long they may; 0: as long as it takes, if their requests do not say
     StatePlan *plans         # signature.state_count of them

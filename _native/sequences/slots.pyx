@@ -10,7 +10,7 @@ utilization, a batch waits until so many slots have a request, or until the olde
 request decides which shapes a batch has; rows of other shapes wait for the next one.
 
 *oldest*: a slot is a candidate, and each instance batches the next requests of its candidates by the rules of dynamic
-batching (`_native.scheduling.queue`), in the order in which they became ready.
+batching (`_native.scheduling.policy`), in the order in which they became ready.
 
 A sequence ends with the request that says END; when it has had no request for `max_sequence_idle_microseconds`; when a
 request of it is cancelled while it waits, with the requests behind it; and with its stream, if it is tied to it. Where
@@ -34,11 +34,11 @@ from _native.execution.supply cimport (
     END_UNLOADED,
     EndReason,
 )
-from _native.inference.request cimport (
+from _native.memory.resource cimport block_give, block_take
+from _native.protobuf.datatype cimport DT_BYTES, datatype_size
+from _native.request.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
-    STATUS_CANCELLED,
-    STATUS_UNAVAILABLE,
     Correlation,
     InputData,
     Request,
@@ -46,9 +46,7 @@ from _native.inference.request cimport (
     request_new,
     request_reserve,
 )
-from _native.inference.signature cimport Signature, TensorSignature
-from _native.memory.resource cimport block_give, block_take
-from _native.protobuf.datatype cimport DT_BYTES, datatype_size
+from _native.request.signature cimport Signature, TensorSignature
 from _native.scheduling.lane cimport lane_discard
 from _native.sequences.sequence cimport (
     Sequence,
@@ -62,6 +60,7 @@ from _native.sequences.sequence cimport (
     table_free_sequences,
     table_remove_sequence,
 )
+from _native.status cimport STATUS_CANCELLED, STATUS_UNAVAILABLE
 from _native.text cimport format_text
 
 cdef int64_t NEVER = 0x7fffffffffffffff
@@ -152,6 +151,7 @@ cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
     if sequence.list != &slots.idle:
         bench = slots_bench(slots, sequence)
         bench.ready_rows -= sequence.queue.first.rows
+        bench.stirred = True  # what is left may be a batch
     sequences_remove(sequence)
 
 

@@ -1,1 +1,1 @@
-"""Connections without I/O: HTTP/2, gRPC framing, compression, limits, access, and the door for ModelInfer."""
+"""Connections without I/O: HTTP/2, gRPC framing, compression, limits."""

@@ -15,7 +15,7 @@ cdef class ClientUse:
         self.text = name.encode("utf-8", "replace").replace(b"\0", b" ")
         self.client.name = self.text
         self.client.max_calls = max_calls
-        self.client.max_bytes = max_bytes
+        self.client.account.limit = max_bytes
 
     @property
     def calls(self) -> int:
@@ -25,4 +25,4 @@ cdef class ClientUse:
     @property
     def bytes_held(self) -> int:
         """Bytes of requests that are not answered yet and of answers that are not sent."""
-        return self.client.bytes
+        return self.client.account.total

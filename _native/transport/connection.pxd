@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t, uint8_t
 
 from _native.transport.client cimport ClientUse
 from _native.transport.receipt cimport Landing
-from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream, cancel_fn, unary_fn
+from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream
+from _native.transport.unary cimport Unary
 from _native.transport.workers cimport Workers
 
 
@@ -14,10 +15,13 @@ cdef class Endpoint:
     cdef uint8_t *receive        # where sockets are read to, one at a time
     cdef object on_call          # called with each new Call
     cdef public object on_dirty  # called when flush_dirty has become necessary
-    cdef public object on_waiting  # called while calls wait until peers take their answers
+    cdef size_t peak             # the most that clients made the server keep since memory was given back
+    cdef int quiet               # calls of `expire` since which it is much less
+    cdef bint settle(self) noexcept
     cdef public object clock     # seconds; None: time.monotonic()
     cdef int look_at_clock(self) except -1
-    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1
+    # `unary` must outlive the endpoint
+    cdef int add_native(self, bytes path, Unary *unary) except -1
 
 
 cdef class Entrance:
@@ -33,6 +37,7 @@ cdef class Connection:
     cdef Entrance entrance
     cdef public object flush     # called without arguments when there is output to take
     cdef public object on_ping   # called without arguments for each PING of the peer
+    cdef public object on_refused  # called with a text when what the peer sent breaks HTTP/2
     cdef readonly object peer
     cdef public object guest     # what it has been counted for, for its owner
     cdef public object client    # what else its owner knows of the peer, for handlers

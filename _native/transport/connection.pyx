@@ -14,9 +14,13 @@ from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_share
+from _native.status cimport STATUS_RESOURCE_EXHAUSTED
+from _native.transport.budget cimport COST_PYTHON_RESET
 from _native.transport.client cimport ClientUse
 from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
-from _native.transport.headers cimport metadata_headers, metadata_pairs
+from _native.transport.eviction cimport host_relieve
+from _native.transport.expiry cimport host_expire
+from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from _native.transport.http2 cimport (
     conn_announce_shutdown,
     conn_calm,
@@ -28,10 +32,27 @@ from _native.transport.http2 cimport (
     conn_go_away,
     conn_open,
     conn_ping,
-    host_expire,
 )
-from _native.transport.incoming cimport end_round, stream_drop_message
-from _native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
+from _native.transport.incoming cimport stream_drop_message
+from _native.transport.ledger cimport (
+    STAGE_ANSWERED,
+    STAGE_ARRIVING,
+    STAGE_EXECUTED,
+    STAGE_INFLATING,
+    STAGE_QUEUED,
+    STAGE_UNSENT,
+    STAGES,
+    account_agrees,
+    charge_make,
+    charge_resize,
+)
+from _native.transport.nghttp2 cimport (
+    NGHTTP2_INTERNAL_ERROR,
+    NGHTTP2_NV_FLAG_NONE,
+    nghttp2_nv,
+    nghttp2_rcbuf_get_buf,
+    nghttp2_vec,
+)
 from _native.transport.outgoing cimport (
     Outgoing,
     outgoing_add,
@@ -43,27 +64,38 @@ from _native.transport.outgoing cimport (
 from _native.transport.receipt cimport Landing, conn_landing, conn_read, conn_received
 from _native.transport.stream cimport (
     MAX_NATIVES,
+    STATUSES,
+    RECEIVED_ALL,
     WRITABLE_BELOW,
+    CallCounts,
     Conn,
     Incoming,
     Method,
+    Service,
     Stream,
-    cancel_fn,
+    end_round,
     stream_begin,
     stream_compress,
+    stream_cut,
     stream_end,
+    stream_ended,
+    stream_fail,
     stream_inflates,
-    stream_reset,
+    stream_opened,
     stream_send,
     stream_unsent,
-    unary_fn,
 )
+from _native.transport.trim cimport memory_trim
+from _native.transport.unary cimport UNARY, Unary
 from _native.transport.workers cimport Workers, crew_drain
 
 from collections import deque
 
 cdef enum:
     RECEIVE_BUFFER = 256 << 10
+    IDLE_CONNECTION = 16 << 10   # bytes that one takes, about
+    PEAK_FROM = 16 << 20         # bytes that are worth giving back
+    QUIET = 3                    # calls of `expire` for which a peak must be over
 
 # What Call.on_event is told.
 EVENT_MESSAGE = "message"        # take_message will give one more
@@ -72,6 +104,7 @@ EVENT_WRITABLE = "writable"      # little is unsent: go on writing
 EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
 cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
 cdef str EVENT_PING = "ping"     # internal: for Connection.on_ping
+cdef str EVENT_REFUSED = "refused"  # internal: for Connection.on_refused, with the text in place of a call
 
 
 cdef class ReceiveBuffer:
@@ -106,39 +139,37 @@ cdef class Endpoint:
         on_call: called with each new `Call`, that is for every path that is not a native method's.
         max_message: largest request message in bytes; 0 for no limit.
         max_streams: open streams that a connection may have.
-        max_unsent: bytes of answers that may wait for their peers, over all connections; 0 for no limit.
         spare_frames: frames a second that a connection may send without bringing a call forward.
         max_inflated: largest request message after decompression; 0 for no limit but `max_message`.
         native_level: zlib's level for answers of native methods; 0 for not compressing them.
         workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
-        max_held: bytes of request messages that may be incomplete or not taken, over all connections; 0 for no limit.
+        max_held: bytes of requests that are not answered, and of answers that are not taken, over all connections; when
+            they are more, the calls of who holds most and moves least end. 0 for no limit.
         receive_timeout: seconds that a request may take to arrive, and one more for each 16 KiB; 0 for any time. Needs
             `expire` to be called.
+        send_timeout: seconds that a client may take for a response, in the same way.
 
     Set `clock`, a function that returns seconds, for another clock than time.monotonic().
     """
 
-    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, max_unsent: int = 0,
-                 spare_frames: int = 10_000, max_inflated: int = 0, native_level: int = 0, Workers workers=None,
-                 max_held: int = 0, receive_timeout: float = 0.0):
+    def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
+                 max_inflated: int = 0, native_level: int = 0, Workers workers=None, max_held: int = 0,
+                 receive_timeout: float = 0.0, send_timeout: float = 0.0):
         self.on_call = on_call
         self.host.max_message = max_message
         self.host.max_streams = max_streams
-        self.host.unsent_limit = max_unsent
         self.host.spare_frames = spare_frames
-        self.host.held_limit = max_held
+        self.host.account.limit = max_held
         self.host.receive_ns = <int64_t>(receive_timeout * 1e9)
+        self.host.send_ns = <int64_t>(send_timeout * 1e9)
         self.host.max_inflated = min(filter(None, (max_message, max_inflated)), default=0)
         self.host.native_level = native_level
         self.workers = workers
         if workers is not None:
             self.host.crew = &workers.crew
-        self.host.hooks.begin = call_begins
-        self.host.hooks.message = message_arrived
-        self.host.hooks.half_closed = client_half_closed
-        self.host.hooks.writable = little_unsent
-        self.host.hooks.closed = call_closed
-        self.host.hooks.pinged = peer_pinged
+        self.host.other.service = &PYTHON
+        self.host.pinged = peer_pinged
+        self.host.refused = peer_refused
         self.receive = <uint8_t *>malloc(RECEIVE_BUFFER)
         if self.receive == NULL:
             raise MemoryError
@@ -149,7 +180,23 @@ cdef class Endpoint:
             free(self.host.natives[i].path)
         free(self.receive)
 
-    cdef int add_native(self, bytes path, unary_fn unary, cancel_fn cancel, void *context) except -1:
+    def calls(self) -> dict[str, tuple[int, list[int]]]:
+        """The calls of native methods by path: how many began, and how many ended with each gRPC status."""
+        cdef const CallCounts *counts
+        cdef dict out = {}
+        cdef uint32_t i, status
+        for i in range(self.host.native_count):
+            counts = &self.host.natives[i].counts
+            out[self.host.natives[i].path.decode()] = (
+                counts.started, [counts.handled[status] for status in range(<uint32_t>STATUSES)])
+        return out
+
+    @property
+    def resets(self) -> int:
+        """Calls that were broken off, by clients or by the server."""
+        return self.host.resets
+
+    cdef int add_native(self, bytes path, Unary *unary) except -1:
         cdef Method *method = &self.host.natives[self.host.native_count]
         if self.host.native_count == MAX_NATIVES:
             raise ValueError(f"at most {MAX_NATIVES} native methods")
@@ -158,9 +205,8 @@ cdef class Endpoint:
             raise MemoryError
         memcpy(method.path, <const char *>path, len(path) + 1)
         method.path_size = len(path)
-        method.unary = unary
-        method.cancel = cancel
-        method.context = context
+        method.service = &UNARY
+        method.context = unary
         self.host.native_count += 1
         return 0
 
@@ -175,35 +221,77 @@ cdef class Endpoint:
         return buffer
 
     @property
-    def unsent(self) -> int:
-        """Bytes of answers that wait for their peers."""
-        return self.host.unsent
+    def ledger(self) -> dict[str, int]:
+        """Bytes that clients make the server hold, by the stage at which their messages are."""
+        cdef const size_t *held = self.host.account.bytes
+        return {
+            "arriving": held[<int>STAGE_ARRIVING],
+            "inflating": held[<int>STAGE_INFLATING],
+            "queued": held[<int>STAGE_QUEUED],
+            "executed": held[<int>STAGE_EXECUTED],
+            "answered": held[<int>STAGE_ANSWERED],
+            "unsent": held[<int>STAGE_UNSENT],
+        }
 
     @property
-    def waiting(self) -> bool:
-        """Calls wait because too many bytes of answers do."""
-        return self.host.waiting.first != NULL
+    def held(self) -> int:
+        """The sum of `ledger`."""
+        return self.host.account.total
+
+    def ledger_agrees(self) -> bool:
+        """Whether what the server holds is what its connections hold, at each stage; for tests."""
+        cdef const Conn *conn = self.host.connections.first
+        cdef size_t total[STAGES]
+        cdef bint agrees = account_agrees(&self.host.account)
+        cdef int stage
+        for stage in range(STAGES):
+            total[stage] = 0
+        while conn != NULL:
+            agrees = agrees and account_agrees(&conn.account)
+            for stage in range(STAGES):
+                total[stage] += conn.account.bytes[stage]
+            conn = conn.next
+        for stage in range(STAGES):
+            agrees = agrees and total[stage] == self.host.account.bytes[stage]
+        return agrees
 
     @property
     def direct(self) -> int:
         """Bytes of request messages that were read from the socket to where they stay, without a copy."""
         return self.host.direct
 
-    @property
-    def held(self) -> int:
-        """Bytes of request messages that are incomplete or that nobody has taken yet."""
-        return self.host.held
+    def expire(self) -> bool:
+        """End what has not arrived or was not taken in time, and calls that wait at their deadline; once a second.
 
-    def expire(self) -> None:
-        """End requests that have not arrived in time, and calls that wait at their deadline; about once a second."""
+        When a peak is over for some seconds, memory goes back to the system. Returns whether that is still to come.
+        """
         self.look_at_clock()
         host_expire(&self.host)
         self.flush_dirty()
+        return self.settle()
+
+    cdef bint settle(self) noexcept:
+        cdef size_t now = self.host.account.total
+        cdef const Conn *conn = self.host.connections.first
+        while conn != NULL:
+            now += IDLE_CONNECTION
+            conn = conn.next
+        self.peak = max(self.peak, now)
+        if self.peak < PEAK_FROM:
+            return False
+        self.quiet = self.quiet + 1 if now <= self.peak // 4 else 0
+        if self.quiet >= QUIET:
+            self.peak = now
+            self.quiet = 0
+            memory_trim(self.host.crew)
+        return True
 
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
         cdef Connection connection
+        host_relieve(&self.host)
+        self.host.others_ran = False  # this is what it asks for
         while self.host.first_dirty != NULL:
             conn = self.host.first_dirty
             self.host.first_dirty = conn.next_dirty
@@ -222,7 +310,7 @@ cdef class Endpoint:
 
 
 cdef class Entrance:
-    """What native calls must pass; nothing, until a guard is put there (`_native.transport.access.Judge.guard`)."""
+    """What native calls must pass; nothing, until a guard is put there (`_native.service.access.Judge.guard`)."""
 
 
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
@@ -236,8 +324,8 @@ cdef class Connection:
         use: what the limits of its client count; None for no such limits.
         entrance: what its native calls must pass instead of what the endpoint's must.
 
-    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer. Call `close` when the
-    peer is gone.
+    Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
+    the reason when a call, or the peer, is turned away for breaking HTTP/2. Call `close` when the peer is gone.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
@@ -252,6 +340,8 @@ cdef class Connection:
         if use is not None:
             self.use = use
             self.conn.client = &use.client
+            self.conn.account.within = &use.client.account
+            use.client.account.within = &endpoint.host.account
         if entrance is not None:
             self.entrance = entrance
             self.conn.gatekeeper = &entrance.gatekeeper
@@ -264,8 +354,6 @@ cdef class Connection:
             self.endpoint.host.others_ran = False
             if self.endpoint.on_dirty is not None:
                 self.endpoint.on_dirty()
-        if self.endpoint.host.waiting.first != NULL and self.endpoint.on_waiting is not None:
-            self.endpoint.on_waiting()
         # when a receiver raises, the events behind it wait for the next call: none is lost
         while self.events:
             call, kind = self.events.popleft()
@@ -276,6 +364,9 @@ cdef class Connection:
             elif kind is EVENT_PING:
                 if self.on_ping is not None:
                     self.on_ping()
+            elif kind is EVENT_REFUSED:
+                if self.on_refused is not None:
+                    self.on_refused(call)
             elif (<Call>call).on_event is not None:
                 (<Call>call).on_event(kind)
         return 0
@@ -357,6 +448,11 @@ cdef class Connection:
         return conn_finished(&self.conn)
 
     @property
+    def http1(self) -> bool:
+        """The peer speaks HTTP/1; what remains to be written is an answer that says what to speak instead."""
+        return self.conn.http1
+
+    @property
     def told(self) -> bool:
         """The peer has read what `announce_shutdown` sent: it opens no more streams, and none is on its way."""
         return self.conn.told
@@ -375,12 +471,6 @@ cdef class Connection:
     def received_at(self) -> float:
         """When the peer last sent anything, in seconds on the endpoint's clock."""
         return self.conn.received_ns * 1e-9
-
-    @property
-    def taken_at(self) -> float:
-        """When answers began to wait, or bytes of them were last taken, in seconds on the endpoint's clock;
-        negative when they have not been offered yet."""
-        return self.conn.taken_ns * 1e-9
 
     @property
     def greeted(self) -> bool:
@@ -424,15 +514,19 @@ cdef class Connection:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Calls: the hooks
+# Calls: the service of methods that Python handles
 
 cdef inline void note(Stream *stream, str kind) noexcept:
-    (<Connection>stream.conn.owner).events.append((<Call>stream.call, kind))
+    if stream.call != NULL:  # else there was no memory for it, and it has failed
+        (<Connection>stream.conn.owner).events.append((<Call>stream.call, kind))
 
 
 cdef void call_begins(Stream *stream) noexcept nogil:
     with gil:
-        call_new(stream)
+        try:
+            call_new(stream)
+        except BaseException:
+            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
 
 
 cdef void message_arrived(Stream *stream) noexcept nogil:
@@ -458,19 +552,33 @@ cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
         Py_DECREF(<Call>stream.call)
 
 
+cdef Service PYTHON
+PYTHON.reset_cost = COST_PYTHON_RESET
+PYTHON.begin = call_begins
+PYTHON.message = message_arrived
+PYTHON.half_closed = client_half_closed
+PYTHON.writable = little_unsent
+PYTHON.closed = call_closed
+
+
 cdef void peer_pinged(Conn *conn) noexcept nogil:
     with gil:
         (<Connection>conn.owner).events.append((None, EVENT_PING))
 
 
-cdef void call_new(Stream *stream) noexcept:
+cdef void peer_refused(Conn *conn, const char *text) noexcept nogil:
+    with gil:
+        (<Connection>conn.owner).events.append((text.decode("utf-8", "replace"), EVENT_REFUSED))
+
+
+cdef int call_new(Stream *stream) except -1:
     cdef Call call = Call.__new__(Call)
     cdef nghttp2_vec name, value
     cdef uint32_t i
     cdef list metadata = []
     for i in range(stream.field_count):
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
-        value = nghttp2_rcbuf_get_buf(stream.fields[i].value)
+        value = header_value(stream.fields[i].value)
         metadata += metadata_pairs(name.base, name.len, value.base, value.len)
     call.stream = stream
     call.connection = <Connection>stream.conn.owner
@@ -480,6 +588,7 @@ cdef void call_new(Stream *stream) noexcept:
     Py_INCREF(call)
     stream.call = <void *>call
     note(stream, EVENT_CALL)
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -524,7 +633,7 @@ cdef class Call:
         raise TypeError("Call cannot be created from Python")
 
     cdef Stream *open_stream(self) except NULL:
-        if self.stream == NULL or self.stream.ended:
+        if self.stream == NULL or stream_ended(self.stream):
             raise ConnectionError("the call is over")
         return self.stream
 
@@ -548,12 +657,13 @@ cdef class Call:
     @property
     def half_closed(self) -> bool:
         """The client sends no more messages than those that can be taken now."""
-        return self.stream == NULL or (self.stream.remote_closed and not stream_inflates(self.stream))
+        return self.stream == NULL or (
+            self.stream.receiver.state == RECEIVED_ALL and not stream_inflates(self.stream))
 
     @property
     def open(self) -> bool:
         """Messages and a status can still be sent."""
-        return self.stream != NULL and not self.stream.ended
+        return self.stream != NULL and not stream_ended(self.stream)
 
     @property
     def writable(self) -> bool:
@@ -564,6 +674,20 @@ cdef class Call:
         """The call has one request message: the client has as long for it as for a native call's."""
         if self.stream != NULL:
             self.stream.single = True
+
+    def hold(self, size: int) -> None:
+        """The call makes the server hold so many bytes more, of requests that are taken and not answered, or of
+        responses that are not sent yet; fewer when `size` is negative. All are let go of when the call ends."""
+        cdef Stream *stream = self.stream
+        cdef size_t held
+        if stream == NULL or stream_ended(stream):
+            return
+        if stream.executed.account == NULL:
+            charge_make(&stream.executed, &stream.conn.account, STAGE_EXECUTED, 0)
+        held = stream.executed.bytes
+        if size < -<Py_ssize_t>held:
+            raise ValueError(f"the call holds {held} bytes, got {size}")
+        charge_resize(&stream.executed, <size_t>(<Py_ssize_t>held + <Py_ssize_t>size))
 
     def set_compression(self, encoding: str, level: int = 6) -> None:
         """Compress messages from now on, if the client takes the encoding; before the headers are sent.
@@ -578,7 +702,7 @@ cdef class Call:
         cdef Stream *stream = self.open_stream()
         cdef bytes name = encoding.encode()
         cdef Encoding wanted
-        if stream.headers_sent:
+        if stream_opened(stream):
             raise ValueError("the initial metadata has been sent")
         wanted = encoding_parse(<const uint8_t *><const char *>name, len(name))
         if encoding and wanted == ENCODING_UNKNOWN:
@@ -590,7 +714,7 @@ cdef class Call:
         cdef Stream *stream = self.open_stream()
         cdef list pairs = metadata_headers(metadata)
         cdef nghttp2_nv *nv
-        if stream.headers_sent:
+        if stream_opened(stream):
             raise ValueError("the initial metadata has been sent")
         nv = nv_of(pairs)
         stream_begin(stream, nv, len(pairs))
@@ -625,5 +749,5 @@ cdef class Call:
 
     def reset(self) -> None:
         """Break the call off (RST_STREAM)."""
-        stream_reset(self.open_stream())
+        stream_cut(self.open_stream(), NGHTTP2_INTERNAL_ERROR)
         self.touched()

@@ -10,9 +10,10 @@ fields are written by hand: both front doors need them, one of them without Pyth
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, strlen
+from libc.string cimport memcpy, strcmp, strlen
 
-from _native.inference.request cimport (
+from _native.protobuf.wire cimport utf8_valid, write_varint
+from _native.status cimport (
     STATUS_DEADLINE_EXCEEDED,
     STATUS_INVALID_ARGUMENT,
     STATUS_NOT_FOUND,
@@ -21,7 +22,6 @@ from _native.inference.request cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.protobuf.wire cimport utf8_valid, write_varint
 from _native.text cimport text_or_no_memory
 from _native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
 from _native.transport.stream cimport Stream, stream_end
@@ -84,6 +84,11 @@ cdef uint8_t *write_detail(uint8_t *at, const char *kind, const uint8_t *value, 
     return write_bytes(at, 3, any_, <size_t>(end - any_))
 
 
+cdef inline bint passes(const char *reason) noexcept nogil:
+    # what is exhausted will not be for long
+    return strcmp(reason, "SERVER_FULL") == 0 or strcmp(reason, "CLIENT_LIMIT") == 0
+
+
 cdef size_t status_write(uint8_t *out, int status, const char *text, const char *reason) noexcept nogil:
     # google.rpc.Status into MAX_STATUS bytes; 0: the text cannot travel in it
     cdef uint8_t detail[128]
@@ -102,7 +107,7 @@ cdef size_t status_write(uint8_t *out, int status, const char *text, const char 
     at = write_bytes(at, 2, text, text_size)
     end = write_text(write_text(detail, 1, reason), 2, DOMAIN)
     at = write_detail(at, ERROR_INFO, detail, <size_t>(end - detail))
-    if status == STATUS_UNAVAILABLE:
+    if status == STATUS_UNAVAILABLE or (status == STATUS_RESOURCE_EXHAUSTED and passes(reason)):
         duration[0] = 2 << 3
         end = write_varint(duration + 1, <size_t>RETRY_DELAY_MS * 1000000)
         end = write_bytes(detail, 1, duration, <size_t>(end - duration))
@@ -191,7 +196,7 @@ def rich_status(status: int, text: str, reason: str = "") -> bytes:
     """An encoded google.rpc.Status for `grpc-status-details-bin`; empty when the text is too long to be sent twice.
 
     Args:
-        status: the gRPC status code; UNAVAILABLE carries a RetryInfo.
+        status: the gRPC status code; UNAVAILABLE carries a RetryInfo, as do limits that others use up meanwhile.
         text: exactly the call's error text.
         reason: of the ErrorInfo, in UPPER_SNAKE_CASE; the usual one of the status when empty.
     """

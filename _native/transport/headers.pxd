@@ -2,11 +2,23 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
+from _native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_rcbuf_get_buf, nghttp2_vec
+
 # A grpc-timeout value in nanoseconds, -1 when it is malformed. Values beyond 292 years are cut to that.
 cdef int64_t timeout_parse(const uint8_t *text, size_t size) noexcept nogil
 # A grpc-message value: UTF-8 with everything but printable ASCII percent-encoded, cut before the character that would
 # make it longer than MESSAGE_LIMIT. From malloc, NULL when there is no memory.
 cdef char *message_encode(const char *text) noexcept nogil
+
+# A value without the spaces and tabs at its ends: gRPC lets a server strip them, and clients do send them.
+cdef inline nghttp2_vec header_value(nghttp2_rcbuf *value) noexcept nogil:
+    cdef nghttp2_vec text = nghttp2_rcbuf_get_buf(value)
+    while text.len and (text.base[0] == c" " or text.base[0] == c"\t"):
+        text.base += 1
+        text.len -= 1
+    while text.len and (text.base[text.len - 1] == c" " or text.base[text.len - 1] == c"\t"):
+        text.len -= 1
+    return text
 
 # Metadata between Python pairs (str, str or bytes) and header bytes.
 # A binary value may be several, joined by commas.

@@ -24,7 +24,3 @@ cdef void conn_ping(Conn *conn) noexcept nogil
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 # End every call that is not answered yet with an error; the text is plain UTF-8.
 cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil
-# To be called now and then: end what has not arrived in time. A request, or a message of a stream of requests, may take
-# Host.receive_ns and a second more for each 16 KiB of it; who is slower has the call ended, within headers the
-# connection. Calls that are parked or incomplete at the client's deadline are ended, too.
-cdef void host_expire(Host *host) noexcept nogil

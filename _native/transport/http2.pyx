@@ -2,8 +2,8 @@
 
 `conn_receive` takes what came from the socket, `conn_collect` gives what goes there. In between, headers are read and
 judged, messages put together and native methods run (`_native.transport.incoming`), answers framed under flow control
-(`_native.transport.stream`). Calls of methods that are not native are handed to `CallHooks`;
-`_native.transport.connection` makes Python objects of them.
+(`_native.transport.stream`). A call is served by the `Service` of its method: natively
+(`_native.transport.unary`), or by Python (`_native.transport.connection`).
 
 Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages nobody
 takes.
@@ -11,84 +11,67 @@ takes.
 Floods. Frames that bring no call forward, resets and what the server must reset for the peer's faults among them, come
 out of a budget (`_native.transport.budget`); a peer that has spent it is sent away. CONTINUATION frames and queued
 acknowledgements are limited by nghttp2.
+
+Frames of streams that are over. Some versions of nghttp2 keep closed streams, which costs memory with every call, and
+others forget them. Here each connection remembers the numbers of a few: HEADERS of a stream that the peer has ended or
+reset end the connection (STREAM_CLOSED), whether the answer has been sent or not. Those of a stream that was answered
+before the peer had ended it were on their way, and are ignored. So is DATA of any closed stream: nghttp2 tells nothing
+of it, and RFC 9113 section 5.1 lets one.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp, strlen
 
-from _native.inference.request cimport (
-    STATUS_DEADLINE_EXCEEDED,
-    STATUS_INTERNAL,
-    STATUS_RESOURCE_EXHAUSTED,
-    STATUS_UNIMPLEMENTED,
-)
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
 from _native.text cimport format_text, text_or_no_memory
-from _native.transport.backpressure cimport unpark, wait_no_more
-from _native.transport.budget cimport (
-    COST_FRAME,
-    COST_PYTHON_RESET,
-    COST_SETTINGS,
-    EARNED_BY_ANSWER,
-    budget_earn,
-    budget_spend,
-)
-from _native.transport.client cimport Client
-from _native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
-from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.headers cimport timeout_parse
-from _native.transport.incoming cimport (
-    calls_resume,
-    calls_resume_all,
-    end_round,
-    stream_drop_request,
-    stream_half_closed,
-    stream_receive,
-)
+from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
+from _native.transport.eviction cimport host_relieve
+from _native.transport.head cimport MAX_HEADER_BYTES, head_complete, head_field
+from _native.transport.headers cimport header_value
+from _native.transport.incoming cimport stream_half_closed, stream_receive
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport output_clear, output_copy
 from _native.transport.stream cimport (
-    HEADER_ALL,
-    HEADER_BAD_ENCODING,
-    HEADER_BAD_TIMEOUT,
-    HEADER_GRPC,
-    HEADER_POST,
-    HEADER_TE,
-    HEADER_TOO_LARGE,
-    NOT_NOTED,
+    RECEIVED_ALL,
+    REMEMBERED,
     Conn,
-    Forwarding,
-    Gatekeeper,
-    HeaderField,
     Host,
     Stream,
+    end_round,
     mark_dirty,
+    stream_abandon,
     stream_closed,
-    stream_compress,
-    stream_drop_fields,
+    stream_drop_request,
+    stream_ended,
     stream_fail,
     stream_frame,
     stream_new,
-    stream_reject,
-    stream_time_left,
 )
+from _native.transport.unary cimport calls_resume
 
 cdef enum:
     STREAM_WINDOW = 4 << 20          # request bytes a peer may send ahead on one stream
     CONNECTION_WINDOW = 16 << 20     # and on one connection
     MAX_FRAME = 256 << 10            # of received DATA
     MAX_SENT_FRAME = 64 << 10
-    MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2
     HEADER_BOMB = 256 << 10          # beyond this the connection ends: one byte of HPACK can stand for 4 KiB
     # The library's own limit on resets, 1,000 and then 33 a second, closes the connections of clients that cancel much.
     # Here resets come out of the budget, so the library's is set out of reach.
     UNLIMITED_RESETS = 1 << 30
-    SLOWEST = 16 << 10               # bytes a second of a large request
+    SHOWN_OF_NAME = 256              # bytes of a header's name in a text
     CONTINUATIONS = 64               # of one header block; each read that ends inside of a frame's head counts too
+    LONGEST_METHOD = 16              # of HTTP/1
     TOO_MANY_CONTINUATIONS = -905    # nghttp2's code; older headers lack the name
 
+cdef bytes BODY = (
+    b'{"error":"this port serves gRPC, which is HTTP/2; the request is HTTP/1. Use a gRPC client, such as '
+    b'tritonclient.grpc, perf_analyzer -i grpc or grpcurl -plaintext."}\n')
+cdef bytes ANSWER = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(BODY), BODY))
+cdef const char *HTTP1_ANSWER = ANSWER
 cdef const uint8_t *SHUTDOWN = <const uint8_t *><const char *>b"shutdown"  # opaque data of a PING
 
 cdef extern from *:
@@ -105,9 +88,17 @@ cdef extern from *:
         if (nghttp2_option_set_max_continuations)
             nghttp2_option_set_max_continuations(option, count);
     }
+    /* since 1.50; older ones take such values anyway */
+    extern void nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation(nghttp2_option *, int)
+        __attribute__((weak));
+    static void inferd_allow_spaces(nghttp2_option *option) {
+        if (nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation)
+            nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation(option, 1);
+    }
     """
     void allow_resets "inferd_allow_resets"(nghttp2_option *option, long burst, long rate) nogil
     void limit_continuations "inferd_limit_continuations"(nghttp2_option *option, size_t count) nogil
+    void allow_spaces "inferd_allow_spaces"(nghttp2_option *option) nogil
 
 
 cdef inline Stream *stream_of(nghttp2_session *session, int32_t id) noexcept nogil:
@@ -121,6 +112,7 @@ cdef int begin_headers(nghttp2_session *session, const nghttp2_frame *frame, voi
     cdef Stream *stream
     if frame.hd.type != NGHTTP2_HEADERS or frame.headers.cat != NGHTTP2_HCAT_REQUEST:
         return 0
+    (<Conn *>user_data).last_stream = frame.hd.stream_id
     stream = stream_new(<Conn *>user_data, frame.hd.stream_id)
     if stream == NULL:
         return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
@@ -128,15 +120,11 @@ cdef int begin_headers(nghttp2_session *session, const nghttp2_frame *frame, voi
     return 0
 
 
-cdef inline bint equals(nghttp2_vec text, const char *literal, size_t size) noexcept nogil:
-    return text.len == size and memcmp(text.base, literal, size) == 0
-
-
 cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_buffer,
                 nghttp2_rcbuf *value_buffer, uint8_t flags, void *user_data) noexcept nogil:
     cdef Stream *stream = stream_of(session, frame.hd.stream_id)
     cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
-    cdef nghttp2_vec value = nghttp2_rcbuf_get_buf(value_buffer)
+    cdef nghttp2_vec value = header_value(value_buffer)
     if stream == NULL:
         return 0
     stream.header_bytes += name.len + value.len + 32
@@ -145,122 +133,20 @@ cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rc
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if frame.headers.cat != NGHTTP2_HCAT_REQUEST:
         return 0
-    if stream.header_bytes > MAX_HEADER_BYTES:
-        stream.seen |= HEADER_TOO_LARGE
-    elif equals(name, ":path", 5):
-        return find_method(stream, value)
-    elif equals(name, ":method", 7):
-        if equals(value, "POST", 4):
-            stream.seen |= HEADER_POST
-    elif equals(name, "te", 2):
-        if equals(value, "trailers", 8):
-            stream.seen |= HEADER_TE
-    elif equals(name, "content-type", 12):
-        if is_grpc(value):
-            stream.seen |= HEADER_GRPC
-    elif equals(name, "grpc-timeout", 12):
-        stream.timeout_ns = timeout_parse(value.base, value.len)
-        if stream.timeout_ns < 0:
-            stream.seen |= HEADER_BAD_TIMEOUT
-    elif equals(name, "grpc-encoding", 13):
-        stream.encoding = encoding_parse(value.base, value.len)
-        if stream.encoding == ENCODING_UNKNOWN:
-            stream.seen |= HEADER_BAD_ENCODING
-    elif equals(name, "grpc-accept-encoding", 20):
-        stream.accepted |= encodings_parse(value.base, value.len)
-    elif name.len and name.base[0] != c":" and stream.method != NULL and is_kept(stream, name):
-        return keep_field(stream, name_buffer, value_buffer)
-    return 0
+    return head_field(stream, name_buffer, value_buffer, name, value)
 
 
-cdef inline bint is_kept(Stream *stream, nghttp2_vec name) noexcept nogil:
-    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
-    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
-    if stream.method.unary == NULL:
-        return True
-    if gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name.base, name.len):
-        return True
-    return forwarding.wants != NULL and forwarding.wants(forwarding.context, name.base, name.len)
-
-
-cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
-    # "application/grpc", with a subtype ("+proto") or parameters (";...") or without
-    return value.len >= 16 and memcmp(value.base, "application/grpc", 16) == 0 and (
-        value.len == 16 or value.base[16] == c"+" or value.base[16] == c";")
-
-
-cdef int find_method(Stream *stream, nghttp2_vec path) noexcept nogil:
-    cdef Host *host = stream.conn.host
-    cdef uint32_t i
-    for i in range(host.native_count):
-        if host.natives[i].path_size == path.len and memcmp(host.natives[i].path, path.base, path.len) == 0:
-            stream.method = &host.natives[i]
-            stream.single = True
-            return 0
-    stream.method = &host.other
-    stream.path = format_text("%.*s", <int>path.len, path.base)
-    return 0 if stream.path != NULL else NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
-
-
-cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) noexcept nogil:
-    cdef HeaderField *grown
-    cdef uint32_t capacity
-    if stream.field_count == stream.field_capacity:
-        capacity = max(8, stream.field_capacity * 2)
-        grown = <HeaderField *>realloc(stream.fields, capacity * sizeof(HeaderField))
-        if grown == NULL:
-            return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
-        stream.fields = grown
-        stream.field_capacity = capacity
-    nghttp2_rcbuf_incref(name)
-    nghttp2_rcbuf_incref(value)
-    stream.fields[stream.field_count].name = name
-    stream.fields[stream.field_count].value = value
-    stream.field_count += 1
-    return 0
-
-
-cdef void headers_complete(Stream *stream) noexcept nogil:
-    cdef const Client *client = stream.conn.client
+cdef int invalid_header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_buffer,
+                        nghttp2_rcbuf *value_buffer, uint8_t flags, void *user_data) noexcept nogil:
+    cdef Stream *stream = stream_of(session, frame.hd.stream_id)
+    cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
     cdef char *text
-    stream.seen |= HEADER_ALL
-    if stream.seen & HEADER_TOO_LARGE:
-        text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
-        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
+    if stream != NULL:
+        text = format_text("a call has characters that HTTP/2 does not allow in the header '%.*s'",
+                           <int>min(name.len, <size_t>SHOWN_OF_NAME), name.base)
+        stream.conn.host.refused(stream.conn, text_or_no_memory(text))
         free(text)
-    elif not stream.seen & HEADER_POST:
-        stream_reject(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
-    elif not stream.seen & HEADER_GRPC:
-        stream_reject(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
-                      "415")
-    elif not stream.seen & HEADER_TE:
-        stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")
-    elif stream.seen & HEADER_BAD_TIMEOUT:
-        stream_fail(stream, STATUS_INTERNAL, "grpc-timeout must be at most 8 digits and one of H M S m u n")
-    elif stream.seen & HEADER_BAD_ENCODING:
-        stream_fail(stream, STATUS_UNIMPLEMENTED,
-                    "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
-    elif client != NULL and client.max_calls and client.calls > client.max_calls:
-        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
-            "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
-            client.max_calls))
-    elif stream.method.unary != NULL:
-        stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
-        enter(stream)
-        stream_drop_fields(stream)
-    else:
-        stream.conn.host.hooks.begin(stream)
-        stream_drop_fields(stream)
-
-
-cdef inline void enter(Stream *stream) noexcept nogil:
-    # a native call, before its message
-    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
-    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
-    if gatekeeper.admits != NULL and not gatekeeper.admits(gatekeeper.context, stream):
-        return
-    if forwarding.attach != NULL and stream.field_count:
-        forwarding.attach(forwarding.context, stream)
+    return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE  # a stream error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,8 +172,8 @@ cdef int64_t frame_cost(nghttp2_session *session, const nghttp2_frame *frame) no
         return COST_SETTINGS
     if frame.hd.type == NGHTTP2_RST_STREAM:
         stream = stream_of(session, frame.hd.stream_id)
-        if stream != NULL and stream.method != NULL and stream.method.unary == NULL:
-            return COST_PYTHON_RESET
+        if stream != NULL and stream.method != NULL:
+            return stream.method.service.reset_cost
     return COST_FRAME
 
 
@@ -296,7 +182,25 @@ cdef int begin_frame(nghttp2_session *session, const nghttp2_frame_hd *head, voi
     conn.frame_stream = head.stream_id
     conn.frame_size = head.length if head.type == NGHTTP2_DATA and not head.flags & NGHTTP2_FLAG_PADDED else 0
     conn.frame_left = conn.frame_size
+    if head.type == NGHTTP2_HEADERS and head.stream_id <= conn.last_stream and is_over(conn, head.stream_id):
+        nghttp2_session_terminate_session(session, NGHTTP2_STREAM_CLOSED)
     return 0
+
+
+cdef void note_over(Conn *conn, int32_t stream_id) noexcept nogil:
+    conn.over[conn.over_count % REMEMBERED] = stream_id
+    conn.over_count += 1
+
+
+cdef bint is_over(const Conn *conn, int32_t stream_id) noexcept nogil:
+    # whether the peer has ended or reset the stream; unknown streams have not
+    cdef int i
+    if stream_of(conn.session, stream_id) != NULL:
+        return False  # nghttp2 sees to it
+    for i in range(REMEMBERED):
+        if conn.over[i] == stream_id and stream_id > 0:
+            return True
+    return False
 
 
 cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_id, const uint8_t *data, size_t size,
@@ -306,7 +210,7 @@ cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_i
     conn.frame_left -= min(size, conn.frame_left)
     nghttp2_session_consume_connection(session, size)
     if stream != NULL:
-        stream_receive(stream, data, size, flags & NGHTTP2_FLAG_END_STREAM)
+        stream_receive(stream, data, size)
     return 0
 
 
@@ -318,8 +222,10 @@ cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, vo
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if frame.hd.type == NGHTTP2_SETTINGS:
         conn.greeted = True
+    if frame.hd.type == NGHTTP2_RST_STREAM:
+        note_over(conn, frame.hd.stream_id)
     if frame.hd.type == NGHTTP2_PING and not frame.hd.flags & NGHTTP2_FLAG_ACK:
-        conn.host.hooks.pinged(conn)
+        conn.host.pinged(conn)
     if frame.hd.type == NGHTTP2_PING and frame.hd.flags & NGHTTP2_FLAG_ACK:
         if memcmp(frame.ping.opaque_data, SHUTDOWN, 8) == 0:
             conn.told = True
@@ -329,7 +235,7 @@ cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, vo
     if stream == NULL:
         return 0
     if frame.hd.type == NGHTTP2_HEADERS and frame.headers.cat == NGHTTP2_HCAT_REQUEST:
-        headers_complete(stream)
+        head_complete(stream)
     if frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
         stream_half_closed(stream)
     return 0
@@ -343,14 +249,23 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
         budget_earn(&conn.budget, EARNED_BY_ANSWER, conn.host.spare_frames)
     elif frame.hd.type == NGHTTP2_RST_STREAM and frame.rst_stream.error_code != NGHTTP2_NO_ERROR:
         spend(conn, COST_FRAME)  # the peer's fault, or it opens more streams than it may
-    elif frame.hd.type == NGHTTP2_GOAWAY and conn.leaving:
-        conn.left = True
+    elif frame.hd.type == NGHTTP2_GOAWAY:
+        conn.left = conn.leaving
+        if frame.goaway.error_code != NGHTTP2_NO_ERROR:
+            tell_goaway(conn, &frame.goaway)
     if frame.hd.type == NGHTTP2_HEADERS and frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
         # a call that is answered before the client has finished sending: tell it to stop
         stream = stream_of(session, frame.hd.stream_id)
-        if stream != NULL and not stream.remote_closed:
+        if stream != NULL and stream.receiver.state != RECEIVED_ALL:
             nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_NO_ERROR)
     return 0
+
+
+cdef void tell_goaway(Conn *conn, const nghttp2_goaway *goaway) noexcept nogil:
+    cdef char *text = format_text("GOAWAY %s %.*s", nghttp2_http2_strerror(goaway.error_code),
+                                  <int>goaway.opaque_data_len, goaway.opaque_data)
+    conn.host.refused(conn, text_or_no_memory(text))
+    free(text)
 
 
 cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream_id, int32_t connection_window,
@@ -363,6 +278,8 @@ cdef int stream_close(nghttp2_session *session, int32_t stream_id, uint32_t erro
     cdef Stream *stream = stream_of(session, stream_id)
     if stream != NULL:
         nghttp2_session_set_stream_user_data(session, stream_id, NULL)
+        if stream.receiver.state == RECEIVED_ALL:
+            note_over(stream.conn, stream_id)
         stream_closed(stream, error_code)
     return 0
 
@@ -377,6 +294,7 @@ if nghttp2_session_callbacks_new(&callbacks) != 0 or nghttp2_option_new(&options
 nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, begin_headers)
 nghttp2_session_callbacks_set_on_begin_frame_callback(callbacks, begin_frame)
 nghttp2_session_callbacks_set_on_header_callback2(callbacks, header)
+nghttp2_session_callbacks_set_on_invalid_header_callback2(callbacks, invalid_header)
 nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, data_received)
 nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, frame_received)
 nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, frame_sent)
@@ -387,6 +305,7 @@ nghttp2_option_set_no_auto_window_update(options, 1)
 nghttp2_option_set_no_closed_streams(options, 1)
 allow_resets(options, UNLIMITED_RESETS, UNLIMITED_RESETS)
 limit_continuations(options, CONTINUATIONS)
+allow_spaces(options)
 
 
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
@@ -394,6 +313,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     conn.host = host
     conn.owner = owner
     conn.user = -1
+    conn.account.within = &host.account
     conn.gatekeeper = &host.gatekeeper
     conn.received_ns = host.now_ns
     conn.budget.filled_ns = host.now_ns
@@ -428,12 +348,10 @@ cdef void conn_close(Conn *conn) noexcept nogil:
         conn.dirty = False
     while conn.open.first != NULL:
         stream_closed(conn.open.first, NGHTTP2_CANCEL)
-    wait_no_more(conn)
     list_remove(&conn.host.connections, conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
-    calls_resume_all(conn.host)
     live_add(LIVE_CONNECTIONS, -1)
 
 
@@ -447,14 +365,34 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     result = nghttp2_session_mem_recv(conn.session, data, size)
     if result == NGHTTP2_ERR_FLOODED or result == TOO_MANY_CONTINUATIONS:
         conn_calm(conn, "too_many_frames")
+    elif result == NGHTTP2_ERR_BAD_CLIENT_MAGIC and is_http1(data, size):
+        conn.leaving = True
+        conn.http1 = True
+        conn.host.refused(conn, "it speaks HTTP/1, this port serves gRPC only")
+        mark_dirty(conn)
     elif result < 0 and not conn.leaving:
         conn.failed = True
+        conn.host.refused(conn, nghttp2_strerror(<int>result))
+
+
+cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
+    # A line that begins with a method and a space and ends with " HTTP/1" and a version, or as much of it as is here.
+    # Its beginning may have come before: that of POST looks like the preface of HTTP/2.
+    cdef size_t i, method = 0
+    while method < size and method < LONGEST_METHOD and c"A" <= data[method] <= c"Z":
+        method += 1
+    if method < size and data[method] != c" ":
+        return False
+    for i in range(method, size):
+        if data[i] == c"\r" or data[i] == c"\n":
+            return i >= 9 and memcmp(&data[i - 9], " HTTP/1.", 8) == 0
+    return True
 
 
 cdef void conn_end_round(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         end_round(conn.host)
-        calls_resume_all(conn.host)
+        host_relieve(conn.host)
 
 
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
@@ -463,18 +401,16 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
     if conn.session == NULL:
         return
     conn.output_limit = limit
-    if conn.taken_ns == NOT_NOTED:
-        conn.taken_ns = conn.host.now_ns
+    if conn.http1 and not conn.left:
+        conn.left = True
+        conn.failed = not output_copy(&conn.output, <const uint8_t *>HTTP1_ANSWER, strlen(HTTP1_ANSWER))
     while conn.output.size < limit and not conn.left:
         size = nghttp2_session_mem_send(conn.session, &data)
         if size < 0 or (size > 0 and not output_copy(&conn.output, data, <size_t>size)):
             conn.failed = True
         if size <= 0 or conn.failed:
             break
-    if conn.parked.first != NULL:
-        calls_resume(conn)
-        end_round(conn.host)
-    calls_resume_all(conn.host)
+    calls_resume(conn)
 
 
 cdef bint conn_finished(Conn *conn) noexcept nogil:
@@ -517,55 +453,8 @@ cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
 cdef void conn_fail_calls(Conn *conn, int status, const char *details) noexcept nogil:
     cdef Stream *stream = conn.open.first
     while stream != NULL:
-        if stream.method != NULL and not stream.ended:
-            unpark(stream)
-            if stream.method.unary != NULL and stream.call != NULL:
-                stream.method.cancel(stream.call)
-                stream.call = NULL
+        if stream.method != NULL and not stream_ended(stream):
+            stream_abandon(stream, NGHTTP2_CANCEL)
             stream_fail(stream, status, details)
-        stream = stream.next
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Time
-
-cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
-    # the peer owes us more of a request that it has begun
-    return stream.prefix_size != 0 or (stream.single and not stream.remote_closed)
-
-
-cdef void host_expire(Host *host) noexcept nogil:
-    cdef Conn *conn = host.connections.first
-    while conn != NULL:
-        if conn.open.first != NULL and not conn.leaving:
-            expire_calls(conn)
-        conn = conn.next
-
-
-cdef void expire_calls(Conn *conn) noexcept nogil:
-    cdef Host *host = conn.host
-    cdef Stream *stream = conn.open.first
-    cdef int64_t allowed
-    cdef bint late
-    while stream != NULL:
-        allowed = host.receive_ns + <int64_t>stream.received * 1000000000 // SLOWEST
-        late = host.receive_ns != 0 and host.now_ns - stream.begun_ns > allowed
-        if not stream.seen & HEADER_ALL:
-            if late:
-                conn_calm(conn, "slow_headers")  # nothing else can come on this connection before they are complete
-                return
-        elif stream.ended:
-            pass
-        elif stream.method.unary != NULL and stream.call == NULL and stream_time_left(stream) == 0:
-            stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
-            stream_drop_request(stream)
-        elif late and is_awaited(stream):
-            fail_late(stream)
             stream_drop_request(stream)
         stream = stream.next
-
-
-cdef void fail_late(Stream *stream) noexcept nogil:
-    stream_refuse(stream, STATUS_DEADLINE_EXCEEDED, "SLOW_REQUEST", format_text(
-        "the request has not arrived within %d s: %zu bytes of its message have come",
-        <int>((stream.conn.host.now_ns - stream.begun_ns) // 1000000000), stream.received))

@@ -28,6 +28,11 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     ctypedef struct nghttp2_rst_stream:
         nghttp2_frame_hd hd
         uint32_t error_code
+    ctypedef struct nghttp2_goaway:
+        nghttp2_frame_hd hd
+        uint32_t error_code
+        uint8_t *opaque_data
+        size_t opaque_data_len
     ctypedef struct nghttp2_ping:
         nghttp2_frame_hd hd
         uint8_t opaque_data[8]
@@ -37,6 +42,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         nghttp2_ping ping
         nghttp2_headers headers
         nghttp2_rst_stream rst_stream
+        nghttp2_goaway goaway
     ctypedef struct nghttp2_nv:
         uint8_t *name
         uint8_t *value
@@ -78,6 +84,7 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         NGHTTP2_NV_FLAG_NO_COPY_VALUE
         NGHTTP2_NO_ERROR
         NGHTTP2_INTERNAL_ERROR
+        NGHTTP2_STREAM_CLOSED
         NGHTTP2_CANCEL
         NGHTTP2_ENHANCE_YOUR_CALM
         NGHTTP2_ERR_DEFERRED
@@ -100,6 +107,10 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, const nghttp2_frame_hd *head, void *user_data) noexcept)
     void nghttp2_session_callbacks_set_on_header_callback2(
+        nghttp2_session_callbacks *callbacks,
+        int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name,
+                        nghttp2_rcbuf *value, uint8_t flags, void *user_data) noexcept)
+    void nghttp2_session_callbacks_set_on_invalid_header_callback2(
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name,
                         nghttp2_rcbuf *value, uint8_t flags, void *user_data) noexcept)
@@ -162,3 +173,4 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_rcbuf_incref(nghttp2_rcbuf *buffer)
     void nghttp2_rcbuf_decref(nghttp2_rcbuf *buffer)
     const char *nghttp2_strerror(int code)
+    const char *nghttp2_http2_strerror(uint32_t code)

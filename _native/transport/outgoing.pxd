@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from _native.chain cimport Link
 from _native.memory.resource cimport Block
+from _native.transport.ledger cimport Charge
 
 cdef struct Segment:
     const uint8_t *data
@@ -22,6 +23,7 @@ cdef struct Outgoing:
     size_t left              # bytes of all segments not yet sent
     size_t size              # bytes of all segments
     bint compress            # is to be compressed before it is framed
+    Charge charge            # for all of it, until its last byte is framed
     uint8_t *room
 
 # A message with space for so many segments and so many bytes at `room`; NULL when there is no memory.

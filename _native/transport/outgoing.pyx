@@ -5,6 +5,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
 from _native.memory.resource cimport Block, block_give, block_share, block_take, block_view
+from _native.transport.ledger cimport charge_release
 
 cdef enum:
     SCRATCH = 16384          # bytes collected before a new piece begins
@@ -36,6 +37,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
     message.left = 0
     message.size = 0
     message.compress = False
+    message.charge.account = NULL
     message.room = home.data + head
     return message
 
@@ -53,6 +55,7 @@ cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, siz
 cdef void outgoing_free(Outgoing *message) noexcept nogil:
     cdef Block *home = message.home
     cdef uint32_t i
+    charge_release(&message.charge)
     for i in range(message.count):
         block_give(message.segments[i].block)
     block_give(home)

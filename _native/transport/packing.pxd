@@ -3,11 +3,13 @@
 from _native.transport.compression cimport Result
 from _native.transport.outgoing cimport Outgoing
 from _native.transport.stream cimport Incoming, Stream, deflated_fn, inflated_fn
+from _native.transport.workers cimport Job
 
 # Inflate the message. True: it has been done at once, `result` is set. False: `then` is called with the message, and
 # until then stream.inflating is set.
 cdef bint pack_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil
-# Compress the message as `stream_compress` has chosen; the same with `packed` and stream.deflating.
+# Compress the message as `stream_compress` has chosen; the same with `packed` and sender.deflating.
 cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, deflated_fn then) noexcept nogil
-# The stream ends: what a worker has of it is dropped when it comes back, without calling anybody.
-cdef void pack_abandon(Stream *stream) noexcept nogil
+# What a worker has of a stream (stream.inflating, sender.deflating) is not wanted any more: it is dropped when it comes
+# back, without calling anybody, and its charge is released now. Nothing when there is no job.
+cdef void pack_abandon(Job **job) noexcept nogil

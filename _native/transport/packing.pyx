@@ -20,6 +20,7 @@ from _native.transport.compression cimport (
     deflate_message,
     inflate_message,
 )
+from _native.transport.ledger cimport Charge, charge_release
 from _native.transport.outgoing cimport Outgoing, outgoing_free
 from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
 from _native.transport.workers cimport Job, crew_submit
@@ -32,6 +33,7 @@ cdef enum:
 cdef struct Task:
     Job job
     Stream *stream           # NULL: it is gone
+    Charge *charge           # of the message, which the job holds
 
 cdef struct Inflation:
     Task task
@@ -65,12 +67,14 @@ cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexce
     return task
 
 
-cdef void task_forget(Job **job) noexcept nogil:
-    # its stream goes
-    if job[0] != NULL:
-        (<Task *>job[0]).stream = NULL
-        store32(&job[0].cancelled, 1)
-        job[0] = NULL
+cdef void pack_abandon(Job **job) noexcept nogil:
+    cdef Task *task = <Task *>job[0]
+    if task == NULL:
+        return
+    charge_release(task.charge)
+    task.stream = NULL
+    store32(&task.job.cancelled, 1)
+    job[0] = NULL
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -104,6 +108,7 @@ cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) n
     if inflation == NULL:
         return False
     inflation.message = message
+    inflation.task.charge = &message.charge
     inflation.then = then
     inflation.encoding = stream.encoding
     inflation.limit = stream.conn.host.max_inflated
@@ -137,7 +142,7 @@ cdef void inflation_done(Job *job) noexcept nogil:
 cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, deflated_fn then) noexcept nogil:
     if plain.left > COMPRESS_HERE and stream.conn.host.crew != NULL and begin_deflation(stream, plain, then):
         return False
-    packed[0] = deflate_message(stream.answer_encoding, stream.level, plain, &NEVER)
+    packed[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain, &NEVER)
     return True
 
 
@@ -146,10 +151,11 @@ cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noe
     if deflation == NULL:
         return False
     deflation.plain = plain
+    deflation.task.charge = &plain.charge
     deflation.then = then
-    deflation.encoding = stream.answer_encoding
-    deflation.level = stream.level
-    stream.deflating = &deflation.task.job
+    deflation.encoding = stream.sender.encoding
+    deflation.level = stream.sender.level
+    stream.sender.deflating = &deflation.task.job
     crew_submit(stream.conn.host.crew, &deflation.task.job)
     return True
 
@@ -166,15 +172,6 @@ cdef void deflation_done(Job *job) noexcept nogil:
         if deflation.packed != NULL:
             outgoing_free(deflation.packed)
     else:
-        deflation.task.stream.deflating = NULL
+        deflation.task.stream.sender.deflating = NULL
         deflation.then(deflation.task.stream, deflation.plain, deflation.packed)
     free(deflation)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-cdef void pack_abandon(Stream *stream) noexcept nogil:
-    if stream.deflating != NULL:
-        stream.conn.host.unsent -= (<Deflation *>stream.deflating).plain.size
-    task_forget(&stream.inflating)
-    task_forget(&stream.deflating)

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t
 from _native.memory.resource cimport block_give, block_share
 from _native.transport.http2 cimport conn_receive
 from _native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
-from _native.transport.stream cimport PREFIX, Conn, Stream
+from _native.transport.stream cimport RECEIVING_MESSAGE, Conn, Stream, stream_ended
 
 cdef enum:
     HEAD = 9                 # bytes of a frame's head
@@ -35,19 +35,20 @@ cdef Stream *large_message(const Conn *conn) noexcept nogil:
     if conn.session == NULL or conn.frame_size < DIRECT_FROM:
         return NULL
     stream = <Stream *>nghttp2_session_get_stream_user_data(conn.session, conn.frame_stream)
-    if stream == NULL or stream.ended or stream.block == NULL or stream.prefix_size < PREFIX:
+    if stream == NULL or stream_ended(stream) or stream.receiver.state != RECEIVING_MESSAGE:
         return NULL
-    return stream if stream.size >= DIRECT_FROM else NULL
+    return stream if stream.receiver.size >= DIRECT_FROM else NULL
 
 
 cdef Landing conn_landing(const Conn *conn, uint8_t *buffer) noexcept nogil:
     cdef Stream *stream = large_message(conn)
-    cdef size_t left = stream.size - stream.received if stream != NULL else 0
+    cdef size_t left = stream.receiver.size - stream.receiver.received if stream != NULL else 0
+    cdef size_t room = stream.receiver.room - stream.receiver.received if stream != NULL else 0
     cdef Landing landing
-    if left and conn.frame_left:
-        landing.data = stream.data + stream.received
-        landing.size = min(left, conn.frame_left)
-        landing.block = stream.block
+    if room and conn.frame_left:
+        landing.data = stream.receiver.data + stream.receiver.received
+        landing.size = min(room, conn.frame_left)
+        landing.block = stream.receiver.block
         landing.behind = HEAD if left - landing.size >= DIRECT_FROM else BEGINNING
     else:
         landing.data = buffer

@@ -8,11 +8,10 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strlen
 
-from _native.chain cimport Chain, chain_pop, chain_push
-from _native.inference.request cimport STATUS_OK
+from _native.chain cimport Chain, chain_pop, chain_push, chain_remove
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
-from _native.transport.backpressure cimport learn, partial_leave, release, unpark
+from _native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.transport.compression cimport (
     ENCODING_DEFLATE,
     ENCODING_GZIP,
@@ -21,6 +20,7 @@ from _native.transport.compression cimport (
     encoding_name,
 )
 from _native.transport.headers cimport message_encode
+from _native.transport.ledger cimport STAGE_ANSWERED, STAGE_UNSENT, Stage, charge_make, charge_release
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
 from _native.transport.packing cimport pack_abandon, pack_deflate
@@ -55,7 +55,7 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
     stream.id = id
     stream.timeout_ns = -1
     stream.arrived_ns = conn.host.now_ns
-    stream.begun_ns = conn.host.now_ns
+    stream.receiver.begun_ns = conn.host.now_ns
     if conn.client != NULL:
         conn.client.calls += 1
     list_prepend(&conn.open, stream)
@@ -66,27 +66,17 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
 
 cdef void stream_free(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
-    unpark(stream)
     list_remove(&conn.open, stream)
     conn.streams -= 1
-    conn.unsent -= stream_unsent(stream)
-    partial_leave(stream)
-    conn.host.held -= stream.held
     if conn.client != NULL:
         conn.client.calls -= 1
-        conn.client.bytes -= stream.charged + stream_unsent(stream)
-    release(stream)
-    pack_abandon(stream)
-    drop_incoming(&stream.packed)
-    drop_incoming(&stream.incoming)
-    drop_outgoing(stream, &stream.uncompressed)
-    drop_outgoing(stream, &stream.outgoing)
+    stream_drop_request(stream)
+    drop_answer(stream)
     stream_drop_fields(stream)
-    block_give(stream.block)
-    free(stream.trailers)
-    free(stream.details)
+    free(stream.sender.trailers)
+    free(stream.sender.details)
     free(stream.path)
-    free(stream.tail)
+    free(stream.forwarded)
     free(stream)
     live_add(LIVE_STREAMS, -1)
 
@@ -96,12 +86,38 @@ cdef void drop_incoming(Chain *messages) noexcept nogil:
         incoming_free(<Incoming *>chain_pop(messages))
 
 
-cdef void drop_outgoing(Stream *stream, Chain *messages) noexcept nogil:
-    cdef Outgoing *message
+cdef void drop_outgoing(Chain *messages) noexcept nogil:
     while messages.first != NULL:
-        message = <Outgoing *>chain_pop(messages)
-        stream.conn.host.unsent -= message.size
-        outgoing_free(message)
+        outgoing_free(<Outgoing *>chain_pop(messages))
+
+
+cdef void stream_drop_request(Stream *stream) noexcept nogil:
+    chain_remove(&stream.conn.parked, stream)
+    pack_abandon(&stream.inflating)
+    drop_incoming(&stream.packed)
+    drop_incoming(&stream.incoming)
+    stream.queued = 0
+    charge_release(&stream.receiver.charge)
+    block_give(stream.receiver.block)
+    stream.receiver.block = NULL
+    stream.receiver.room = stream.receiver.received = stream.receiver.size = 0
+    charge_release(&stream.executed)
+
+
+cdef void drop_answer(Stream *stream) noexcept nogil:
+    # what is not framed yet
+    pack_abandon(&stream.sender.deflating)
+    drop_outgoing(&stream.sender.uncompressed)
+    drop_outgoing(&stream.sender.outgoing)
+    stream.conn.unsent -= stream_unsent(stream)
+    stream.sender.plain = 0
+    stream.sender.unsent = 0
+
+
+cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil:
+    if stream.call != NULL:
+        stream.method.service.closed(stream, error_code)
+        stream.call = NULL
 
 
 cdef void stream_drop_fields(Stream *stream) noexcept nogil:
@@ -116,12 +132,10 @@ cdef void stream_drop_fields(Stream *stream) noexcept nogil:
 
 
 cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil:
-    # the stream is over, with or without an answer
-    if stream.call != NULL:
-        if stream.method.unary != NULL:
-            stream.method.cancel(stream.call)
-        else:
-            stream.conn.host.hooks.closed(stream, error_code)
+    if stream.method != NULL:
+        stream.method.counts.handled[stream.sender.status if stream_ended(stream) else STATUS_CANCELLED] += 1
+    stream.conn.host.resets += error_code != NGHTTP2_NO_ERROR
+    stream_abandon(stream, error_code)
     stream_free(stream)
 
 
@@ -133,20 +147,20 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     cdef nghttp2_nv *headers
     provider.source.ptr = stream
     provider.read_callback = read_answer
-    stream.headers_sent = True
-    if count == 0 and stream.answer_encoding == ENCODING_IDENTITY:
+    stream.sender.state = ANSWER_LAST if stream_ended(stream) else ANSWER_OPEN
+    if count == 0 and stream.sender.encoding == ENCODING_IDENTITY:
         nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider)
     else:
         headers = <nghttp2_nv *>malloc((3 + count) * sizeof(nghttp2_nv))
         if headers == NULL:
-            stream_reset(stream)
+            stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
             return
         memcpy(headers, ANSWER, 2 * sizeof(nghttp2_nv))
         if count:  # else `metadata` may be NULL, which memcpy forbids
             memcpy(headers + 2, metadata, count * sizeof(nghttp2_nv))
         count += 2
-        if stream.answer_encoding != ENCODING_IDENTITY:
-            set_nv(&headers[count], "grpc-encoding", encoding_name(stream.answer_encoding))
+        if stream.sender.encoding != ENCODING_IDENTITY:
+            set_nv(&headers[count], "grpc-encoding", encoding_name(stream.sender.encoding))
             count += 1
         nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider)
         free(headers)
@@ -155,44 +169,47 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
 
 cdef void go_on(Stream *stream) noexcept nogil:
     # there is something new to frame
-    if not stream.headers_sent:
+    if not stream_opened(stream):
         stream_begin(stream, NULL, 0)
-    elif stream.waiting:
-        stream.waiting = False
+    elif stream.sender.deferred:
+        stream.sender.deferred = False
         nghttp2_session_resume_data(stream.conn.session, stream.id)
     mark_dirty(stream.conn)
 
 
-cdef inline void count_unsent(Conn *conn, const Outgoing *message) noexcept nogil:
-    conn.unsent += message.left
-    conn.host.unsent += message.size
-    if conn.client != NULL:
-        conn.client.bytes += message.left
+cdef inline void hold(Stream *stream, Outgoing *message, Stage stage) noexcept nogil:
+    # the server holds it until it is framed
+    stream.conn.unsent += message.left
+    charge_make(&message.charge, &stream.conn.account, stage, message.size)
 
 
 cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
-    chain_push(&stream.outgoing, message)
-    if stream.conn.unsent == 0:
-        stream.conn.taken_ns = NOT_NOTED
-    stream.unsent += message.left
-    count_unsent(stream.conn, message)
-    release(stream)
+    if stream.sender.outgoing.first == NULL:
+        stream.sender.waits_ns = stream.conn.host.now_ns
+    chain_push(&stream.sender.outgoing, message)
+    stream.sender.unsent += message.left
+    hold(stream, message, STAGE_UNSENT)
 
 
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
-    if stream.ended:
+    if stream_ended(stream):
         outgoing_free(message)
         return
-    learn(stream.conn.host, message.left)
-    stream.ended = True
-    stream.status = STATUS_OK
+    decide(stream, STATUS_OK)
     stream_send(stream, message, True)
 
 
+cdef inline void decide(Stream *stream, int status) noexcept nogil:
+    # the status is known: the request is answered
+    stream.sender.state = ANSWER_LAST if stream.sender.state == ANSWER_OPEN else ANSWER_READY
+    stream.sender.status = status
+    charge_release(&stream.executed)
+
+
 cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noexcept nogil:
-    message.compress = (compressible and stream.answer_encoding != ENCODING_IDENTITY
+    message.compress = (compressible and stream.sender.encoding != ENCODING_IDENTITY
                         and message.left >= COMPRESS_FROM)
-    if message.compress or stream.plain:
+    if message.compress or stream.sender.plain:
         add_plain(stream, message)
     else:
         send_plain(stream, message)
@@ -204,32 +221,39 @@ cdef void stream_fail(Stream *stream, int status, const char *details) noexcept 
 
 cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers,
                      size_t count) noexcept nogil:
-    if stream.ended:
+    if stream_ended(stream):
         free(trailers)
         return
-    stream.trailers = trailers
-    stream.trailer_count = count
+    stream.sender.trailers = trailers
+    stream.sender.trailer_count = count
     stream_reject(stream, status, details, "200")
 
 
-cdef void stream_reset(Stream *stream) noexcept nogil:
-    stream.ended = True
-    nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
+    if stream.sender.state == ANSWER_CUT:
+        return
+    if error_code == NGHTTP2_ENHANCE_YOUR_CALM:
+        stream.sender.status = STATUS_RESOURCE_EXHAUSTED
+    elif not stream_ended(stream):
+        stream.sender.status = STATUS_INTERNAL
+    stream.sender.state = ANSWER_CUT
+    stream_drop_request(stream)
+    drop_answer(stream)
+    nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code)
     mark_dirty(stream.conn)
 
 
 cdef void stream_reject(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil:
     # final status; without any answer before it, headers and trailers are one frame ("Trailers-Only")
-    if stream.ended:
+    if stream_ended(stream):
         return
-    stream.ended = True
-    stream.status = status
+    decide(stream, status)
     if details != NULL and details[0] != 0:
-        stream.details = message_encode(details)
-    if stream.headers_sent or stream.plain:
+        stream.sender.details = message_encode(details)
+    if stream_opened(stream) or stream.sender.plain:
         go_on(stream)
     else:
-        stream.headers_sent = True
+        stream.sender.state = ANSWER_LAST
         submit_trailers(stream, http_status)
         mark_dirty(stream.conn)
 
@@ -247,10 +271,10 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
     cdef nghttp2_nv few[FIXED_TRAILERS]
     cdef nghttp2_nv *nv = few
     cdef size_t count = 0
-    if stream.trailer_count:
-        nv = <nghttp2_nv *>malloc((FIXED_TRAILERS + stream.trailer_count) * sizeof(nghttp2_nv))
+    if stream.sender.trailer_count:
+        nv = <nghttp2_nv *>malloc((FIXED_TRAILERS + stream.sender.trailer_count) * sizeof(nghttp2_nv))
         if nv == NULL:
-            nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_INTERNAL_ERROR)
+            stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
             return
     if http_status != NULL:
         set_nv(&nv[0], ":status", http_status)
@@ -259,14 +283,14 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
         if stream.seen & HEADER_BAD_ENCODING:
             nv[2] = ACCEPTED[0]
             count = 3
-    set_nv(&nv[count], "grpc-status", STATUS_TEXT[stream.status])
+    set_nv(&nv[count], "grpc-status", STATUS_TEXT[stream.sender.status])
     count += 1
-    if stream.details != NULL:
-        set_nv(&nv[count], "grpc-message", stream.details)
+    if stream.sender.details != NULL:
+        set_nv(&nv[count], "grpc-message", stream.sender.details)
         count += 1
-    if stream.trailer_count:
-        memcpy(nv + count, stream.trailers, stream.trailer_count * sizeof(nghttp2_nv))
-    count += stream.trailer_count
+    if stream.sender.trailer_count:
+        memcpy(nv + count, stream.sender.trailers, stream.sender.trailer_count * sizeof(nghttp2_nv))
+    count += stream.sender.trailer_count
     if http_status != NULL:
         nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)
     else:
@@ -281,14 +305,17 @@ cdef ssize_t read_answer(nghttp2_session *session, int32_t stream_id, uint8_t *b
                          uint32_t *flags, nghttp2_data_source *source, void *user_data) noexcept nogil:
     # how many bytes the next DATA frame takes; stream_frame will put them there
     cdef Stream *stream = <Stream *>source.ptr
-    cdef size_t size = min(length, stream.unsent)
-    if size == 0 and (stream.plain or not stream.ended):
-        stream.waiting = True
+    cdef size_t size = min(length, stream.sender.unsent)
+    cdef bint last = stream.sender.state == ANSWER_LAST and not stream.sender.plain
+    if stream.sender.state == ANSWER_CUT or (size == 0 and not last):
+        stream.sender.deferred = True
         return NGHTTP2_ERR_DEFERRED
     flags[0] |= NGHTTP2_DATA_FLAG_NO_COPY
-    if stream.ended and size == stream.unsent and not stream.plain:
+    if last and size == stream.sender.unsent:
         flags[0] |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM
         submit_trailers(stream, NULL)
+        if stream.sender.state == ANSWER_CUT:
+            return NGHTTP2_ERR_DEFERRED  # there was no memory for them
     return <ssize_t>size
 
 
@@ -301,50 +328,45 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
     cdef size_t before = stream_unsent(stream)
     if not output_copy(&conn.output, head, 9):
         return NGHTTP2_ERR_CALLBACK_FAILURE
-    stream.unsent -= length
+    stream.sender.unsent -= length
     conn.unsent -= length
-    if conn.client != NULL:
-        conn.client.bytes -= length
-    conn.taken_ns = conn.host.now_ns
-    if stream.unsent == 0 and stream.ended:
-        conn.reads = True
     while length:
-        message = <Outgoing *>stream.outgoing.first
+        message = <Outgoing *>stream.sender.outgoing.first
         part = min(length, message.left)
         if not output_message(&conn.output, message, part):
             return NGHTTP2_ERR_CALLBACK_FAILURE
         length -= part
         if message.left == 0:
-            chain_pop(&stream.outgoing)
-            conn.host.unsent -= message.size
+            chain_pop(&stream.sender.outgoing)
             outgoing_free(message)
+            stream.sender.waits_ns = conn.host.now_ns
     tell_writable(stream, before)
     return 0 if conn.output.size < conn.output_limit else NGHTTP2_ERR_PAUSE
 
 
 cdef inline void tell_writable(Stream *stream, size_t before) noexcept nogil:
-    if stream.method.unary == NULL and stream.call != NULL and before >= WRITABLE_BELOW > stream_unsent(stream):
-        stream.conn.host.hooks.writable(stream)
+    if stream.call != NULL and before >= WRITABLE_BELOW > stream_unsent(stream):
+        stream.method.service.writable(stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Compression of answers
 
 cdef void stream_compress(Stream *stream, Encoding encoding, int level) noexcept nogil:
-    stream.level = level
-    stream.answer_encoding = ENCODING_IDENTITY
+    stream.sender.level = level
+    stream.sender.encoding = ENCODING_IDENTITY
     if level == 0:
         return
     if encoding == ENCODING_UNKNOWN:
-        encoding = ENCODING_GZIP if stream.accepted >> <int>ENCODING_GZIP & 1 else ENCODING_DEFLATE
-    if stream.accepted >> <int>encoding & 1:
-        stream.answer_encoding = encoding
+        encoding = ENCODING_GZIP if stream.sender.accepted >> <int>ENCODING_GZIP & 1 else ENCODING_DEFLATE
+    if stream.sender.accepted >> <int>encoding & 1:
+        stream.sender.encoding = encoding
 
 
 cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
-    chain_push(&stream.uncompressed, message)
-    stream.plain += message.left
-    count_unsent(stream.conn, message)
+    chain_push(&stream.sender.uncompressed, message)
+    stream.sender.plain += message.left
+    hold(stream, message, STAGE_ANSWERED)
     compress_next(stream)
 
 
@@ -352,8 +374,8 @@ cdef void compress_next(Stream *stream) noexcept nogil:
     # one message at a time, so that their order stays
     cdef Outgoing *message
     cdef Outgoing *packed
-    while stream.uncompressed.first != NULL and stream.deflating == NULL:
-        message = <Outgoing *>chain_pop(&stream.uncompressed)
+    while stream.sender.uncompressed.first != NULL and stream.sender.deflating == NULL:
+        message = <Outgoing *>chain_pop(&stream.sender.uncompressed)
         if not message.compress:
             compressed(stream, message, NULL)
         elif pack_deflate(stream, message, &packed, compressed_later):
@@ -368,11 +390,9 @@ cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *packed) no
 cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
     # the oldest waiting message is to be sent, as it is or compressed
     cdef size_t before = stream_unsent(stream)
-    stream.plain -= plain.left
+    stream.sender.plain -= plain.left
     stream.conn.unsent -= plain.left
-    stream.conn.host.unsent -= plain.size
-    if stream.conn.client != NULL:
-        stream.conn.client.bytes -= plain.left
+    charge_release(&plain.charge)
     if packed == NULL:
         send_plain(stream, plain)
     else:
@@ -383,7 +403,7 @@ cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept
 
 
 cdef void send_plain(Stream *stream, Outgoing *message) noexcept nogil:
-    if not stream.headers_sent and stream.method.unary != NULL:
-        stream.answer_encoding = ENCODING_IDENTITY  # the one answer is not compressed, so none is announced
+    if stream.sender.state == ANSWER_READY:
+        stream.sender.encoding = ENCODING_IDENTITY  # the one message is not compressed, so no encoding is announced
     append(stream, message)
     go_on(stream)

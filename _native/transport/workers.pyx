@@ -82,6 +82,7 @@ cdef class Workers:
     """
 
     def __cinit__(self, threads: int):
+        self.crew.event_fd = -1
         mutex_init(&self.crew.guard, NULL)
         condition_init(&self.crew.work)
         self.event_fd = self.crew.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -90,7 +91,8 @@ cdef class Workers:
         ]
 
     def __dealloc__(self):
-        close(self.crew.event_fd)
+        if self.crew.event_fd >= 0:
+            close(self.crew.event_fd)
         condition_destroy(&self.crew.work)
         mutex_destroy(&self.crew.guard)
 

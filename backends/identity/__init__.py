@@ -5,7 +5,8 @@ costs. A model may take time without using the CPU: parameter `delay_us` (or Tri
 each batch waits, `row_delay_us` how much longer for each of its rows. With parameter `gather` it takes the way of a
 real model: the inputs of a batch are made contiguous, and one output for the whole batch is split among its requests. A
 decoupled model answers each request with one response for every entry along the first dimension, the batch dimension if
-there is one. An instance on a GPU sends the inputs there and copies them on the device.
+there is one; at most 64 of them are under way, then its instance waits until the client has taken some. An instance on
+a GPU sends the inputs there and copies them on the device.
 """
 
 from __future__ import annotations
@@ -94,12 +95,16 @@ class IdentityModel(Model):
 class IdentityInstance(NativeInstance):
     """Runs without touching Python."""
 
+    writes_inputs = False
+
     def __init__(self, delays_us: tuple[int, int], gather: bool, decoupled: bool) -> None:
         self.executor = make_executor(*delays_us, gather, decoupled)
 
 
 class IdentityGpuInstance(GpuInstance):
     """Copies inputs to outputs on the device: what the way there and back costs, without a computation."""
+
+    writes_inputs = False
 
     def __init__(self, model: ModelSpec, spec: InstanceSpec) -> None:
         for tensor in model.inputs:

@@ -2,31 +2,46 @@
 
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from _native.atomic cimport load32
+from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_detach, execute_fn
 from _native.execution.gather cimport batch_gather
 from _native.execution.scatter cimport batch_set_output, batch_wants
 from _native.execution.supply cimport GatheredInput
-from _native.inference.accounting cimport execution_add
-from _native.inference.bridge cimport Bridge, bridge_return
-from _native.inference.request cimport (
-    STATUS_INTERNAL,
+from _native.memory.resource cimport Block, block_give, block_share, block_wrap
+from _native.request.accounting cimport execution_add
+from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.request cimport (
     InputData,
     OutputData,
     Request,
     Response,
     request_fail,
+    request_follow,
+    request_unfollow,
     response_free,
     response_new,
 )
-from _native.inference.response cimport response_complete
-from _native.inference.statistics cimport Execution, statistics_executed
-from _native.memory.resource cimport block_give, block_share
+from _native.request.response cimport response_complete
+from _native.request.statistics cimport Execution, statistics_executed
+from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
+from _native.threads cimport (
+    Condition,
+    Mutex,
+    condition_destroy,
+    condition_init,
+    lock,
+    mutex_destroy,
+    mutex_init,
+    notify_all,
+    unlock,
+    wait,
+)
 
 cdef extern from *:
     """
@@ -57,6 +72,9 @@ cdef void answer(Request *request, uint32_t output) noexcept nogil:
 
 
 LONGEST_US = (1 << 31) - 1   # 35 minutes
+
+cdef enum:
+    WINDOW = 64              # responses to one request that have not been taken
 
 
 cdef void pass_time(NativeBatch *batch, void *context) noexcept nogil:
@@ -119,23 +137,93 @@ cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
     return response_complete(response)
 
 
-cdef void answer_in_parts(Request *request) noexcept nogil:
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses that are under way, so that a request of a few bytes cannot have the server hold any number of them
+
+cdef struct Window:
+    Mutex guard
+    Condition changed
+    uint32_t out             # responses that have not been taken
+    bint abandoned
+    int32_t references       # atomic: the executor's and those of the responses' receipts
+
+
+cdef void window_give(Window *window) noexcept nogil:
+    if fetch_add32(&window.references, -1) == 1:
+        condition_destroy(&window.changed)
+        mutex_destroy(&window.guard)
+        free(window)
+
+
+cdef Window *window_new() noexcept nogil:
+    cdef Window *window = <Window *>calloc(1, sizeof(Window))
+    if window != NULL:
+        mutex_init(&window.guard, NULL)
+        condition_init(&window.changed)
+        window.references = 1
+    return window
+
+
+cdef void taken(void *owner) noexcept nogil:
+    # a receipt was given back
+    cdef Window *window = <Window *>owner
+    lock(&window.guard)
+    window.out -= 1
+    unlock(&window.guard)
+    notify_all(&window.changed)
+    window_give(window)
+
+
+cdef void nobody_waits(Request *request, void *owner) noexcept nogil:
+    cdef Window *window = <Window *>owner
+    lock(&window.guard)
+    window.abandoned = True
+    unlock(&window.guard)
+    notify_all(&window.changed)
+
+
+cdef bint window_wait(Window *window) noexcept nogil:
+    # for room for one more response; False: nobody waits for it
+    cdef bint wanted
+    lock(&window.guard)
+    while window.out >= WINDOW and not window.abandoned:
+        wait(&window.changed, &window.guard)
+    wanted = not window.abandoned
+    window.out += wanted
+    unlock(&window.guard)
+    return wanted
+
+
+cdef Block *receipt_new(Window *window) noexcept nogil:
+    cdef Block *block = block_wrap(NULL, 0, taken, window)
+    if block != NULL:
+        fetch_add32(&window.references, 1)
+    return block
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef void answer_in_parts(Request *request, Window *window) noexcept nogil:
     # one response for each entry of the first input, then the final one without content
     cdef const InputData *first = &request.inputs[0]
     cdef int64_t parts = first.shape[0] if first.present and first.rank else 0
     cdef Response *response
     cdef int64_t part
+    request_follow(request, nobody_waits, window)
     for part in range(parts):
-        if load32(&request.abandoned):
+        if not window_wait(window):
             break
         response = response_new(request)
-        if response == NULL or not answer_part(response, part):
+        if response != NULL:
+            response.receipt = receipt_new(window)
+        if response == NULL or response.receipt == NULL or not answer_part(response, part):
             request_fail(request, STATUS_INTERNAL, format_text(
                 "the inputs of a decoupled identity model must have the same first dimension"))
             if response != NULL:
                 response_free(response)
             break
         bridge_return(<Bridge *>request.bridge, response, response)
+    request_unfollow(request)
     request.response.empty = True
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
@@ -144,6 +232,7 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     cdef Execution execution
     cdef bint rehearsed = batch.requests[0].rehearsed
     cdef Request *request
+    cdef Window *window
     cdef uint32_t i
     pass_time(batch, context)
     memset(&execution, 0, sizeof(Execution))
@@ -152,7 +241,13 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
         request = batch_detach(batch, i)
         execution.end_ns = now_ns()
         execution_add(&execution, request, batch.taken_ns)
-        answer_in_parts(request)
+        window = window_new()
+        if window != NULL:
+            answer_in_parts(request, window)
+            window_give(window)
+        else:
+            request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+            bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
     execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
     if not rehearsed:
         statistics_executed(&batch.lane.statistics, &execution)

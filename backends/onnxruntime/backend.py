@@ -150,6 +150,7 @@ class OnnxInstance(Instance):
     """What the two ways of running have in common: choosing inputs and outputs, and telling what went wrong."""
 
     stoppable = True
+    writes_inputs = False
 
     def __init__(self, model: OnnxModel) -> None:
         self.session = model.session

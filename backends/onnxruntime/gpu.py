@@ -55,6 +55,8 @@ class OnnxGpuInstance(GpuInstance):
         instance: where it is.
     """
 
+    writes_inputs = False
+
     def __init__(
         self,
         source: ModelSource,

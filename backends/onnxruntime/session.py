@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 MODEL_FILE = "model.onnx"
+_LOCATION = re.compile(rb"\n\x08location\x12(?=.[^\0])", re.DOTALL)
+"""In front of a file's name in the external_data of a TensorProto: an entry with the key "location"."""
 
 
 def open_session(
@@ -27,6 +30,11 @@ def open_session(
 
     path = find_model_file(source)
     try:
+        external = read_external_data(path)
+        if external:
+            settings.add_external_initializers_from_files_in_memory(
+                list(external), list(external.values()), [len(data) for data in external.values()]
+            )
         # Without the fallback, which would print the error and try the same once more.
         return onnxruntime.InferenceSession(str(path), settings, providers=list(providers), enable_fallback=0)
     except Exception as error:  # the runtime's errors share no base class of their own
@@ -43,8 +51,33 @@ def find_model_file(source: ModelSource) -> Path:
     if path.is_dir():
         path = path / MODEL_FILE
     if not path.is_file():
-        raise BackendError(f"unable to find '{path}' for model '{source.spec.name}'")
+        raise source.not_found(path)
     return path
+
+
+def read_external_data(path: Path) -> dict[str, bytes]:
+    """What the files hold that a model names as the places of its weights, by name.
+
+    ONNX Runtime would map them, and a file that is shortened or overwritten while it is mapped ends the process
+    (SIGBUS). What is not there, or lies outside of the model's folder, is left to ONNX Runtime to refuse.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    model = path.read_bytes()
+    folder = path.parent.resolve()
+    names = set()
+    for found in _LOCATION.finditer(model):
+        size, begin = model[found.end()], found.end() + 1
+        if size & 0x80:  # a varint of two bytes: no path is longer
+            size, begin = size & 0x7F | model[begin] << 7, begin + 1
+        names.add(model[begin : begin + size].decode(errors="surrogateescape"))
+    files = {name: folder / name for name in sorted(names) if "\0" not in name}
+    return {
+        name: file.read_bytes()
+        for name, file in files.items()
+        if file.is_file() and file.resolve().is_relative_to(folder)
+    }
 
 
 def fixed_outputs(session: onnxruntime.InferenceSession, spec: ModelSpec) -> frozenset[str]:

@@ -26,7 +26,7 @@ from backends.python._channel cimport (
     Team,
     awake,
     channel_connect,
-    channel_disown,
+    channel_break,
     channel_down,
     channel_give,
     channel_kill,
@@ -44,7 +44,7 @@ from backends.python._channel cimport (
 from backends.python._execute cimport make_executor, make_gate, make_remote, results_close, results_open
 from backends.python._grants cimport grant_asked, granted_record, grants_end
 from backends.python._side cimport side_record, side_take
-from backends.python._wire cimport ALLOCATE, IN_ARENA, PACKET, Head
+from backends.python._wire cimport ALLOCATE, CALL, HEALTH, IN_ARENA, LOG, METRIC, PACKET, Head
 
 import logging
 
@@ -92,8 +92,19 @@ cdef enum:
     AT_WORK = 6
     PLACES = 7
     OUTPUT_PIECE = 8192
+    OUTPUT_PER_SECOND = 1 << 20  # bytes that are read of what a worker prints; it waits with more
+    MOST_LAST_WORDS = 1 << 20  # bytes that are read of it when the worker has ended
 
+cdef int64_t SECOND_NS = 1000 * 1000 * 1000
 cdef int64_t IDLE_NS = 5 * 1000 * 1000 * 1000  # after which memory that nobody has used is given back
+
+
+class NonsenseError(Exception):
+    """Raised by a listener: what a worker has sent cannot be read, so that it is ended."""
+
+
+class FloodError(Exception):
+    """Raised by a listener: a worker asks for more at once than is served, so that it is ended."""
 
 
 cdef class TeamHandle:
@@ -118,7 +129,7 @@ cdef class Link:
         team: of the model version.
         timeout_ns: the longest that an execution may take; 0 for any time.
         listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
-            code, id, record)`, on the attendant's thread.
+            code, id, record)`, on the attendant's thread. The latter may raise NonsenseError and FloodError.
     """
 
     cdef Channel *channel
@@ -126,8 +137,11 @@ cdef class Link:
     cdef object listener
     cdef int output
     cdef int errors
-    cdef uint64_t taken      # of the arena, when it was last looked at
+    cdef int64_t taken       # of the arena, when it was last looked at
     cdef BlockView held      # a record in the arena that the worker may be reading
+    cdef int64_t second_ns   # when the second began of which `printed` tells
+    cdef bint told_killed    # `attend` has returned because the worker is being ended
+    cdef int64_t printed     # bytes of the worker's output that were read in it
 
     def __cinit__(self, ArenaHandle arena not None, str name not None, TeamHandle team not None, timeout_ns: int,
                   listener):
@@ -166,12 +180,17 @@ cdef class Link:
     @property
     def open(self) -> int:
         """Requests that the worker has."""
-        return self.channel.open
+        return self.channel.slots.open
 
     @property
     def overdue(self) -> bool:
         """The worker was killed because an execution took too long."""
         return self.channel.overdue
+
+    @property
+    def killed(self) -> bool:
+        """The worker is being ended."""
+        return self.channel.killed
 
     @property
     def fault(self) -> str:
@@ -180,12 +199,15 @@ cdef class Link:
 
     # -- the state; on the attendant's thread
 
-    def connect(self, int work, int side, int calls, int pid_fd, output: int, errors: int) -> None:
-        """A worker was started: its sockets, its pidfd, and the pipes of its output. They remain the caller's."""
+    def connect(self, int work, int side, int calls, int pid_fd, int supervisor, output: int, errors: int) -> None:
+        """A worker was started: its sockets, what tells its end, the socket to its supervisor (-1: none), and the pipes
+        of its output. They remain the caller's."""
         self.output = output
         self.errors = errors
+        self.printed = 0
+        self.told_killed = False
         with nogil:
-            channel_connect(self.channel, work, side, calls, pid_fd)
+            channel_connect(self.channel, work, side, calls, pid_fd, supervisor)
             bls_open(self.channel)
 
     def up(self) -> None:
@@ -232,7 +254,7 @@ cdef class Link:
         channel_leave(self.channel)
 
     def kill(self) -> None:
-        """SIGKILL for the worker."""
+        """End the worker at once."""
         channel_kill(self.channel)
 
     # -- packets
@@ -285,7 +307,7 @@ cdef class Link:
 
         Returns:
             ("end", 0, 0, b""): the worker has ended, and all that it had said has been dealt with; ("packet", kind, id,
-            record); ("wake", ...): `nudge` was called; ("time", ...): the time is over.
+            record); ("wake", ...): `nudge` was called, or the worker is being ended; ("time", ...): the time is over.
         """
         cdef int64_t until = -1 if seconds is None else now_ns() + <int64_t>(seconds * 1e9)
         cdef bint with_work = starting
@@ -325,27 +347,31 @@ cdef class Link:
         cdef int ready
         self.list_all(fds)
         while True:
-            wait_ns = self.patience(until)
             self.list_outlets(fds)
+            self.list_output(fds)
+            wait_ns = self.patience(until)
             ready = poll_until(fds, count, wait_ns)
-            if ready == 0:
-                if 0 <= until <= now_ns():
-                    return PLACES
+            if ready == 0 and wait_ns == IDLE_NS:
                 self.look_after_memory()
-                continue
-            self.serve(fds)
-            if fds[<int>AT_END].revents:
-                self.drain(fds)
-                return AT_END
-            if with_work and fds[<int>AT_WORK].revents:
-                if self.take_work(head):
-                    return AT_WORK
-                if fds[<int>AT_WORK].revents & POLLHUP:
-                    fds[<int>AT_WORK].fd = -1  # its end comes next
-            if fds[<int>AT_WAKE].revents:
-                awake(self.channel.wake_fd)
-                if exchange32(&self.channel.called, 0):
-                    return AT_WAKE
+            if ready > 0:
+                self.serve(fds)
+                if fds[<int>AT_END].revents:
+                    self.drain(fds)
+                    return AT_END
+                if with_work and fds[<int>AT_WORK].revents:
+                    if self.take_work(head):
+                        return AT_WORK
+                    if fds[<int>AT_WORK].revents & POLLHUP:
+                        fds[<int>AT_WORK].fd = -1  # its end comes next
+                if fds[<int>AT_WAKE].revents:
+                    awake(self.channel.wake_fd)
+                    if exchange32(&self.channel.called, 0):
+                        return AT_WAKE
+                    if self.channel.killed and not self.told_killed:
+                        self.told_killed = True
+                        return AT_WAKE
+            if 0 <= until <= now_ns():
+                return PLACES
 
     cdef void list_all(self, pollfd *fds) noexcept nogil:
         cdef int i
@@ -355,8 +381,6 @@ cdef class Link:
         fds[<int>AT_WAKE].fd = self.channel.wake_fd
         fds[<int>AT_END].fd = self.channel.pid_fd
         fds[<int>AT_SIDE].fd = self.channel.side.fd
-        fds[<int>AT_OUTPUT].fd = self.output
-        fds[<int>AT_ERRORS].fd = self.errors
         fds[<int>AT_WORK].fd = self.channel.work
 
     cdef void list_outlets(self, pollfd *fds) noexcept nogil:
@@ -366,9 +390,22 @@ cdef class Link:
         fds[<int>AT_CALLS].fd = channel.calls.fd if channel.calls.first != NULL or channel.submission == NULL else -1
         fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
 
+    cdef void list_output(self, pollfd *fds) noexcept nogil:
+        # a worker that prints more than is read waits for the next second
+        cdef int64_t now
+        if self.printed:
+            now = now_ns()
+            if now - self.second_ns >= SECOND_NS:
+                self.second_ns = now
+                self.printed = 0
+        fds[<int>AT_OUTPUT].fd = self.output if self.printed < OUTPUT_PER_SECOND else -1
+        fds[<int>AT_ERRORS].fd = self.errors if self.printed < OUTPUT_PER_SECOND else -1
+
     cdef int64_t patience(self, int64_t until) noexcept nogil:
         # how long to sleep; -1: until something comes
         cdef int64_t out = IDLE_NS if load32(&self.channel.watching) else -1
+        if self.printed >= OUTPUT_PER_SECOND:
+            out = max(<int64_t>0, self.second_ns + SECOND_NS - now_ns())
         if until >= 0:
             until = max(<int64_t>0, until - now_ns())
             out = until if out < 0 else min(out, until)
@@ -393,10 +430,10 @@ cdef class Link:
             self.flush(&self.channel.calls)
         if fds[<int>AT_SIDE].revents & (POLLIN | POLLHUP | POLLERR) and not self.take_side():
             fds[<int>AT_SIDE].fd = -1
-        if fds[<int>AT_OUTPUT].revents and not self.take_output(fds[<int>AT_OUTPUT].fd, 1):
-            fds[<int>AT_OUTPUT].fd = -1
-        if fds[<int>AT_ERRORS].revents and not self.take_output(fds[<int>AT_ERRORS].fd, 2):
-            fds[<int>AT_ERRORS].fd = -1
+        if fds[<int>AT_OUTPUT].revents and not self.take_output(self.output, 1):
+            self.output = fds[<int>AT_OUTPUT].fd = -1
+        if fds[<int>AT_ERRORS].revents and not self.take_output(self.errors, 2):
+            self.errors = fds[<int>AT_ERRORS].fd = -1
 
     cdef void flush(self, Outlet *outlet) noexcept nogil:
         lock(&self.channel.guard)
@@ -410,8 +447,13 @@ cdef class Link:
         fds[<int>AT_END].fd = -1
         fds[<int>AT_WORK].fd = -1
         fds[<int>AT_SIDE].events = POLLIN
+        fds[<int>AT_OUTPUT].fd = self.output
+        fds[<int>AT_ERRORS].fd = self.errors
+        self.printed = 0
         while poll_until(fds, PLACES, 0) > 0:
             self.serve(fds)
+            if self.printed >= MOST_LAST_WORDS:  # by what it has started and nothing could end
+                fds[<int>AT_OUTPUT].fd = fds[<int>AT_ERRORS].fd = -1
 
     cdef bint take_side(self) noexcept nogil:
         # one packet; False: the worker has closed the socket
@@ -420,16 +462,21 @@ cdef class Link:
         cdef ssize_t size = packet_receive(self.channel.side.fd, self.channel.side_packet, PACKET, 0)
         if size <= 0:
             return False
+        if load32(&self.channel.deaf):
+            return True
         if size < <ssize_t>sizeof(Head):
-            channel_disown(self.channel)
+            channel_break(self.channel, "sent a packet without a head")
             return True
         memcpy(&head, packet, sizeof(Head))
         if not head.flags & IN_ARENA and head.size != <size_t>size - sizeof(Head):
-            channel_disown(self.channel)
+            channel_break(self.channel, "sent a packet that does not fit its head")
         elif not (side_take(self.channel, &head, packet + sizeof(Head))
                   or bls_take(self.channel, &head, packet + sizeof(Head))):
-            with gil:
-                self.tell_packet(&head, packet + sizeof(Head))
+            if head.kind in (LOG, METRIC, CALL, HEALTH):
+                with gil:
+                    self.tell_packet(&head, packet + sizeof(Head))
+            else:
+                channel_break(self.channel, "sent a packet of an unknown kind")
         return True
 
     cdef bint take_output(self, int fd, int stream) noexcept nogil:
@@ -438,6 +485,9 @@ cdef class Link:
         cdef ssize_t size = read(fd, piece, OUTPUT_PIECE)
         if size <= 0:
             return False
+        if self.printed == 0:
+            self.second_ns = now_ns()
+        self.printed += size
         with gil:
             self.tell_output(stream, piece, size)
         return True
@@ -448,13 +498,16 @@ cdef class Link:
             if head.flags & IN_ARENA:
                 block = side_record(self.channel, head)
                 if block == NULL:
-                    channel_disown(self.channel)
                     return
                 data = PyBytes_FromStringAndSize(<const char *>block.data, head.size)
                 block_give(block)
             else:
                 data = PyBytes_FromStringAndSize(<const char *>record, head.size)
             self.listener.on_packet(head.kind, head.flags, head.code, head.id, data)
+        except NonsenseError:
+            channel_break(self.channel, "sent a packet that cannot be read")
+        except FloodError:
+            channel_break(self.channel, "asks more at once than it may")
         except Exception:
             logger.exception("a packet of kind %d from a worker", head.kind)
 

@@ -4,12 +4,14 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.execution.remote cimport Remote
-from _native.inference.bridge cimport Inlet
-from _native.inference.request cimport Request
-from _native.inference.timers cimport Timer
 from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
+from _native.request.bridge cimport Inlet
+from _native.request.request cimport Request
+from _native.request.timers cimport Timer
 from _native.threads cimport Condition, Mutex
+from backends.python._loans cimport Ledger
+from backends.python._slots cimport Slots
 from backends.python._wire cimport Head
 
 cdef enum ChannelState:
@@ -18,35 +20,13 @@ cdef enum ChannelState:
     CHANNEL_BROKEN           # the last attempts failed; requests are refused until one succeeds
     CHANNEL_CLOSED
 
+cdef enum:
+    BLS_BUCKETS = 256
+
 cdef struct Team:
     # the workers of one model version
     int32_t references       # atomic
     int32_t hopeful          # atomic: so many are up, or are being started for the first time after they ended
-
-cdef struct Slot:
-    # a request that the worker has
-    Request *request         # NULL: the slot is free
-    uint64_t number
-    uint32_t next_free
-    bint detached            # it belongs to the channel, no longer to the instance's batch
-    bint finished            # its sender has said FINAL before DONE came
-    bint busy                # the attendant works on it without the guard
-    int64_t taken_ns
-    uint32_t returned        # credit of its sender that has come back and was not sent yet
-    bint asked               # its sender has used up its credit and waits
-    bint answered            # of a request that takes one response only: it has come
-
-cdef struct Lease:
-    # memory of an EXECUTE that the worker still looks at
-    uint64_t id
-    Lease *next
-    uint32_t count
-    Block *blocks[1]         # as many as `count`
-
-cdef struct Granted:
-    # memory that the worker was given on the side socket
-    Block *block
-    Granted *next
 
 cdef struct Parcel:
     # a packet that waits until its socket takes it
@@ -59,6 +39,8 @@ cdef struct Outlet:
     int fd
     Parcel *first
     Parcel *last
+    size_t waiting           # bytes in them
+    uint32_t count           # of them
 
 cdef struct Channel:
     int32_t references       # atomic: the attendant's, and one for each response that waits and each BLS call
@@ -67,7 +49,7 @@ cdef struct Channel:
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
     void *submission         # Submission, for BLS calls; NULL: there are none
-    void *bls_calls          # BlsCalls under way; the loop's
+    void *bls_calls[BLS_BUCKETS]  # BlsCalls under way, by their ids; the loop's
     int64_t timeout_ns       # longest execution; 0: any
 
     Mutex guard              # guards all below up to the next heading
@@ -77,35 +59,34 @@ cdef struct Channel:
     int work
     Outlet side
     Outlet calls
-    int pid_fd
+    int pid_fd               # readable when the worker has ended
+    int supervisor           # the socket to its supervisor, which ends it when this is shut down; -1: a thread
+    bint killed              # it is being ended
     bint executing           # an execution is under way: `work` is used by the instance's thread, or by the loop
     bint leaving             # wait for no further worker
-    Slot *slots
-    uint32_t slot_count      # made so far
-    uint32_t free_slot       # 1-based; 0: none
-    uint32_t open            # slots in use
-    uint64_t generation
-    Lease *leases
+    Slots slots
+    Ledger ledger
+    uint64_t life            # number of the worker; each has its own
+    uint32_t call_count      # BLS calls under way
+    uint64_t call_bytes      # of their requests
     int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
     int32_t overdue          # the worker was killed because its execution took too long
-    const char *fault        # why it was killed otherwise, what it did; NULL: it was not
+    const char *fault        # the rule that it has broken and was killed for; NULL: none
+    int32_t deaf             # atomic: it has broken a rule, and nothing more that it says is read
+    int32_t wishes           # atomic: changes of its calls that the loop has not seen yet
     int32_t called           # atomic: the attendant's Python half is wanted
     int wake_fd              # tells the attendant to look around
 
     # used by whoever executes: the instance's thread, or the loop
-    uint64_t batches
+    uint64_t execution       # id of the EXECUTE that runs
     uint64_t *numbers        # of the batch's requests
     uint32_t number_capacity
     uint8_t *packet          # PACKET bytes, to send and to receive
-    Block **grants           # what the EXECUTE that runs may use, beside the inputs
-    Block *execute_block     # one of them, with the record; NULL: it was in the packet
-    uint32_t grant_count
-    uint32_t grant_capacity
+    Block *execute_block     # lent to the EXECUTE that runs, with its record; NULL: it was in the packet
     double bytes_per_row     # of outputs beyond what fits into packets, slowly forgotten
 
     # used by the attendant's thread only
     uint8_t *side_packet
-    Granted *side_grants
 
     # used by the loop only, while the worker is there
     Inlet inlet              # the socket of calls
@@ -122,7 +103,7 @@ cdef Channel *channel_share(Channel *channel) noexcept nogil
 cdef void channel_give(Channel *channel) noexcept nogil
 
 # A worker was started, and is reached by these descriptors until channel_down. From the attendant's thread.
-cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd) noexcept nogil
+cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil
 # It has loaded its model. From the attendant's thread.
 cdef void channel_up(Channel *channel) noexcept nogil
 # The worker is gone: `why` (from malloc, taken over) is what its requests are answered. When it returns, nobody uses
@@ -132,25 +113,10 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
 # Wait until a worker is up, or it is known that none will be soon; True: it is up. From the instance's thread.
 cdef bint channel_await(Channel *channel) noexcept nogil
 
-# A slot for a request, whose number is returned; 0: there is none. Under the guard.
-cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil
 # What a request's abandonment does: its flag says so to the worker. See request_follow; `owner` is the channel.
 cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
-# The slot with this number, NULL when its request is over. Under the guard.
-cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil
-cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil
-
-# What a waiting sender is to get now, 0 for nothing, which is then taken from its slot. Under the guard.
-cdef uint32_t credit_due(Slot *slot) noexcept nogil
-# Send it. Not under the guard.
+# Send credit to a sender that waits, if it is more than 0. Not under the guard.
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
-
-# The id of a lease that is named by its offset in the arena: others are those of EXECUTEs.
-cdef inline uint64_t lease_at(uint64_t offset) noexcept nogil:
-    return <uint64_t>1 << 63 | offset
-
-# Give back what the worker had kept of this EXECUTE. Under the guard.
-cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil
 
 # Send on the side socket, or on that of calls, from any thread: never blocks, in order; what the socket does not take
 # is sent by the attendant. `record` follows the head.
@@ -166,10 +132,12 @@ cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) 
 cdef void channel_leave(Channel *channel) noexcept nogil
 # Tell the attendant to look.
 cdef void channel_nudge(Channel *channel) noexcept nogil
-# SIGKILL for the worker, if it is there.
+# End the worker at once, if it is there.
 cdef void channel_kill(Channel *channel) noexcept nogil
-# The same for what it has done: it does not keep to the protocol; or because there is no memory for what it has sent.
-cdef void channel_disown(Channel *channel) noexcept nogil
+# The same because it has broken this rule, a text that lasts: "sent a packet that is none". Nothing that it says after
+# that is read.
+cdef void channel_break(Channel *channel, const char *rule) noexcept nogil
+# The same because there is no memory for what it has sent.
 cdef void channel_exhausted(Channel *channel) noexcept nogil
 
 
@@ -223,9 +191,8 @@ cdef extern from *:
         do size = recv(fd, data, room, 0); while (size < 0 && errno == EINTR);
         return size < 0 ? 0 : size;
     }
-    static inline void inferd_pidfd_kill(int fd) {
-        if (fd >= 0) syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0);
-    }
+    /* for a supervisor that somebody has stopped */
+    static inline void inferd_pidfd_continue(int fd) { syscall(SYS_pidfd_send_signal, fd, SIGCONT, NULL, 0); }
     static inline int inferd_wake_fd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
     static inline void inferd_wake(int fd) { uint64_t one = 1; if (write(fd, &one, 8) < 0) {} }
     static inline void inferd_awake(int fd) { uint64_t n; if (read(fd, &n, 8) < 0) {} }
@@ -234,7 +201,7 @@ cdef extern from *:
                                          int flags) noexcept nogil
     ssize_t packet_receive "inferd_packet_receive"(int fd, void *data, size_t room, int64_t ns) noexcept nogil
     ssize_t packet_poll "inferd_packet_poll"(int fd, void *data, size_t room) noexcept nogil
-    void pidfd_kill "inferd_pidfd_kill"(int fd) noexcept nogil
+    void pidfd_continue "inferd_pidfd_continue"(int fd) noexcept nogil
     int make_wake_fd "inferd_wake_fd"() noexcept nogil
     void wake "inferd_wake"(int fd) noexcept nogil
     void awake "inferd_awake"(int fd) noexcept nogil

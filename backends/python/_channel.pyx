@@ -5,23 +5,24 @@ thread starts the worker, reads the side socket and buries the worker when it di
 calls, and sends what concerns BLS calls and cancellations. `guard` protects what they share; no one holds it while
 waiting for the worker, so a worker that is stopped or hangs stops nobody but the thread that waits for its batch.
 
-A request that is given to the worker has a slot, and belongs to the instance's batch until DONE. If DONE leaves it
-open, it is detached, and belongs to the channel until its sender says FINAL or the worker dies.
+A request that is given to the worker has a slot (`_slots`), and memory that the worker may use is a loan (`_loans`):
+those two say what the worker may do. A worker that does something else is ended, and is not listened to any more.
 """
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strdup
 
-from _native.atomic cimport fetch_add32, load32
+from _native.atomic cimport fetch_add32, load32, store32
 from _native.clock cimport now_ns
-from _native.inference.accounting cimport account_detached, account_failed
-from _native.inference.bridge cimport Bridge, bridge_return
-from _native.inference.request cimport STATUS_OK, STATUS_UNAVAILABLE, Request, request_fail, request_unfollow
-from _native.inference.statistics cimport FAILURE_BACKEND
 from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
-from _native.memory.resource cimport block_give
+from _native.memory.resource cimport Block, block_give
+from _native.request.accounting cimport account_detached, account_failed
+from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.request cimport Request, request_fail, request_unfollow
+from _native.request.statistics cimport FAILURE_BACKEND
+from _native.status cimport STATUS_OK, STATUS_UNAVAILABLE
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport (
     condition_destroy,
@@ -34,20 +35,33 @@ from _native.threads cimport (
     wait,
     wait_until,
 )
+from backends.python._loans cimport (
+    LOAN_KINDS,
+    Kept,
+    LoanKind,
+    execution_forget,
+    kept_give,
+    ledger_free,
+    loan_end_one,
+)
+from backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
 from backends.python._wire cimport CREDIT, PACKET, SLOT_MASK, SLOTS, Head
 
 cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)
     enum:
         SHUT_RDWR
+        SHUT_WR
 
 cdef extern from "unistd.h" nogil:
     int close(int fd)
 
 cdef enum:
-    CREDIT_STEP = 16         # responses that are given back together
-    WINDOW = 64              # that a sender may have on their way for a request; as CONFIGURE says
     SIBLINGS_NS = 50 * 1000 * 1000   # how often a broken instance looks whether another one is up
+    MOST_WAITING = 256 << 20  # bytes that may wait until the worker reads them, for each socket
+    MOST_PARCELS = 1 << 17  # packets that may
+
+cdef const char *OUT_OF_MEMORY = "sent what there was no memory for"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -96,6 +110,7 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.inlet.fd = -1
     channel.results.fd = -1
     channel.pid_fd = -1
+    channel.supervisor = -1
     fetch_add32(&team.hopeful, 1)
     mutex_init(&channel.guard, NULL)
     condition_init(&channel.changed)
@@ -110,8 +125,8 @@ cdef Channel *channel_share(Channel *channel) noexcept nogil:
 cdef void channel_give(Channel *channel) noexcept nogil:
     if channel == NULL or fetch_add32(&channel.references, -1) != 1:
         return
-    free(channel.slots)
-    free(channel.grants)
+    free(channel.slots.slots)
+    ledger_free(&channel.ledger)
     free(channel.numbers)
     free(channel.why)
     free(channel.name)
@@ -127,14 +142,18 @@ cdef void channel_give(Channel *channel) noexcept nogil:
     free(channel)
 
 
-cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd) noexcept nogil:
+cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil:
     lock(&channel.guard)
     channel.work = work
     channel.side.fd = side
     channel.calls.fd = calls
     channel.pid_fd = pid_fd
+    channel.supervisor = supervisor
     channel.overdue = False
     channel.fault = NULL
+    channel.life += 1
+    channel.killed = False
+    store32(&channel.deaf, 0)
     unlock(&channel.guard)
 
 
@@ -166,13 +185,12 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
     channel.side.fd = -1
     channel.calls.fd = -1
     channel.pid_fd = -1
+    channel.supervisor = -1
     drop_parcels(&channel.side)
     drop_parcels(&channel.calls)
-    while channel.leases != NULL:
-        lease_release(channel, channel.leases.id)
-    for i in range(channel.slot_count):
-        slot = channel.slots[i]
-        if slot.request == NULL or not slot.detached:
+    for i in range(channel.slots.count):
+        slot = channel.slots.slots[i]
+        if slot.state != SLOT_OPEN:
             continue
         request_fail(slot.request, STATUS_UNAVAILABLE, format_text(
             "Failed to process the request(s) for model '%s', message: %s", channel.name,
@@ -182,7 +200,26 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
         finish_detached(channel, slot.request, slot.taken_ns)
         lock(&channel.guard)
     unlock(&channel.guard)
-    drop_side_grants(channel)
+    end_loans(channel)
+
+
+cdef void end_loans(Channel *channel) noexcept nogil:
+    # the worker is gone
+    cdef Block *block = NULL
+    cdef Kept *kept = NULL
+    cdef int kind
+    while True:
+        lock(&channel.guard)
+        kept = execution_forget(&channel.ledger)
+        for kind in range(<int>LOAN_KINDS):
+            block = loan_end_one(&channel.ledger, <LoanKind>kind)
+            if block != NULL:
+                break
+        unlock(&channel.guard)
+        if kept == NULL and block == NULL:
+            return
+        kept_give(kept)
+        block_give(block)
 
 
 cdef bint channel_await(Channel *channel) noexcept nogil:
@@ -214,12 +251,12 @@ cdef void channel_nudge(Channel *channel) noexcept nogil:
     wake(channel.wake_fd)
 
 
-cdef void channel_disown(Channel *channel) noexcept nogil:
-    kill_for(channel, "did not keep to the protocol")
+cdef void channel_break(Channel *channel, const char *rule) noexcept nogil:
+    kill_for(channel, rule)
 
 
 cdef void channel_exhausted(Channel *channel) noexcept nogil:
-    kill_for(channel, "sent what there was no memory for")
+    kill_for(channel, OUT_OF_MEMORY)
 
 
 cdef void channel_kill(Channel *channel) noexcept nogil:
@@ -228,57 +265,27 @@ cdef void channel_kill(Channel *channel) noexcept nogil:
 
 cdef void kill_for(Channel *channel, const char *fault) noexcept nogil:
     lock(&channel.guard)
-    if channel.fault == NULL:
-        channel.fault = fault
-    pidfd_kill(channel.pid_fd)
-    if channel.pid_fd >= 0:
-        shutdown(channel.work, SHUT_RDWR)  # of a thread, which no signal ends
+    kill_now(channel, fault)
     unlock(&channel.guard)
+
+
+cdef void kill_now(Channel *channel, const char *fault) noexcept nogil:
+    # under the guard
+    if fault != NULL:
+        store32(&channel.deaf, 1)
+        if channel.fault == NULL:
+            channel.fault = fault
+    if channel.supervisor >= 0:
+        shutdown(channel.supervisor, SHUT_WR)
+        pidfd_continue(channel.pid_fd)
+    if channel.work >= 0:
+        shutdown(channel.work, SHUT_RDWR)  # of a thread, which nothing else ends
+        channel.killed = True
+        wake(channel.wake_fd)  # the attendant sees to it that it ends
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests
-
-cdef bint more_slots(Channel *channel) noexcept nogil:
-    cdef uint32_t count = min(<uint32_t>SLOTS, max(64, channel.slot_count * 2))
-    cdef Slot *grown
-    cdef uint32_t i
-    if channel.slot_count == SLOTS:
-        return False
-    grown = <Slot *>realloc(channel.slots, count * sizeof(Slot))
-    if grown == NULL:
-        return False
-    memset(grown + channel.slot_count, 0, (count - channel.slot_count) * sizeof(Slot))
-    for i in range(channel.slot_count, count):
-        grown[i].next_free = i + 2 if i + 1 < count else 0
-    channel.free_slot = channel.slot_count + 1
-    channel.slots = grown
-    channel.slot_count = count
-    return True
-
-
-cdef uint64_t slot_take(Channel *channel, Request *request) noexcept nogil:
-    cdef uint32_t index
-    cdef Slot *slot
-    if channel.free_slot == 0 and not more_slots(channel):
-        return 0
-    index = channel.free_slot - 1
-    slot = &channel.slots[index]
-    channel.free_slot = slot.next_free
-    channel.open += 1
-    channel.generation += 1
-    slot.request = request
-    slot.number = channel.generation << 16 | index
-    slot.detached = False
-    slot.finished = False
-    slot.busy = False
-    slot.returned = 0
-    slot.asked = False
-    slot.answered = False
-    request.number = slot.number
-    channel.flags.data[index] = 0
-    return slot.number
-
 
 cdef void slot_cancelled(Request *request, void *owner) noexcept nogil:
     cdef Channel *channel = <Channel *>owner
@@ -286,21 +293,12 @@ cdef void slot_cancelled(Request *request, void *owner) noexcept nogil:
     cdef uint32_t credit = 0
     channel.flags.data[request.number & SLOT_MASK] = 1
     lock(&channel.guard)
-    slot = slot_find(channel, request.number)
+    slot = slot_find(&channel.slots, request.number)
     if slot != NULL:
-        slot.returned += WINDOW  # nobody is kept from saying what nobody hears
-        credit = credit_due(slot)
+        slot_return(slot, WINDOW)  # nobody is kept from saying what nobody hears
+        credit = slot_credit(slot)
     unlock(&channel.guard)
     send_credit(channel, request.number, credit)
-
-
-cdef uint32_t credit_due(Slot *slot) noexcept nogil:
-    cdef uint32_t credit = slot.returned
-    if not slot.asked or credit < CREDIT_STEP:
-        return 0
-    slot.asked = False
-    slot.returned = 0
-    return credit
 
 
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil:
@@ -314,57 +312,16 @@ cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexce
     side_send(channel, &head, NULL, 0)
 
 
-cdef Slot *slot_find(Channel *channel, uint64_t number) noexcept nogil:
-    cdef uint32_t index = <uint32_t>(number & SLOT_MASK)
-    if index >= channel.slot_count or channel.slots[index].request == NULL or channel.slots[index].number != number:
-        return NULL
-    return &channel.slots[index]
-
-
-cdef void slot_give(Channel *channel, Slot *slot) noexcept nogil:
-    slot.request = NULL
-    slot.next_free = channel.free_slot
-    channel.free_slot = <uint32_t>(slot - channel.slots) + 1
-    channel.open -= 1
-
-
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:
     request_unfollow(request)
     lock(&channel.guard)
-    slot_give(channel, slot_find(channel, request.number))
+    slot_give(&channel.slots, slot_find(&channel.slots, request.number))
     unlock(&channel.guard)
     if request.response.status == STATUS_OK:
         account_detached(request, taken_ns)
     else:
         account_failed(request, now_ns(), FAILURE_BACKEND)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Memory
-
-cdef void lease_release(Channel *channel, uint64_t id) noexcept nogil:
-    cdef Lease **link = &channel.leases
-    cdef Lease *lease
-    cdef uint32_t i
-    while link[0] != NULL and link[0].id != id:
-        link = &link[0].next
-    lease = link[0]
-    if lease == NULL:
-        return
-    link[0] = lease.next
-    for i in range(lease.count):
-        block_give(lease.blocks[i])
-    free(lease)
-
-
-cdef void drop_side_grants(Channel *channel) noexcept nogil:
-    cdef Granted *granted
-    while channel.side_grants != NULL:
-        granted = channel.side_grants
-        channel.side_grants = granted.next
-        block_give(granted.block)
-        free(granted)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -377,6 +334,8 @@ cdef void drop_parcels(Outlet *outlet) noexcept nogil:
         outlet.first = parcel.next
         free(parcel)
     outlet.last = NULL
+    outlet.waiting = 0
+    outlet.count = 0
 
 
 cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
@@ -393,10 +352,16 @@ cdef void outlet_send(Channel *channel, Outlet *outlet, const Head *head, const 
     lock(&channel.guard)
     if outlet.fd >= 0 and (outlet.first != NULL or packet_send(
             outlet.fd, head, sizeof(Head), record, size, MSG_DONTWAIT) == 1):
-        parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
-        if parcel == NULL:
-            pidfd_kill(channel.pid_fd)  # it would wait for the packet forever
+        parcel = NULL
+        if outlet.waiting < MOST_WAITING and outlet.count < MOST_PARCELS:
+            parcel = <Parcel *>malloc(sizeof(Parcel) + sizeof(Head) + size)
+        if outlet.waiting >= MOST_WAITING or outlet.count >= MOST_PARCELS:
+            kill_now(channel, "does not read what it is sent")
+        elif parcel == NULL:
+            kill_now(channel, OUT_OF_MEMORY)  # it would wait for the packet forever
         else:
+            outlet.waiting += sizeof(Head) + size
+            outlet.count += 1
             parcel.next = NULL
             parcel.size = sizeof(Head) + size
             memcpy(parcel.data, head, sizeof(Head))
@@ -417,6 +382,8 @@ cdef void outlet_flush(Outlet *outlet) noexcept nogil:
         if packet_send(outlet.fd, parcel.data, parcel.size, NULL, 0, MSG_DONTWAIT) == 1:
             return
         outlet.first = parcel.next
+        outlet.waiting -= parcel.size
+        outlet.count -= 1
         free(parcel)
         parcel = outlet.first
     outlet.last = NULL

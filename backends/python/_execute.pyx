@@ -7,7 +7,7 @@ The same steps are taken by the instance's thread, which waits between them (`ex
 from cpython.pycapsule cimport PyCapsule_New, PyCapsule_SetContext
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport malloc, realloc
+from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
 from _native.atomic cimport exchange32, load32
@@ -15,7 +15,8 @@ from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
 from _native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
 from _native.execution.supply cimport supply_each, supply_free
-from _native.inference.bridge cimport (
+from _native.memory.resource cimport Block, block_give, block_share
+from _native.request.bridge cimport (
     Inlet,
     bridge_attach,
     bridge_clear_timer,
@@ -23,18 +24,10 @@ from _native.inference.bridge cimport (
     bridge_look_again,
     bridge_set_timer,
 )
-from _native.inference.request cimport (
-    STATUS_INTERNAL,
-    STATUS_UNAVAILABLE,
-    InputData,
-    Request,
-    request_fail,
-    request_follow,
-    request_unfollow,
-)
-from _native.inference.submission cimport Submission
-from _native.inference.timers cimport Timer
-from _native.memory.resource cimport Block, block_give, block_share
+from _native.request.request cimport InputData, Request, request_fail, request_follow, request_unfollow
+from _native.request.timers cimport Timer
+from _native.service.submission cimport Submission
+from _native.status cimport STATUS_INTERNAL, STATUS_UNAVAILABLE
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
 from backends.python._bls cimport bls_leave
@@ -43,10 +36,8 @@ from backends.python._channel cimport (
     CHANNEL_UP,
     MSG_DONTWAIT,
     Channel,
-    Lease,
-    Slot,
     channel_await,
-    channel_disown,
+    channel_break,
     channel_exhausted,
     channel_kill,
     channel_nudge,
@@ -55,13 +46,12 @@ from backends.python._channel cimport (
     packet_receive,
     packet_send,
     slot_cancelled,
-    slot_find,
-    slot_give,
-    slot_take,
 )
 from backends.python._grants cimport grant, grant_asked, grant_outputs, granted_record, grants_end, grants_learn
+from backends.python._loans cimport LOAN_OUTPUT, Kept, execution_begin, execution_end, kept_give, kept_new
 from backends.python._record cimport RecordSize, record_copies, record_refers, record_size, record_write
-from backends.python._responses cimport Origin, response_read, status_of_code
+from backends.python._responses cimport Origin, response_peek, response_read, status_of_code
+from backends.python._slots cimport Slot, slot_done, slot_find, slot_give, slot_open, slot_take
 from backends.python._wire cimport (
     ALLOCATE,
     DONE,
@@ -70,14 +60,19 @@ from backends.python._wire cimport (
     IN_ARENA,
     KEPT,
     PACKET,
+    RESPONSE_ERROR,
     RESPONSE_OPEN,
     RESPONSE_RESCHEDULE,
+    SLOT_MASK,
     Head,
 )
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch
     MOST_WISHES = 32         # that it grants a worker in one go
+
+cdef const char *UNREADABLE = "sent a response that cannot be read"
+cdef const char *NO_MEMORY_TO_KEEP = "keeps memory that there is no memory to keep the books of"
 
 cdef enum Heard:
     HEARD_DONE
@@ -114,12 +109,13 @@ cdef bint take_slots(Channel *channel, NativeBatch *batch) noexcept nogil:
         batch_fail(batch, NULL)
         return False
     for i in range(batch.count):
-        channel.numbers[i] = slot_take(channel, batch.requests[i])
+        channel.numbers[i] = slot_take(&channel.slots, batch.requests[i], batch.taken_ns)
         if channel.numbers[i] == 0:
             batch_fail(batch, format_text("the worker of '%s' holds too many open requests", channel.name))
             give_slots(channel, batch, i)
             return False
-        slot_find(channel, channel.numbers[i]).taken_ns = batch.taken_ns
+        batch.requests[i].number = channel.numbers[i]
+        channel.flags.data[channel.numbers[i] & SLOT_MASK] = 0
     return True
 
 
@@ -133,6 +129,8 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
     up[0] = channel.state == CHANNEL_UP
     begun = up[0] and take_slots(channel, batch)
     channel.executing = begun
+    if begun:
+        channel.execution = execution_begin(&channel.ledger)
     unlock(&channel.guard)
     if begun:
         for i in range(batch.count):
@@ -140,17 +138,21 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
     return begun
 
 
+cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:
+    # The slot once the attendant is not busy with it, which waits for nothing then. Under the guard.
+    cdef Slot *slot = slot_find(&channel.slots, number)
+    while slot.busy:
+        wait(&channel.changed, &channel.guard)
+        slot = slot_find(&channel.slots, number)  # the array may have grown
+    return slot
+
+
 cdef void give_slots(Channel *channel, NativeBatch *batch, uint32_t count) noexcept nogil:
-    # Of requests that are still the batch's; under the guard. Who is busy with one waits for nothing.
+    # of requests that are still the batch's; under the guard
     cdef uint32_t i
-    cdef Slot *slot
     for i in range(count):
         if batch.requests[i] != NULL:
-            slot = slot_find(channel, channel.numbers[i])
-            while slot.busy:
-                wait(&channel.changed, &channel.guard)
-                slot = slot_find(channel, channel.numbers[i])
-            slot_give(channel, slot)
+            slot_give(&channel.slots, slot_at_rest(channel, channel.numbers[i]))
 
 
 cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
@@ -161,6 +163,7 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
     lock(&channel.guard)
     give_slots(channel, batch, batch.count)
     channel.executing = False
+    channel.ledger.executing = False  # also of one that was not sent, or has no DONE
     unlock(&channel.guard)
     notify_all(&channel.changed)
     grants_end(channel)
@@ -222,9 +225,8 @@ cdef bint send_inputs(Channel *channel, NativeBatch *batch, const InputData *sup
         head.flags = IN_ARENA
         head.offset = <uint64_t>(record - channel.arena.base)
     record_write(channel, batch, supplied, channel.numbers, outputs, size, record, in_arena)
-    channel.batches += 1
     head.kind = EXECUTE
-    head.id = channel.batches
+    head.id = channel.execution
     head.size = <uint32_t>size.all
     batch.input_end_ns = now_ns()
     return packet_send(channel.work, &head, sizeof(Head), record, 0 if in_arena else size.all, MSG_DONTWAIT) == 0
@@ -236,11 +238,11 @@ cdef Heard hear(Channel *channel, ssize_t size, Head *head) noexcept nogil:
         memcpy(head, channel.packet, sizeof(Head))
         if head.kind == ALLOCATE:
             return HEARD_WISH if grant_asked(channel, head) else HEARD_NONSENSE
-        if head.kind == DONE and head.id == channel.batches and (
+        if head.kind == DONE and head.id == channel.execution and (
                 head.flags & IN_ARENA or head.size == <size_t>size - sizeof(Head)):
             return HEARD_DONE
     if size > 0:
-        channel_disown(channel)
+        channel_break(channel, "sent neither DONE of the batch that it has nor a wish for memory")
     return HEARD_NONSENSE
 
 
@@ -265,97 +267,122 @@ cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # DONE
 
-cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index, uint64_t number) noexcept nogil:
-    # its sender answers it, or has already done so
-    cdef Slot *slot
-    cdef Request *over = NULL
-    cdef int64_t taken_ns = 0
-    lock(&channel.guard)
-    slot = slot_find(channel, number)
-    while slot.busy:
-        wait(&channel.changed, &channel.guard)
-        slot = slot_find(channel, number)  # the array may have grown
-    slot.detached = True
-    if slot.finished:
-        over = slot.request
-        taken_ns = slot.taken_ns
-    unlock(&channel.guard)
-    batch_detach(batch, index)
-    if over != NULL:
-        finish_detached(channel, over, taken_ns)
-
-
-cdef void keep(Channel *channel, const NativeBatch *batch, uint64_t id) noexcept nogil:
-    # the worker still looks at what the EXECUTE has referred to
-    cdef uint32_t count = 0
-    cdef uint32_t most = 1 + batch.count * batch.signature.input_count
-    cdef Lease *lease = <Lease *>malloc(sizeof(Lease) + most * sizeof(Block *))
+cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
+    # the blocks that the EXECUTE has referred to; NULL: no memory
+    cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count)
     cdef const InputData *data
     cdef uint32_t i, input
-    if lease == NULL:
-        channel_exhausted(channel)  # rather than let it read what belongs to others
-        return
+    if kept == NULL:
+        return NULL
     if channel.execute_block != NULL:
-        lease.blocks[count] = block_share(channel.execute_block)
-        count += 1
+        kept.blocks[kept.count] = block_share(channel.execute_block)
+        kept.count += 1
     for i in range(batch.count):
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
             if data.present and record_refers(channel, data):
-                lease.blocks[count] = block_share(data.block)
-                count += 1
-    lease.id = id
-    lease.count = count
+                kept.blocks[kept.count] = block_share(data.block)
+                kept.count += 1
+    return kept
+
+
+cdef const char *settle(Channel *channel, const NativeBatch *batch, const Origin *origin, bint failed) noexcept nogil:
+    # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
+    # NULL. Under the guard.
+    cdef const char *rule = NULL
+    cdef uint8_t status = RESPONSE_ERROR
+    cdef size_t at = 0
+    cdef size_t size
+    cdef uint32_t i
+    for i in range(batch.count):
+        if not failed:
+            size = response_peek(origin, at, &status)
+            if size == 0:
+                return UNREADABLE
+            at += size
+        rule = slot_done(slot_at_rest(channel, channel.numbers[i]), status)
+        if rule != NULL:
+            return rule
+    return NULL
+
+
+cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index) noexcept nogil:
+    # its sender answers it, or has already done so
+    cdef Slot *slot
+    cdef Request *over = NULL
+    cdef int64_t taken_ns
     lock(&channel.guard)
-    lease.next = channel.leases
-    channel.leases = lease
+    slot = slot_at_rest(channel, channel.numbers[index])
+    batch_detach(batch, index)
+    taken_ns = slot.taken_ns
+    if slot_open(slot):
+        over = slot.request
     unlock(&channel.guard)
+    if over != NULL:
+        finish_detached(channel, over, taken_ns)
 
 
-cdef bint take_responses(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
-    # False: the worker does not speak as it should
-    cdef Origin origin
+cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *origin) noexcept nogil:
+    # False: they cannot be read
     cdef uint8_t status = 0
     cdef size_t at = 0
-    cdef size_t used = 1
+    cdef size_t used
     cdef uint32_t i
+    for i in range(batch.count):
+        used = response_read(origin, at, &batch.requests[i].response, &status)
+        if used == 0:
+            return False
+        at += used
+        if status == RESPONSE_OPEN:
+            detach(channel, batch, i)
+        elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
+            request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
+                "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
+                channel.name))
+    return True
+
+
+cdef void fail_all(NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.count):
+        request_fail(batch.requests[i], status_of_code(head.code), format_text(
+            "%.*s", <int>origin.size, <const char *>origin.record))
+
+
+cdef bint take_results(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
+    # DONE has come; False: the worker has broken a rule, or is gone
+    cdef const char *rule = NULL
+    cdef Kept *kept = NULL
+    cdef Origin origin
+    batch.output_start_ns = now_ns()
     origin.record_block = granted_record(channel, head)
     if origin.record_block == NULL:
         return False
     origin.record = origin.record_block.data
     origin.size = head.size
     origin.arena = channel.arena
-    origin.blocks = channel.grants
-    origin.count = channel.grant_count
-    if head.flags & FAILED:
-        for i in range(batch.count):
-            request_fail(batch.requests[i], status_of_code(head.code), format_text(
-                "%.*s", <int>origin.size, <const char *>origin.record))
-    else:
-        for i in range(batch.count):
-            used = response_read(&origin, at, &batch.requests[i].response, &status)
-            if used == 0:
-                break
-            at += used
-            if status == RESPONSE_OPEN:
-                detach(channel, batch, i, channel.numbers[i])
-            elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
-                request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
-                    "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
-                    channel.name))
-    block_give(origin.record_block)
-    return used != 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-cdef bint take_results(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
-    # DONE has come; False: the worker does not speak as it should
-    batch.output_start_ns = now_ns()
+    origin.guard = &channel.guard
+    origin.ledger = &channel.ledger
+    origin.kind = LOAN_OUTPUT
     if head.flags & KEPT:
-        keep(channel, batch, head.id)
-    if not take_responses(channel, batch, head):
-        channel_disown(channel)
+        kept = kept_of(channel, batch)
+        if kept == NULL:
+            rule = NO_MEMORY_TO_KEEP
+    lock(&channel.guard)
+    if rule == NULL:
+        kept = execution_end(&channel.ledger, kept, &rule)
+    if rule == NULL:
+        rule = settle(channel, batch, &origin, head.flags & FAILED)
+    unlock(&channel.guard)
+    kept_give(kept)
+    if rule == NULL:
+        if head.flags & FAILED:
+            fail_all(batch, head, &origin)
+        elif not read_responses(channel, batch, &origin):
+            rule = UNREADABLE
+    block_give(origin.record_block)
+    if rule != NULL:
+        channel_break(channel, rule)
         return False
     grants_learn(channel, batch)
     return True

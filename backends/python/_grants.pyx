@@ -2,14 +2,15 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport Request
 from _native.memory.arena cimport arena_holds, arena_take
-from _native.memory.resource cimport Block, block_give, block_take
-from backends.python._channel cimport MSG_DONTWAIT, Channel, channel_disown, packet_send
+from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.request.request cimport Request
+from _native.threads cimport lock, unlock
+from backends.python._channel cimport MSG_DONTWAIT, Channel, channel_break, channel_exhausted, packet_send
+from backends.python._loans cimport LOAN_OUTPUT, Loan, LoanKind, loan_begin, loan_end_one, loan_find
 from backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
 
 cdef enum:
@@ -17,27 +18,51 @@ cdef enum:
     FORGET = 16              # batches after which a large output is mostly forgotten
 
 
+cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil:
+    cdef Block *block = arena_take(channel.arena, size)
+    cdef bint lent
+    if block == NULL:
+        return NULL
+    lock(&channel.guard)
+    lent = loan_begin(&channel.ledger, kind, block, <uint64_t>(block.data - channel.arena.base))
+    unlock(&channel.guard)
+    if lent:
+        return block
+    block_give(block)
+    return NULL
+
+
+cdef Block *lent_record(Channel *channel, LoanKind kind, const Head *head) noexcept nogil:
+    cdef Loan *loan
+    cdef Block *block = NULL
+    cdef Block *copy
+    lock(&channel.guard)
+    loan = loan_find(&channel.ledger, kind, head.offset, head.size)
+    if loan != NULL:
+        block = block_share(loan.block)
+    unlock(&channel.guard)
+    if block == NULL:
+        channel_break(channel, "sent a packet that lies where it may not")
+        return NULL
+    copy = record_copy(channel.arena.base + head.offset, head.size)
+    block_give(block)
+    if copy == NULL:
+        channel_exhausted(channel)
+    return copy
+
+
 cdef Block *grant(Channel *channel, uint64_t size) noexcept nogil:
-    cdef Block **grown
-    cdef Block *block
-    if channel.grant_count == channel.grant_capacity:
-        grown = <Block **>realloc(channel.grants, (channel.grant_capacity * 2 + 4) * sizeof(Block *))
-        if grown == NULL:
-            return NULL
-        channel.grants = grown
-        channel.grant_capacity = channel.grant_capacity * 2 + 4
-    block = arena_take(channel.arena, size)
-    if block != NULL:
-        channel.grants[channel.grant_count] = block
-        channel.grant_count += 1
-    return block
+    return lend(channel, LOAN_OUTPUT, size)
 
 
 cdef void grants_end(Channel *channel) noexcept nogil:
-    while channel.grant_count:
-        channel.grant_count -= 1
-        block_give(channel.grants[channel.grant_count])
+    cdef Block *block
     channel.execute_block = NULL
+    while channel.ledger.of_kind[<int>LOAN_OUTPUT]:  # those of this kind are the caller's
+        lock(&channel.guard)
+        block = loan_end_one(&channel.ledger, LOAN_OUTPUT)
+        unlock(&channel.guard)
+        block_give(block)
 
 
 cdef Block *grant_outputs(Channel *channel, const NativeBatch *batch) noexcept nogil:
@@ -78,7 +103,7 @@ cdef bint grant_asked(Channel *channel, const Head *asked) noexcept nogil:
         head.offset = <uint64_t>(block.data - channel.arena.base)
     sent = packet_send(channel.work, &head, sizeof(Head), NULL, 0, MSG_DONTWAIT)
     if sent > 0:
-        channel_disown(channel)  # it asks without reading the answers
+        channel_break(channel, "asks for memory without reading the answers")
     return sent == 0
 
 
@@ -89,19 +114,11 @@ cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil:
     return block
 
 
-cdef const uint8_t *place_in_grants(const Channel *channel, uint64_t offset, uint32_t size) noexcept nogil:
-    # NULL: it is not the worker's
-    cdef uint32_t i
-    for i in range(channel.grant_count):
-        if grant_holds(channel, channel.grants[i], offset, size):
-            return channel.arena.base + offset
-    return NULL
-
-
 cdef Block *granted_record(Channel *channel, const Head *head) noexcept nogil:
-    cdef const uint8_t *record = channel.packet + sizeof(Head)
+    cdef Block *block
     if head.flags & IN_ARENA:
-        record = place_in_grants(channel, head.offset, head.size)
-        if record == NULL:
-            return NULL
-    return record_copy(record, head.size)
+        return lent_record(channel, LOAN_OUTPUT, head)
+    block = record_copy(channel.packet + sizeof(Head), head.size)
+    if block == NULL:
+        channel_exhausted(channel)
+    return block

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from _native.inference.request cimport Request
+from _native.request.request cimport Request
 
 # Bytes of the object; 0 when the request has no parameters beside those that are the server's own.
 cdef size_t parameters_size(const Request *request) noexcept nogil

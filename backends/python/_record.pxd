@@ -4,8 +4,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint64_t
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport InputData
 from _native.memory.resource cimport Block
+from _native.request.request cimport InputData
 from backends.python._channel cimport Channel
 
 cdef struct RecordSize:

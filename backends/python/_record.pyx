@@ -9,10 +9,12 @@ from libc.string cimport memcpy, memset
 
 from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
-from _native.inference.request cimport InputData, Request
-from _native.inference.signature cimport Signature
 from _native.memory.arena cimport arena_holds
 from _native.memory.resource cimport Block
+from _native.request.record cimport Record
+from _native.request.request cimport InputData, Request
+from _native.request.signature cimport Signature
+from _native.traceparent cimport TRACEPARENT, traceparent_write
 from backends.python._channel cimport Channel
 from backends.python._parameters cimport parameters_size, parameters_write
 from backends.python._wire cimport (
@@ -32,14 +34,16 @@ from backends.python._wire cimport (
 
 cdef enum:
     TENSOR_ALIGNMENT = 16    # of what is copied into a record
-    REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied
+    TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context
+    REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sizes
 
 cdef bint record_refers(const Channel *channel, const InputData *input) noexcept nogil:
-    return input.size >= REFER_FROM and arena_holds(channel.arena, input.data)
+    # a model may write to its inputs
+    return input.size >= REFER_FROM and input.exclusive and arena_holds(channel.arena, input.data)
 
 
 cdef inline bint is_on_device(const InputData *input) noexcept nogil:
@@ -70,13 +74,20 @@ cdef inline uint32_t wanted_outputs(const Request *request) noexcept nogil:
     return count if count < total else <uint32_t>ALL_OUTPUTS
 
 
+cdef inline bint is_traced(const Request *request) noexcept nogil:
+    return request.record != NULL and (<const Record *>request.record).traced
+
+
 cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nogil:
     return (request.id.size > 0 or wanted != <uint32_t>ALL_OUTPUTS or request.correlation.given
-            or request.priority != 0 or request.timeout_us != 0 or request.message.parameter_count > 0)
+            or is_traced(request) or request.priority != 0 or request.timeout_us != 0
+            or request.message.parameter_count > 0)
 
 
 cdef size_t extra_size(const Request *request, uint32_t wanted) noexcept nogil:
     cdef size_t size = sizeof(ExtraRecord) + request.id.size + parameters_size(request)
+    if is_traced(request):
+        size += TRACE_TEXT
     if wanted != <uint32_t>ALL_OUTPUTS:
         size += wanted * sizeof(uint16_t)
     if request.correlation.given and request.correlation.text.data != NULL:
@@ -183,6 +194,13 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
         write_cuda_memory(writer, data)
 
 
+cdef void trace_write(const Request *request, uint8_t *at) noexcept nogil:
+    # {"traceparent":"..."}
+    memcpy(at, <const char *>b'{"traceparent":"', 16)
+    traceparent_write(&(<const Record *>request.record).context, <char *>at + 16)
+    memcpy(at + 16 + TRACEPARENT, <const char *>b'"}', 2)
+
+
 cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) noexcept nogil:
     cdef ExtraRecord *out = <ExtraRecord *>(writer.record + writer.at)
     cdef uint8_t *at = <uint8_t *>(out + 1)
@@ -208,6 +226,9 @@ cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) n
         out.correlation = request.correlation.number
     out.parameters_size = <uint32_t>parameters_size(request)
     parameters_write(request, at)
+    if is_traced(request):
+        out.trace_size = TRACE_TEXT
+        trace_write(request, at + out.parameters_size)
     writer.at += extra_size(request, wanted)
 
 

@@ -1,7 +1,8 @@
 """Reading what a worker answers.
 
 The record is a private copy, so that what was checked stays as it was; the tensors stay where the worker has put them,
-in a grant or among the inputs, and the response refers to them there. A worker is the operator's code, not an
+in a grant or among the inputs, and the response refers to them there. Only what has a structure of its own (BYTES) is
+copied before it is checked, because the worker can still write to the arena. A worker is the operator's code, not an
 attacker's, but it may have gone mad: nothing that it says is used before it is checked.
 """
 
@@ -10,19 +11,6 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from _native.execution.scatter cimport bytes_of_elements, request_set_state
-from _native.inference.request cimport (
-    STATUS_CANCELLED,
-    STATUS_INTERNAL,
-    STATUS_INVALID_ARGUMENT,
-    STATUS_NOT_FOUND,
-    STATUS_UNAVAILABLE,
-    STATUS_UNIMPLEMENTED,
-    OutputData,
-    Request,
-    Response,
-    response_fail,
-)
-from _native.inference.signature cimport MAX_RANK, TensorSignature
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.protobuf.codec cimport (
     PARAMETER_BOOL,
@@ -33,7 +21,19 @@ from _native.protobuf.codec cimport (
     ParameterKind,
 )
 from _native.protobuf.datatype cimport DT_BF16, DT_BYTES, DT_UINT16, Datatype, datatype_name, datatype_size
+from _native.request.request cimport OutputData, Request, Response, response_fail
+from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
+from _native.status cimport (
+    STATUS_CANCELLED,
+    STATUS_INTERNAL,
+    STATUS_INVALID_ARGUMENT,
+    STATUS_NOT_FOUND,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+)
 from _native.text cimport format_text
+from _native.threads cimport lock, unlock
+from backends.python._loans cimport Loan, loan_find
 from backends.python._wire cimport (
     CODE_ALREADY_EXISTS,
     CODE_CANCELLED,
@@ -80,15 +80,46 @@ cdef inline bint within(const Block *block, const uint8_t *data, size_t size) no
             and size <= <size_t>(block.data + block.size - data))
 
 
-cdef Block *holder_of(const Origin *origin, const Request *request, const uint8_t *data, size_t size) noexcept nogil:
+cdef Block *holder_of(const Origin *origin, const Request *request, uint64_t offset, uint64_t size) noexcept nogil:
+    # the block that holds this part of the arena, if the worker may answer with it, with one more reference
+    cdef const uint8_t *data = origin.arena.base + offset
+    cdef const Loan *loan
+    cdef Block *block = NULL
     cdef uint32_t i
-    for i in range(origin.count):
-        if within(origin.blocks[i], data, size):
-            return origin.blocks[i]
+    lock(origin.guard)
+    loan = loan_find(origin.ledger, origin.kind, offset, size)
+    if loan != NULL:
+        block = block_share(loan.block)
+    unlock(origin.guard)
+    if block != NULL:
+        return block
     for i in range(request.signature.input_count):
         if request.inputs[i].present and within(request.inputs[i].block, data, size):
-            return request.inputs[i].block
+            return block_share(request.inputs[i].block)
     return NULL
+
+
+cdef Block *content_of(const Origin *origin, const Request *request, const TensorRecord *record,
+                       const uint8_t **data) noexcept nogil:
+    # The block that the tensor lies in, with one more reference; NULL: the worker may not put it there. BYTES tensors
+    # have lengths in them, which must stay as they were checked, so the worker must not reach them any more.
+    cdef Block *block
+    cdef Block *copy
+    if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
+        data[0] = origin.record + record.offset
+        return block_share(origin.record_block)
+    if record.place != PLACE_ARENA or record.offset > origin.arena.size:
+        return NULL
+    data[0] = origin.arena.base + record.offset
+    block = holder_of(origin, request, record.offset, record.size)
+    if block == NULL or record.datatype != DT_BYTES:
+        return block
+    copy = block_take(max(<size_t>1, record.size))
+    if copy != NULL:
+        memcpy(copy.data, data[0], record.size)
+        data[0] = copy.data
+    block_give(block)
+    return copy
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,7 +164,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
     cdef const TensorSignature *tensor
     cdef OutputData *out
     cdef const uint8_t *data = NULL
-    cdef Block *block = NULL
+    cdef Block *block
     cdef char *wrong
     if record.index >= request.signature.output_count + request.signature.kept_count:
         return
@@ -142,12 +173,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
         record.datatype = DT_BF16  # its bits: what a model has that does without ml_dtypes
     if not tensor.state and not response.outputs[record.index].wanted:
         return
-    if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
-        data = origin.record + record.offset
-        block = origin.record_block
-    elif record.place == PLACE_ARENA and record.offset <= origin.arena.size:
-        data = origin.arena.base + record.offset
-        block = holder_of(origin, request, data, record.size)
+    block = content_of(origin, request, record, &data)
     if block == NULL:
         wrong = format_text("output '%s' lies where the worker may not put it", tensor.name.data)
     else:
@@ -155,15 +181,18 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
     if wrong == NULL and tensor.state and not request_set_state(
             response.request, tensor.state - 1, block_share(block), data, record.size, shape, record.rank, &wrong):
         response_fail(response, STATUS_INTERNAL, wrong)
+        block_give(block)
         return
     if wrong != NULL:
         response_fail(response, STATUS_INTERNAL, wrong)
+        block_give(block)
         return
     if record.index >= request.signature.output_count or not response.outputs[record.index].wanted:
+        block_give(block)
         return
     out = &response.outputs[record.index]
     block_give(out.block)  # of a model that answers an output twice
-    out.block = block_share(block)
+    out.block = block
     out.data = data
     out.size = record.size
     out.datatype = <Datatype>record.datatype
@@ -248,14 +277,29 @@ cdef size_t take_tensors(const Origin *origin, size_t at, size_t end, uint32_t c
     return at
 
 
+cdef size_t read_head(const Origin *origin, size_t at, ResponseRecord *head) noexcept nogil:
+    if origin.size - at < sizeof(ResponseRecord):
+        return 0
+    memcpy(head, origin.record + at, sizeof(ResponseRecord))
+    if head.size < sizeof(ResponseRecord) or head.size > origin.size - at or head.status > RESPONSE_RESCHEDULE:
+        return 0
+    return head.size
+
+
+cdef size_t response_peek(const Origin *origin, size_t at, uint8_t *status) noexcept nogil:
+    cdef ResponseRecord head
+    cdef size_t size = read_head(origin, at, &head)
+    if size:
+        status[0] = head.status
+    return size
+
+
 cdef size_t response_read(const Origin *origin, size_t at, Response *response, uint8_t *status) noexcept nogil:
+    cdef const Signature *signature = response.request.signature
     cdef ResponseRecord head
     cdef size_t end
     cdef uint32_t i
-    if origin.size - at < sizeof(ResponseRecord):
-        return 0
-    memcpy(&head, origin.record + at, sizeof(ResponseRecord))
-    if head.size < sizeof(ResponseRecord) or head.size > origin.size - at or head.status > RESPONSE_RESCHEDULE:
+    if read_head(origin, at, &head) == 0 or head.tensors > signature.output_count + signature.kept_count:
         return 0
     status[0] = head.status
     end = at + head.size
@@ -269,7 +313,7 @@ cdef size_t response_read(const Origin *origin, size_t at, Response *response, u
                                                     head.parameters_size):
         return 0
     if head.status == RESPONSE_OK:
-        for i in range(response.request.signature.output_count):
+        for i in range(signature.output_count):
             if response.outputs[i].block == NULL:
                 response.outputs[i].wanted = False
     return head.size

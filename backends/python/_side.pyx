@@ -6,38 +6,50 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from _native.atomic cimport load32
-from _native.inference.bridge cimport Bridge, bridge_return
-from _native.inference.request cimport (
-    STATUS_INTERNAL,
-    STATUS_OK,
-    Request,
-    Response,
-    response_fail,
-    response_free,
-    response_new,
-)
-from _native.inference.response cimport response_complete
-from _native.memory.arena cimport arena_take
 from _native.memory.resource cimport Block, block_give, block_wrap
+from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.request cimport Request, Response, response_fail, response_free, response_new
+from _native.request.response cimport response_complete
+from _native.status cimport STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text
 from _native.threads cimport lock, notify_all, unlock
 from backends.python._channel cimport (
     Channel,
-    Granted,
-    Slot,
+    channel_break,
+    channel_exhausted,
     channel_give,
-    channel_disown,
     channel_share,
-    credit_due,
     finish_detached,
-    lease_at,
-    lease_release,
     send_credit,
     side_send,
-    slot_find,
 )
-from backends.python._grants cimport grant_holds, record_copy
+from backends.python._grants cimport lend, lent_record, record_copy
+from backends.python._loans cimport (
+    LOAN_MESSAGE,
+    LOAN_PACKET,
+    Kept,
+    Loan,
+    LoanKind,
+    execution_release,
+    kept_give,
+    loan_end,
+    loan_find,
+)
 from backends.python._responses cimport Origin, response_read
+from backends.python._slots cimport (
+    READ_FURTHER,
+    READ_NOTHING,
+    READ_OWN,
+    READ_SURPLUS,
+    Reading,
+    Slot,
+    slot_ask,
+    slot_credit,
+    slot_find,
+    slot_read,
+    slot_response,
+    slot_return,
+)
 from backends.python._wire cimport (
     ALLOCATE,
     ALLOCATED,
@@ -54,65 +66,71 @@ from backends.python._wire cimport (
     TensorRecord,
 )
 
-cdef enum:
-    MOST_GRANTS = 64         # that a worker may hold on the side socket at a time
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Grants
 
 cdef void side_allocate(Channel *channel, const Head *asked) noexcept nogil:
     cdef Head head
-    cdef Granted *granted = <Granted *>malloc(sizeof(Granted))
+    cdef Block *block = lend(channel, LOAN_PACKET, asked.offset)
     memset(&head, 0, sizeof(Head))
     head.kind = ALLOCATED
     head.id = asked.id
-    head.code = 1
-    if granted != NULL:
-        granted.block = arena_take(channel.arena, asked.offset)
-        if granted.block != NULL:
-            granted.next = channel.side_grants
-            channel.side_grants = granted
-            head.code = 0
-            head.offset = <uint64_t>(granted.block.data - channel.arena.base)
-        else:
-            free(granted)
+    if block == NULL:
+        head.code = 1
+    else:
+        head.offset = <uint64_t>(block.data - channel.arena.base)
     side_send(channel, &head, NULL, 0)
 
 
-cdef void spend(Channel *channel, uint64_t offset) noexcept nogil:
-    # the grant that holds this byte ends
-    cdef Granted **link = &channel.side_grants
-    cdef Granted *granted
-    cdef const uint8_t *data = channel.arena.base + offset
-    while link[0] != NULL:
-        granted = link[0]
-        if granted.block.data <= data < granted.block.data + granted.block.size:
-            link[0] = granted.next
-            block_give(granted.block)
-            free(granted)
-            return
-        link = &granted.next
+cdef bint spend(Channel *channel, LoanKind kind, uint64_t offset) noexcept nogil:
+    # the loan of this kind that holds this byte ends; False: there is none
+    cdef Block *block = NULL
+    cdef Loan *loan
+    lock(&channel.guard)
+    loan = loan_find(&channel.ledger, kind, offset, 1)
+    if loan != NULL:
+        block = loan_end(&channel.ledger, loan)
+    unlock(&channel.guard)
+    block_give(block)
+    return block != NULL
 
 
-cdef void spend_named(Channel *channel, const uint8_t *record, size_t size) noexcept nogil:
-    # the grants that the tensors of this response lie in
-    cdef ResponseRecord head
+cdef void spend_named(Channel *channel, const Head *head, const Block *record) noexcept nogil:
+    # the grants that a response lies in: its record, of which this is a copy, and its tensors
+    cdef ResponseRecord response
     cdef TensorRecord tensor
     cdef size_t at = sizeof(ResponseRecord)
     cdef uint32_t _
-    if size < sizeof(ResponseRecord) or channel.side_grants == NULL:
+    if channel.ledger.of_kind[<int>LOAN_PACKET] == 0:  # this thread is the only one that lends and ends these
         return
-    memcpy(&head, record, sizeof(ResponseRecord))
-    for _ in range(head.tensors):
-        if size - at < sizeof(TensorRecord):
+    if head.flags & IN_ARENA:
+        spend(channel, LOAN_PACKET, head.offset)
+    if head.size < sizeof(ResponseRecord):
+        return
+    memcpy(&response, record.data, sizeof(ResponseRecord))
+    for _ in range(response.tensors):
+        if head.size < at + sizeof(TensorRecord):
             return
-        memcpy(&tensor, record + at, sizeof(TensorRecord))
+        memcpy(&tensor, record.data + at, sizeof(TensorRecord))
         if tensor.place == PLACE_ARENA:
-            spend(channel, tensor.offset)
+            spend(channel, LOAN_PACKET, tensor.offset)
         at += sizeof(TensorRecord) + tensor.rank * sizeof(int64_t)
-        if at > size:
-            return
+
+
+cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
+    # a message, known by its place, or an execution, known by its number
+    cdef const char *rule = NULL
+    cdef Kept *kept
+    if head.id == 0:
+        if not spend(channel, LOAN_MESSAGE, head.offset):
+            channel_break(channel, "released memory that it does not have")
+        return
+    lock(&channel.guard)
+    kept = execution_release(&channel.ledger, head.id, &rule)
+    unlock(&channel.guard)
+    kept_give(kept)
+    if rule != NULL:
+        channel_break(channel, rule)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,10 +148,10 @@ cdef void acknowledge(void *owner) noexcept nogil:
     cdef Slot *slot
     cdef uint32_t credit = 0
     lock(&channel.guard)
-    slot = slot_find(channel, receipt.number)
+    slot = slot_find(&channel.slots, receipt.number)
     if slot != NULL:
-        slot.returned += 1
-        credit = credit_due(slot)
+        slot_return(slot, 1)
+        credit = slot_credit(slot)
     unlock(&channel.guard)
     send_credit(channel, receipt.number, credit)
     channel_give(channel)
@@ -144,10 +162,10 @@ cdef void take_credit_wish(Channel *channel, uint64_t number) noexcept nogil:
     cdef Slot *slot
     cdef uint32_t credit = 0
     lock(&channel.guard)
-    slot = slot_find(channel, number)
+    slot = slot_find(&channel.slots, number)
     if slot != NULL:
-        slot.asked = True
-        credit = credit_due(slot)
+        slot_ask(slot)
+        credit = slot_credit(slot)
     unlock(&channel.guard)
     send_credit(channel, number, credit)
 
@@ -167,45 +185,34 @@ cdef Block *receipt_new(Channel *channel, uint64_t number) noexcept nogil:
     return block
 
 
-cdef Block *copy_record(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
-    # NULL: it is not where it may be, or there is no memory
-    cdef const Granted *granted = channel.side_grants
+cdef Block *record_of(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    # a private copy; NULL: the worker is ended
+    cdef Block *block
     if head.flags & IN_ARENA:
-        while granted != NULL and not grant_holds(channel, granted.block, head.offset, head.size):
-            granted = granted.next
-        if granted == NULL:
-            return NULL
-        record = channel.arena.base + head.offset
-    return record_copy(record, head.size)
+        return lent_record(channel, LOAN_PACKET, head)
+    block = record_copy(record, head.size)
+    if block == NULL:
+        channel_exhausted(channel)
+    return block
 
 
-cdef bint fill(Channel *channel, const Head *head, const uint8_t *record, Response *response) noexcept nogil:
-    # False: the worker does not speak as it should
+cdef bint fill(Channel *channel, const Head *head, Block *record, Response *response) noexcept nogil:
+    # False: the worker is ended
     cdef Origin origin
-    cdef Block *grants[MOST_GRANTS]
-    cdef const Granted *granted = channel.side_grants
     cdef uint8_t status
-    cdef size_t used
-    origin.record_block = copy_record(channel, head, record)
-    if origin.record_block == NULL:
-        return False
-    origin.record = origin.record_block.data
+    origin.record_block = record
+    origin.record = record.data
     origin.size = head.size
     origin.arena = channel.arena
-    origin.blocks = grants
-    origin.count = 0
-    while granted != NULL and origin.count < MOST_GRANTS:
-        grants[origin.count] = granted.block
-        origin.count += 1
-        granted = granted.next
-    used = response_read(&origin, 0, response, &status)
+    origin.guard = &channel.guard
+    origin.ledger = &channel.ledger
+    origin.kind = LOAN_PACKET
+    if response_read(&origin, 0, response, &status) == 0:
+        channel_break(channel, "sent a response that cannot be read")
+        return False
     block_give(response.receipt)
     response.receipt = receipt_new(channel, head.id)
-    spend_named(channel, origin.record, origin.size)
-    if head.flags & IN_ARENA:
-        spend(channel, head.offset)
-    block_give(origin.record_block)
-    return used != 0
+    return True
 
 
 cdef void send_on(Response *response) noexcept nogil:
@@ -219,90 +226,83 @@ cdef void send_on(Response *response) noexcept nogil:
     bridge_return(<Bridge *>request.bridge, response, response)
 
 
-cdef void finish(Channel *channel, uint64_t number) noexcept nogil:
-    # the final response of a request is complete: it leaves now, or with DONE
+cdef bint read_into(Channel *channel, const Head *head, Block *record, Request *request,
+                    Reading reading) noexcept nogil:
+    # read what has come into what it is for; False: the worker is ended
+    cdef Response *response = &request.response
+    if reading == READ_SURPLUS:
+        response_fail(response, STATUS_INTERNAL, format_text(
+            "model '%s' has given more than one response, the request takes only one", request.signature.name.data))
+    elif reading == READ_FURTHER:
+        response = response_new(request)
+        if response == NULL:
+            channel_exhausted(channel)
+            return False
+        if not fill(channel, head, record, response):
+            response_free(response)
+            return False
+        send_on(response)
+    elif head.flags & EMPTY:
+        response.empty = response.empty or reading == READ_OWN
+    elif not fill(channel, head, record, response):
+        return False
+    if head.flags & FINAL and response.status == STATUS_OK and not response.empty:
+        response_complete(response)
+    return True
+
+
+cdef void finish_reading(Channel *channel, const Head *head, Reading reading) noexcept nogil:
+    # the request goes its way, if it has its final response and DONE has come
     cdef Slot *slot
     cdef Request *over = NULL
-    cdef int64_t taken_ns = 0
+    cdef int64_t taken_ns
+    cdef uint32_t credit = 0
     lock(&channel.guard)
-    slot = slot_find(channel, number)
-    slot.busy = False
-    if slot.detached:
+    slot = slot_find(&channel.slots, head.id)
+    taken_ns = slot.taken_ns
+    if slot_read(slot, head.flags):
         over = slot.request
-        taken_ns = slot.taken_ns
-    else:
-        slot.finished = True
+    elif reading == READ_SURPLUS:
+        slot_return(slot, 1)  # nobody reads it, so that nobody else does
+        credit = slot_credit(slot)
     unlock(&channel.guard)
     notify_all(&channel.changed)
+    send_credit(channel, head.id, credit)
     if over != NULL:
         finish_detached(channel, over, taken_ns)
 
 
-cdef inline bint takes_one(const Request *request) noexcept nogil:
-    return request.single or not request.signature.decoupled
-
-
-cdef void take_response(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+cdef void take_response(Channel *channel, const Head *head, const uint8_t *data) noexcept nogil:
     # A response that is not final goes its way at once, unless the request takes only one: then it is kept as the final
     # one, and leaves when the sender says that it was.
-    cdef Slot *slot
-    cdef Request *request
-    cdef Response *response = NULL
-    cdef bint final = head.flags & FINAL
-    cdef bint second = False
-    cdef bint good = True
-    lock(&channel.guard)
-    slot = slot_find(channel, head.id)
-    if slot == NULL or slot.finished:
-        unlock(&channel.guard)
-        spend_named(channel, record, 0 if head.flags & IN_ARENA else head.size)
-        return
-    slot.busy = True  # so that it stays, though the guard is not held
-    request = slot.request
-    if takes_one(request) and slot.answered:
-        second = not head.flags & EMPTY
-    else:
-        response = &request.response
-    if not head.flags & EMPTY:
-        slot.answered = True
-    unlock(&channel.guard)
-    if second:
-        response_fail(&request.response, STATUS_INTERNAL, format_text(
-            "model '%s' has given more than one response, the request takes only one", request.signature.name.data))
-        spend_named(channel, record, 0 if head.flags & IN_ARENA else head.size)
-    elif response != NULL and not final and not takes_one(request):
-        response = response_new(request)
-        good = response != NULL
-    if good and response != NULL:
-        if head.flags & EMPTY:
-            response.empty = True
-        else:
-            good = fill(channel, head, record, response)
-    if not good:
-        channel_disown(channel)  # its requests are answered when it has ended
-    elif final:
-        if request.response.status == STATUS_OK and not request.response.empty:
-            response_complete(&request.response)
-        finish(channel, head.id)
+    cdef const char *rule
+    cdef Request *request = NULL
+    cdef Reading reading
+    cdef Head said = head[0]
+    cdef Block *record = record_of(channel, head, data)
+    if record == NULL:
         return
     lock(&channel.guard)
-    slot_find(channel, head.id).busy = False
+    rule = slot_response(&channel.slots, head.id, head.flags, &reading)
+    if rule == NULL and reading != READ_NOTHING:
+        request = slot_find(&channel.slots, head.id).request
     unlock(&channel.guard)
-    notify_all(&channel.changed)
-    if response == NULL or response == &request.response:
-        return
-    if good:
-        send_on(response)
-    else:
-        response_free(response)
+    if rule != NULL:
+        channel_break(channel, rule)
+    elif request != NULL:
+        if not read_into(channel, head, record, request, reading):
+            said.flags &= <uint8_t>~FINAL  # the request is answered when the worker has ended
+        finish_reading(channel, &said, reading)
+    spend_named(channel, head, record)
+    block_give(record)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef Block *side_record(Channel *channel, const Head *head) noexcept nogil:
-    cdef Block *block = copy_record(channel, head, NULL)
+    cdef Block *block = lent_record(channel, LOAN_PACKET, head)
     if block != NULL:
-        spend(channel, head.offset)
+        spend(channel, LOAN_PACKET, head.offset)
     return block
 
 
@@ -312,13 +312,12 @@ cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) n
     elif head.kind == ALLOCATE:
         side_allocate(channel, head)
     elif head.kind == FREE:
-        spend(channel, head.offset)
+        if not spend(channel, LOAN_PACKET, head.offset):
+            channel_break(channel, "gave back memory that it does not have")
     elif head.kind == CREDIT:
         take_credit_wish(channel, head.id)
     elif head.kind == RELEASE:
-        lock(&channel.guard)
-        lease_release(channel, head.id if head.id else lease_at(head.offset))
-        unlock(&channel.guard)
+        take_release(channel, head)
     else:
         return False
     return True

@@ -44,9 +44,10 @@ cdef extern from *:
     }
 
     /* The pid; 0 or the negative pid of a child to be waited for, with *error set, when the program does not start.
-       The new process is the leader of a process group and gets SIGKILL when the calling *thread* ends. */
+       The new process is the leader of a process group, ignores SIGTERM and SIGINT, and gets SIGKILL
+       when the calling *thread* ends; SIGCONT if it outlives that. */
     static pid_t inferd_spawn(const char *program, char *const argv[], char *const envp[], const char *folder,
-                              const int *fds, int count, int *error) {
+                              const int *fds, int count, int outlives, int *error) {
         volatile int failed = 0;
         sigset_t all, old;
         pid_t parent = getpid();
@@ -58,8 +59,12 @@ cdef extern from *:
             memset(&usual, 0, sizeof usual);
             usual.sa_handler = SIG_DFL;
             for (int n = 1; n < NSIG; n++) sigaction(n, &usual, NULL);
-            prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-            if (getppid() != parent) _exit(127);
+            /* sent to every process of a service at once; the server decides when workers end */
+            usual.sa_handler = SIG_IGN;
+            sigaction(SIGTERM, &usual, NULL);
+            sigaction(SIGINT, &usual, NULL);
+            prctl(PR_SET_PDEATHSIG, outlives ? SIGCONT : SIGKILL, 0, 0, 0);
+            if (!outlives && getppid() != parent) _exit(127);
             setpgid(0, 0);
             int problem = inferd_place(fds, count);
             if (!problem && folder && chdir(folder)) problem = errno;
@@ -78,9 +83,11 @@ cdef extern from *:
         *error = pid < 0 ? problem : failed;
         return *error ? (pid > 0 ? -pid : 0) : pid;
     }
+    static int inferd_adopt(void) { return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) ? errno : 0; }
     """
     int spawn_process "inferd_spawn"(const char *program, char **argv, char **envp, const char *folder, const int *fds,
-                                     int count, int *error) nogil
+                                     int count, int outlives, int *error) nogil
+    int adopt "inferd_adopt"() nogil
 
 cdef enum:
     MOST_DESCRIPTORS = 16
@@ -97,10 +104,23 @@ cdef char **pointers(list texts) except NULL:
     return out
 
 
-def spawn(program: str, arguments: list[str], environment: dict[str, str], folder: str, descriptors: list[int]) -> int:
+def adopt_orphans() -> None:
+    """Have this process become the parent of all its descendants whose parent ends.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    cdef int error = adopt()
+    if error:
+        raise OSError(error, strerror(error).decode())
+
+
+def spawn(program: str, arguments: list[str], environment: dict[str, str], folder: str, descriptors: list[int],
+          outlives: bool = False) -> int:
     """Start a process.
 
-    It becomes the leader of a process group of its own, and the kernel kills it (SIGKILL) when the calling thread ends.
+    It becomes the leader of a process group of its own, ignores SIGTERM and SIGINT, and the kernel kills it (SIGKILL)
+    when the calling thread ends.
 
     Args:
         program: path of the executable.
@@ -108,6 +128,7 @@ def spawn(program: str, arguments: list[str], environment: dict[str, str], folde
         environment: all of its variables.
         folder: its working directory.
         descriptors: what its descriptors 0, 1, 2, ... are; it gets no others.
+        outlives: it is not killed then, but gets SIGCONT, so that it sees the end also where somebody has stopped it.
 
     Returns:
         Its process id; the caller must wait for it (os.waitpid).
@@ -125,6 +146,7 @@ def spawn(program: str, arguments: list[str], environment: dict[str, str], folde
     cdef int count = <int>len(descriptors)
     cdef int error = 0
     cdef int pid
+    cdef bint lives_on = outlives
     cdef char **arguments_out = pointers(argv)
     cdef char **environment_out = NULL
     if count > MOST_DESCRIPTORS:
@@ -135,7 +157,8 @@ def spawn(program: str, arguments: list[str], environment: dict[str, str], folde
         for i in range(count):
             fds[i] = descriptors[i]
         with nogil:
-            pid = spawn_process(program_text, arguments_out, environment_out, folder_text, fds, count, &error)
+            pid = spawn_process(program_text, arguments_out, environment_out, folder_text, fds, count, lives_on,
+                                &error)
     finally:
         free(arguments_out)
         free(environment_out)

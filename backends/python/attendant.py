@@ -14,7 +14,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up
+from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, bury
 from backends.python.thread import ThreadWorker
 from backends.python.worker import protocol
 
@@ -139,7 +139,9 @@ class Attendant:
         except OSError as error:
             return None, f"its worker process cannot be started: {error}"
         link = self.link
-        link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.output, worker.errors)
+        link.connect(
+            worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
+        )
         said = ""
         try:
             self.said = bring_up(link, self._post.launch)
@@ -153,17 +155,14 @@ class Attendant:
             log.exception("%s: its worker cannot be looked after", self._name)
             said = f"{type(error).__name__}: {error}"
         overdue, fault = link.overdue, link.fault
-        worker.kill()
-        while link.attend(False)[0] != "end":  # what it has said by then is dealt with
-            pass
+        how = bury(link, worker)
         self._lines.end()
-        how = worker.reap()
         if overdue:
             return worker, (
                 f"an execution took longer than {self._post.execution_timeout:g} s, so its worker process was ended"
             )
         if fault:
-            return worker, f"its worker {fault} and was ended"
+            return worker, f"its worker was ended because it {fault}"
         return worker, said or f"its {how}"
 
     def _come_up(self, worker: Worker | ThreadWorker) -> None:
@@ -177,7 +176,7 @@ class Attendant:
         """Until the worker ends, by itself or because the instance is closed."""
         while True:
             event = self.link.attend(False)[0]
-            if event == "end":
+            if event == "end" or self.link.killed:
                 return
             if self._closing.is_set():
                 self._finish()
@@ -187,12 +186,12 @@ class Attendant:
         """Wait for what is open, then have the worker finalize its model and exit."""
         until = time.monotonic() + self._post.finish_timeout
         while self.link.open and time.monotonic() < until:
-            if self.link.attend(False, STEP)[0] == "end":
+            if self.link.attend(False, STEP)[0] == "end" or self.link.killed:
                 return
         self.link.send_work(protocol.FINALIZE)
         event = "packet"
         while event == "packet":  # FINALIZED, and then its end
             event = self.link.attend(True, max(0.0, until - time.monotonic()))[0]
-        if event != "end":
+        if event == "time":
             log.warning("%s: its worker did not finish within %g s and is killed", self._name,
                         self._post.finish_timeout)  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,11 +27,11 @@ from backends.api import (
     Services,
     TensorSpec,
 )
-from backends.python._attend import TeamHandle
+from backends.python._attend import FloodError, NonsenseError, TeamHandle
 from backends.python.arenas import arena_of
 from backends.python.attendant import Attendant, Post
 from backends.python.completion import complete, may_complete
-from backends.python.environment import find_environment
+from backends.python.environment import Environment, find_environment
 from backends.python.options import BackendOptions, read_backend_options, read_model_options
 from backends.python.process import Launch
 from backends.python.worker import protocol
@@ -35,12 +39,16 @@ from backends.python.worker import protocol
 log = logging.getLogger("inferd.python")
 
 MODEL_FILE = "model.py"
+MODEL_CLASS = "TritonPythonModel"
+THREADS = "OMP_NUM_THREADS"  # what torch, MKL, OpenBLAS and OpenMP look at
 PROGRAM_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"  # beside the program of a Python-based backend
 DATATYPES = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
 }  # fmt: skip
-WINDOW = 64  # responses of one request that a sender may have on their way to the client; as in _channel.pyx
+WINDOW = 64  # responses of one request that a sender may have on their way to the client; as in _slots.pxd
+MOST_ASKED = 256  # CALLs of a worker under way
+MOST_ASKED_BYTES = 1 << 30
 LEVELS = {
     protocol.LOG_VERBOSE: logging.DEBUG,
     protocol.LOG_INFO: logging.INFO,
@@ -73,6 +81,10 @@ class PythonBackend(Backend):
             self._options = read_backend_options(self.config)
         return PythonModel(source, self._options, self._program, self.services)
 
+    def check(self, source: ModelSource) -> None:
+        """Look at the model's file without running it."""
+        self.load(source).check_syntax()
+
     def complete(self, source: ModelSource) -> str | None:
         """Run auto_complete_config, if the model has it, in a process that ends with it."""
         if not may_complete(self._program or source.model_file(MODEL_FILE)):
@@ -90,12 +102,19 @@ class PythonModel(Model):
         self._services = services
         self._file = program or source.model_file(MODEL_FILE)
         if not self._file.is_file():
-            raise BackendError(f"unable to find '{self._file}' for model '{source.spec.name}'")
+            raise source.not_found(self._file)
         model_dir = source.path.parent
         self._model_options = read_model_options(source.spec, options)
         packed = self._file.parent / PROGRAM_ENVIRONMENT
         environment = self._model_options.environment or (str(packed) if program and packed.is_file() else "")
-        self._environment = find_environment(environment, model_dir, options.cache)
+        found = find_environment(
+            environment,
+            model_dir,
+            options.cache,
+            options.passed,
+            anywhere=not (source.from_client and self._model_options.environment),
+        )
+        self._environment = _with_threads(found, source)
         if (model_dir / "triton_python_backend_stub").exists():
             log.warning(
                 "model '%s': triton_python_backend_stub is not used; %s names an environment with any Python from 3.9",
@@ -118,6 +137,25 @@ class PythonModel(Model):
         if spec.kind == "GPU" and options.gpu_inputs:
             instance.input_device = spec.device
         return instance
+
+    def check_syntax(self) -> None:
+        """Find what the parser finds, where the server's own Python runs the model, and a class that is missing.
+
+        Raises:
+            BackendError: the file cannot be read or parsed, or does not define the class.
+        """
+        if self._environment.python != sys.executable:
+            return  # another version may take what this one does not
+        try:
+            module = ast.parse(self._file.read_bytes(), str(self._file))
+        except (SyntaxError, ValueError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            text = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise BackendError(f"{self._file}{line}: {type(error).__name__}: {text}") from error
+        except OSError as error:
+            raise BackendError(f"{self._file}: {(error.strerror or str(error)).lower()}") from error
+        if not _may_define(module, MODEL_CLASS):
+            raise BackendError(f"{self._file}: it must define the class {MODEL_CLASS}")
 
     def complete(self) -> dict[str, Any]:
         """The configuration as the model completes it.
@@ -157,6 +195,29 @@ class PythonModel(Model):
         }
 
 
+def _may_define(module: ast.Module, name: str) -> bool:
+    """Whether the file has the name where that may define it, or imports everything of a module."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.alias) and {node.name, node.asname} & {name, "*"}:
+            return True
+    return False
+
+
+def _with_threads(environment: Environment, source: ModelSource) -> Environment:
+    """The environment with OMP_NUM_THREADS, unless that is set: instances that each use every core slow each other."""
+    config = json.loads(source.config_json) if source.config_json else {}
+    workers = sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
+    if workers < 2 or THREADS in environment.variables:
+        return environment
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    log.info("model '%s': %s=%d in each of its %d workers", source.spec.name, THREADS, threads, workers)
+    return replace(environment, variables={**environment.variables, THREADS: str(threads)})
+
+
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": DATATYPES[spec.datatype], "dims": list(spec.dims)}
 
@@ -172,6 +233,8 @@ class PythonInstance(NativeInstance):
         self._lock = threading.Lock()
         self._asked: Future[bool] | None = None  # is_ready() of the model
         self._questions = 0
+        self._asking = 0  # CALLs under way
+        self._asking_bytes = 0
         self._attendant = Attendant(post, self._on_packet, self._on_change)
         if services is not None:
             self._attendant.link.allow_calls(services.entrance)
@@ -201,6 +264,10 @@ class PythonInstance(NativeInstance):
         if not self._attendant.said.get("is_ready"):
             return None
         with self._lock:
+            if not self._attendant.up:  # nobody would answer, as _on_change has been here or will be
+                unready: Future[bool] = Future()
+                unready.set_result(False)
+                return unready
             if self._asked is None or self._asked.done():
                 self._asked = Future()
                 self._questions += 1
@@ -226,7 +293,10 @@ class PythonInstance(NativeInstance):
 
     def _on_change(self) -> None:
         if not self._attendant.up:
-            self._answered(self._questions, False)
+            with self._lock:
+                asked, self._asked = self._asked, None
+            if asked is not None and not asked.done():
+                asked.set_result(False)
             self._forget_measures()
         for changed in self._changed:
             changed()
@@ -243,9 +313,9 @@ class PythonInstance(NativeInstance):
                 log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
             self._answered(number, bool(flags & protocol.TRUE))
         elif kind == protocol.CALL:
-            self._serve_call(number, json.loads(record))
+            self._serve_call(number, record)
         elif kind == protocol.METRIC and self._services is not None:
-            self._services.measure(self, json.loads(record))
+            self._services.measure(self, _object(record))
         elif kind == protocol.LOG:
             log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
 
@@ -253,18 +323,71 @@ class PythonInstance(NativeInstance):
         if self._services is not None:
             self._services.forget_measures(self)
 
-    def _serve_call(self, number: int, call: dict[str, Any]) -> None:
+    def _serve_call(self, number: int, record: bytes) -> None:
         """What the model asks of the server that is no inference; see CALL in worker/protocol.py."""
+        call = _call(record)
+        with self._lock:
+            if self._asking == MOST_ASKED or self._asking_bytes + len(record) > MOST_ASKED_BYTES:
+                raise FloodError
+            self._asking += 1
+            self._asking_bytes += len(record)
         if self._services is None:
-            self._tell(number, {"error": "there is no server around this model", "code": protocol.CODE_UNAVAILABLE})
+            nobody: Future[object] = Future()
+            nobody.set_exception(BackendError("there is no server around this model"))
+            self._answer_call(number, len(record), nobody)
             return
-        what = str(call.pop("call"))
+        what = str(call.pop("call", ""))
         self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(
-            lambda done: self._tell(number, _said(done))
+            lambda done: self._answer_call(number, len(record), done)
         )
+
+    def _answer_call(self, number: int, size: int, done: Future[object]) -> None:
+        with self._lock:
+            self._asking -= 1
+            self._asking_bytes -= size
+        self._tell(number, _said(done))
 
     def _tell(self, number: int, answer: Mapping[str, object]) -> None:
         self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(answer).encode())
+
+
+def _object(record: bytes) -> dict[str, Any]:
+    """What a worker has written as a JSON object.
+
+    Raises:
+        NonsenseError: it is none.
+    """
+    try:
+        found = json.loads(record)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise NonsenseError
+    return found
+
+
+def _call(record: bytes) -> dict[str, Any]:
+    """A CALL: a JSON object, and behind it the files that it names, which become its "files".
+
+    Raises:
+        NonsenseError: it is none.
+    """
+    if len(record) < protocol.CALL_HEAD.size:
+        raise NonsenseError
+    at = protocol.CALL_HEAD.size + protocol.CALL_HEAD.unpack_from(record)[0]
+    call = _object(record[protocol.CALL_HEAD.size : at])
+    files = call.get("files") or {}
+    if not isinstance(files, dict):
+        raise NonsenseError
+    contents = {}
+    for path, size in files.items():
+        if not isinstance(size, int) or not 0 <= size <= len(record) - at:
+            raise NonsenseError
+        contents[path] = record[at : at + size]
+        at += size
+    if contents:
+        call["files"] = contents
+    return call
 
 
 def _said(done: Future[object]) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import Launch, Worker, WorkerError, bring_up
+from backends.python.process import Launch, Worker, WorkerError, bring_up, bury
 from backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
@@ -36,23 +36,24 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
         worker = Worker(launch, arena)
     except OSError as error:
         raise BackendError(f"{launch.name}: its worker process cannot be started: {error}") from error
-    link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.output, worker.errors)
+    link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors)
     said: dict[str, Any] = {}
     why = ""
     try:
         said = bring_up(link, launch)
-    except WorkerError as error:
+    except (WorkerError, MemoryError) as error:
         why = str(error)
-    worker.kill()
-    while link.attend(False)[0] != "end":
-        pass
-    listener.lines.end()
-    how = worker.reap()
-    link.down("", "closed")
-    worker.close()
-    if "config" not in said:
+    finally:
+        fault = link.fault
+        how = bury(link, worker)
+        listener.lines.end()
+        link.down("", "closed")
+        worker.close()
+    config = said.get("config")
+    if not isinstance(config, dict):
+        if fault:
+            why = f"its worker was ended because it {fault}"
         raise BackendError(f"{launch.name}: {why or f'its {how}'}")
-    config: dict[str, Any] = said["config"]
     return config
 
 

@@ -11,16 +11,22 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from backends.api import BackendError
+from backends.paths import OutsideError, inside
 from backends.python.options import ENVIRONMENT
 
 log = logging.getLogger("inferd.python")
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+COMPLETE = ".inferd-complete"
+"""The file that an unpacked environment has once everything was done to it."""
+
+SECRETS = ("INFERD_", "TRITONCACHE_")
+"""What the names of variables begin with that are the server's own: its options, the password of its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,9 @@ class Environment:
     variables: Mapping[str, str]
 
 
-def find_environment(path: str, model_dir: Path, cache: Path) -> Environment:
+def find_environment(
+    path: str, model_dir: Path, cache: Path, passed: Sequence[str] = ("*",), *, anywhere: bool = True
+) -> Environment:
     """The environment that a model asks for. Blocks: an archive is unpacked when it is used for the first time.
 
     Args:
@@ -39,13 +47,16 @@ def find_environment(path: str, model_dir: Path, cache: Path) -> Environment:
             model's folder. Empty: the server's own interpreter.
         model_dir: the folder of the model, which relative paths begin at.
         cache: where archives are unpacked.
+        passed: the names of the server's variables that its processes get; see `passed_on`.
+        anywhere: it need not lie in the model's folder, as where the operator has written the configuration.
 
     Raises:
-        BackendError: there is no such environment, or it has no interpreter.
+        BackendError: there is no such environment, or it has no interpreter, or it may not lie there.
     """
+    variables = passed_on(os.environ, passed)
     if not path:
-        return Environment(sys.executable, dict(os.environ))
-    place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir))
+        return Environment(sys.executable, variables)
+    place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir)) if anywhere else _in_model(path, model_dir)
     if place.is_file():
         place = unpack(place, cache)
     if not place.is_dir():
@@ -53,8 +64,26 @@ def find_environment(path: str, model_dir: Path, cache: Path) -> Environment:
     for name in ("python", "python3"):  # Debian's own has the latter alone
         python = place / "bin" / name
         if os.access(python, os.X_OK):
-            return Environment(str(python), activated(place, os.environ))
+            return Environment(str(python), activated(place, variables))
     raise BackendError(f"{ENVIRONMENT}: '{place}' is not an environment: it has no bin/python that can be run")
+
+
+def _in_model(path: str, model_dir: Path) -> Path:
+    try:
+        return inside(model_dir, path.removeprefix(MODEL_DIRECTORY + "/"), model_dir)
+    except OutsideError as error:
+        raise BackendError(f"{ENVIRONMENT} of a configuration that a client brings: {error}") from None
+
+
+def passed_on(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those of these names; a name with * at its end stands for all that begin so. Never the server's own."""
+    whole = {name for name in names if not name.endswith("*")}
+    beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
+    return {
+        name: value
+        for name, value in variables.items()
+        if (name in whole or name.startswith(beginnings)) and not name.startswith(SECRETS)
+    }
 
 
 def activated(place: Path, variables: Mapping[str, str]) -> dict[str, str]:
@@ -86,9 +115,11 @@ def unpack(archive: Path, cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not place.is_dir():
+            if not (place / COMPLETE).exists():
                 log.info("unpacking the environment '%s' to '%s'", archive, place)
+                shutil.rmtree(place, ignore_errors=True)  # what is left of an attempt that was interrupted
                 _unpack_to(archive, place)
+                (place / COMPLETE).touch()
     except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
         raise BackendError(f"{ENVIRONMENT}: '{archive}' cannot be unpacked to '{place}': {error}") from error
     return place

@@ -17,6 +17,7 @@ STUB_TIMEOUT = "stub-timeout-seconds"
 EXECUTION_TIMEOUT = "execution-timeout-seconds"
 BUSY_POLL = "busy-poll-microseconds"
 CACHE_DIRECTORY = "environment-cache-directory"
+PASSED = "environment-variables"
 BUSY_POLL_DEFAULT = 60  # about what it costs to sleep, and to wake a core of a virtual machine that has gone idle
 WITHOUT_MEANING = {
     "shm-default-byte-size": "shared memory begins empty and grows with what is written to it",
@@ -43,6 +44,7 @@ class BackendOptions:
     execution_timeout: float  # seconds; 0: none
     busy_poll: float  # seconds for which a worker looks for its next packet before it sleeps
     cache: Path  # where archives with environments are unpacked
+    passed: tuple[str, ...]  # names of the server's environment variables that workers get; see `passed_on`
 
 
 def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
@@ -55,12 +57,15 @@ def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
     for key in config:
         if key in WITHOUT_MEANING:
             log.info("--backend-config=python,%s has no effect: %s", key, WITHOUT_MEANING[key])
-    parameters.warn_unknown({STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, *WITHOUT_MEANING, *GLOBAL})
+    parameters.warn_unknown(
+        {STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING, *GLOBAL}
+    )
     return BackendOptions(
         stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1) or 30,
         execution_timeout=_seconds(parameters, EXECUTION_TIMEOUT, 0.0),
         busy_poll=(parameters.integer(BUSY_POLL, BUSY_POLL_DEFAULT, minimum=0) or 0) / 1e6,
         cache=Path(parameters.text(CACHE_DIRECTORY) or default_cache()),
+        passed=tuple(filter(None, parameters.text(PASSED, "*").split(":"))),
     )
 
 

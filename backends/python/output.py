@@ -27,7 +27,13 @@ class Lines:
 
     def add(self, stream: int, data: bytes) -> None:
         """Take a piece of standard output (1) or standard error (2)."""
-        *lines, rest = (self._rests[stream] + data).split(b"\n")
+        data = self._rests[stream] + data
+        if self._full():
+            text, _, rest = data.rpartition(b"\n")
+            self._dropped += text.count(b"\n") + (len(rest) != len(data))
+            self._rests[stream] = rest[-LONGEST_LINE:]
+            return
+        *lines, rest = data.split(b"\n")
         while len(rest) > LONGEST_LINE:
             lines.append(rest[:LONGEST_LINE])
             rest = rest[LONGEST_LINE:]
@@ -43,16 +49,20 @@ class Lines:
             self._rests[stream] = b""
         self._tell_dropped()
 
-    def _log(self, line: bytes) -> None:
+    def _full(self) -> bool:
+        """Whether there were as many lines in this second as are logged."""
         now = int(time.monotonic())
         if now != self._second:
             self._tell_dropped()
             self._second = now
             self._count = 0
-        self._count += 1
-        if self._count > LINES_PER_SECOND:
+        return self._count >= LINES_PER_SECOND
+
+    def _log(self, line: bytes) -> None:
+        if self._full():
             self._dropped += 1
         else:
+            self._count += 1
             log.info("%s: %s", self._prefix, line.decode("utf-8", "backslashreplace").rstrip("\r"))
 
     def _tell_dropped(self) -> None:

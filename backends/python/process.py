@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import marshal
 import os
+import select
 import signal
 import socket
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _native.memory.arena import ArenaHandle
+from backends.python import _spawn
 from backends.python._attend import Link
 from backends.python._spawn import spawn
-from backends.python.environment import Environment
+from backends.python.environment import Environment, passed_on
 from backends.python.worker import protocol
 
+if TYPE_CHECKING:
+    from backends.python.thread import ThreadWorker
+
 MAIN = Path(__file__).parent / "worker" / "__main__.py"
+SUPERVISOR = Path(__file__).parent / "supervisor.py"
+EXTENSION = _spawn.__file__
 WORK, SIDE, CALLS, ARENA = 3, 4, 5, 6  # its descriptors, behind the standard ones
 SOCKET_BUFFER = 1 << 20  # bytes on their way in one direction; what the system allows of it
-OOM_SCORE = 300  # how much rather than the server a worker is killed when memory runs out (of 1000)
+LAST_PATIENCE = 10.0  # seconds for a killed worker and all that it has started to end
 
 
 class WorkerError(Exception):
@@ -49,7 +60,12 @@ def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.soc
 
 
 class Worker:
-    """A process that was started. Its creator's thread must live as long as it: the kernel ends it with that thread.
+    """A process that was started, and its supervisor, which ends it and all that it has started: see `supervisor`.
+
+    Attributes:
+        pid: of the worker.
+        pid_fd: readable when the supervisor has ended, and so have the worker and its descendants.
+        supervisor: the socket to the supervisor. Shut down for sending: everything ends.
 
     Raises:
         OSError: it cannot be started.
@@ -57,7 +73,8 @@ class Worker:
 
     def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
         self._sockets: list[socket.socket] = []
-        self._pipes: list[int] = []
+        self._files: list[int] = []
+        self._child = 0  # the supervisor, until it was waited for
         self.pid = 0
         self.pid_fd = -1
         try:
@@ -73,64 +90,111 @@ class Worker:
         work, its_work = socket_pair(self._sockets)
         side, its_side = socket_pair(self._sockets)
         calls, its_calls = socket_pair(self._sockets)
+        self._life, its_life = socket_pair(self._sockets)
         output, its_output = self._pipe()
         errors, its_errors = self._pipe()
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._pipes.append(nothing)
-        python = launch.environment.python
-        self.pid = spawn(
-            python,
-            [python, str(MAIN), str(WORK), str(SIDE), str(CALLS), str(ARENA), launch.name],
-            dict(launch.environment.variables),
+        nothing = self._kept(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        configuration = self._kept(os.memfd_create("worker", os.MFD_CLOEXEC))
+        _write(configuration, marshal.dumps(_start_of(launch)))
+        self._child = spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(SUPERVISOR), EXTENSION, launch.name],
+            passed_on(os.environ, ("*",)),
             str(Path.cwd()),
-            [nothing, its_output, its_errors, *(end.fileno() for end in (its_work, its_side, its_calls)), arena.fd],
-        )
-        self.pid_fd = os.pidfd_open(self.pid)
-        for descriptor in (nothing, its_output, its_errors):
+            [nothing, its_output, its_errors, *(end.fileno() for end in (its_work, its_side, its_calls)), arena.fd,
+             its_life.fileno(), configuration],
+            outlives=True,
+        )  # fmt: skip
+        self.pid_fd = os.pidfd_open(self._child)
+        for descriptor in (nothing, configuration, its_output, its_errors):
             os.close(descriptor)
-            self._pipes.remove(descriptor)
-        for end in (its_work, its_side, its_calls):
+            self._files.remove(descriptor)
+        for end in (its_work, its_side, its_calls, its_life):
             end.close()
             self._sockets.remove(end)
         self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
+        self.supervisor = self._life.fileno()
         self.output, self.errors = output, errors
-        _prefer_when_memory_runs_out(self.pid)
+        self._await_start(launch)
+
+    def _await_start(self, launch: Launch) -> None:
+        self._life.settimeout(launch.timeout)
+        try:
+            said, _, number = self._life.recv(64).partition(b" ")
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, f"its supervisor did not start within {launch.timeout:g} s") from None
+        self._life.setblocking(False)
+        if said == b"failed":
+            raise OSError(int(number), os.strerror(int(number)), launch.environment.python)
+        if said != b"started":
+            text = os.read(self.errors, 4096).decode("utf-8", "replace") if _readable(self.errors) else ""
+            raise OSError(errno.ECHILD, f"its supervisor {sys.executable} ended at once: {text.strip()[-1000:]}")
+        self.pid = int(number)
+
+    def _kept(self, descriptor: int) -> int:
+        self._files.append(descriptor)
+        return descriptor
 
     def _pipe(self) -> tuple[int, int]:
         pair = os.pipe2(os.O_CLOEXEC)
-        self._pipes += pair
+        self._files += pair
         return pair
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, and all that it has started."""
+        with contextlib.suppress(OSError):
+            self._life.shutdown(socket.SHUT_WR)
+            signal.pidfd_send_signal(self.pid_fd, signal.SIGCONT)  # if somebody has stopped it
+
+    def kill_supervisor(self) -> None:
+        """The same where the supervisor does not do it: the kernel ends the worker then."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pid_fd, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Kill what is left of it, and of what it has started itself; how it ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # its group, which exists until it is waited for
-        _, status = os.waitpid(self.pid, 0)
-        return f"worker process {how_ended(status)}"
+        """Wait for the supervisor, which has ended or will at once; how the worker ended."""
+        _, status = os.waitpid(self._child, 0)
+        self._child = 0
+        try:
+            said, _, number = self._life.recv(64).partition(b" ")
+        except OSError:
+            said = b""
+        if said == b"ended":
+            return f"worker process {how_ended(int(number))}"
+        return f"supervisor process {how_ended(status)}"
 
     def close(self) -> None:
-        """Close its descriptors. Nobody may use them any more."""
+        """Close its descriptors, and wait for it if nobody has. Nobody may use them any more."""
         for end in self._sockets:
             end.close()
-        for descriptor in self._pipes:
+        if self._child:
+            if self.pid_fd < 0:  # nothing says when it ends
+                os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            self._child = 0
+        for descriptor in self._files:
             os.close(descriptor)
         if self.pid_fd >= 0:
             os.close(self.pid_fd)
         self._sockets.clear()
-        self._pipes.clear()
+        self._files.clear()
         self.pid_fd = -1
 
 
-def _prefer_when_memory_runs_out(pid: int) -> None:
-    """Have the kernel kill the worker and not the server."""
-    with contextlib.suppress(OSError, ValueError):  # it may have ended already
-        own = int(Path("/proc/self/oom_score_adj").read_text())
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, own + OOM_SCORE)))
+def _start_of(launch: Launch) -> tuple[str, list[str], dict[str, str], str]:
+    """What the supervisor is told: the worker's program, arguments, environment and folder."""
+    python = launch.environment.python
+    arguments = [python, str(MAIN), str(WORK), str(SIDE), str(CALLS), str(ARENA), launch.name]
+    return python, arguments, dict(launch.environment.variables), str(Path.cwd())
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def how_ended(status: int) -> str:
@@ -155,6 +219,7 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     Raises:
         WorkerError: it does not come up; the text is the model's, with its traceback, where that has raised.
         Interrupted: `Link.nudge` was called.
+        MemoryError: there is no memory for its configuration.
     """
     event, kind, number, _ = link.attend(True, launch.timeout)
     _expect(event, f"its interpreter {launch.environment.python} did not start within {launch.timeout:g} s")
@@ -166,10 +231,26 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     _expect(event, "")
     if kind != protocol.READY:
         raise WorkerError(f"it sent a packet of kind {kind} while its model was being loaded")
-    said: dict[str, Any] = json.loads(record)
+    try:
+        said = json.loads(record)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise WorkerError("it said that it is ready in no words that can be read")
     if "error" in said:
         raise WorkerError(str(said["error"]))
     return said
+
+
+def bury(link: Link, worker: Worker | ThreadWorker) -> str:
+    """End a worker, deal with what it has said by then, and wait for it; how it ended."""
+    worker.kill()
+    until = time.monotonic() + LAST_PATIENCE
+    while link.attend(False, max(0.0, until - time.monotonic()))[0] != "end":
+        if time.monotonic() >= until:
+            worker.kill_supervisor()
+            until = time.monotonic() + LAST_PATIENCE
+    return worker.reap()
 
 
 class Interrupted(Exception):

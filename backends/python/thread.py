@@ -38,6 +38,7 @@ class ThreadWorker:
         calls, its_calls = socket_pair(self._sockets)
         self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
         self.output = self.errors = -1  # what the model prints is printed by the server
+        self.supervisor = -1
         # Stands for the end of the thread as a pidfd does for that of a process: readable then.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)
@@ -70,6 +71,9 @@ class ThreadWorker:
             with contextlib.suppress(OSError):  # it has closed its end already
                 end.shutdown(socket.SHUT_RDWR)
         self._say_end()
+
+    def kill_supervisor(self) -> None:
+        """Nothing else can end a thread."""
 
     def reap(self) -> str:
         """How it ended."""

@@ -13,8 +13,8 @@ from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlclose, dlerror, dlopen, dlsym
 
 from _native.execution.batch cimport execute_fn
 from _native.execution.dlpack cimport DLPACK_CPU, DLPACK_CUDA, DLManagedTensor, dlpack_capsule
-from _native.inference.signature cimport MAX_RANK
 from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_parse
+from _native.request.signature cimport MAX_RANK
 from backends.pytorch._program cimport NOWHERE, Argument, Dim, Program, execute_program, reason, run_fn
 from backends.pytorch._shim cimport Handle, datatype_of, find_torch, symbol, tensor_over, torch
 

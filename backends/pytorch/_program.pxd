@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.execution.batch cimport NativeBatch
-from _native.inference.signature cimport MAX_RANK
+from _native.request.signature cimport MAX_RANK
 from backends.pytorch._shim cimport Handle
 
 cdef enum:

@@ -9,10 +9,11 @@ from _native.execution.batch cimport NativeBatch, batch_fail
 from _native.execution.gather cimport batch_gather
 from _native.execution.scatter cimport batch_set_output, batch_wants
 from _native.execution.supply cimport GatheredInput
-from _native.inference.request cimport STATUS_INVALID_ARGUMENT, request_fail
-from _native.inference.signature cimport MAX_RANK
 from _native.memory.resource cimport Block, block_share, block_wrap
 from _native.protobuf.datatype cimport Datatype, datatype_name, datatype_size
+from _native.request.request cimport request_fail
+from _native.request.signature cimport MAX_RANK
+from _native.status cimport STATUS_INVALID_ARGUMENT
 from _native.text cimport format_text, text_or_no_memory
 from backends.pytorch._shim cimport (
     Handle,

@@ -5,7 +5,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlerror, dlopen, dlsym
 
-from _native.inference.signature cimport MAX_RANK
 from _native.memory.resource cimport Block, block_take
 from _native.protobuf.datatype cimport (
     DT_BF16,
@@ -25,6 +24,7 @@ from _native.protobuf.datatype cimport (
     Datatype,
     datatype_size,
 )
+from _native.request.signature cimport MAX_RANK
 
 ctypedef int32_t (*number_fn)() noexcept nogil
 

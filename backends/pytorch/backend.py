@@ -7,6 +7,7 @@ of time are served by `backends.pytorch.inductor`.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptMod
 
     path = source.model_file(PyTorchBackend.model_filename)
     if not path.is_file():
-        raise BackendError(f"unable to find '{path}' for model '{source.spec.name}'")
+        raise source.not_found(path)
     try:
         # Deprecated upstream, still the format of the repositories that are served. The archive's reader is written
         # in C++ and makes no Python objects other than tensors.
@@ -90,6 +91,8 @@ def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptMod
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        if "constants.pkl" in reason:
+            reason = "it is what torch.save makes, such as a state_dict, which holds no program"
         raise BackendError(
             f"failed to load model '{source.spec.name}' from '{path}': {reason} (a TorchScript file is expected: save "
             "the result of torch.jit.script or torch.jit.trace with its save method)"
@@ -166,7 +169,7 @@ class Caller:
 
     def call(self, values: list[Any]) -> Sequence[Any]:
         """What forward() returns for the inputs, in configured order, as a sequence."""
-        arguments, keywords = self.forward.bind(values)
+        arguments, keywords = self.forward.bind([self.kept.apart_from(value) for value in values])
         with self.no_gradients(), self.optimized():
             try:
                 result = self.module.forward(*arguments, **keywords)
@@ -249,6 +252,8 @@ class TorchGpuInstance(Caller, GpuInstance):
         """Call forward() once for the whole batch."""
         import torch
 
+        if batch.capturing and self.kept.anything:
+            raise BackendError("forward() keeps tensors in attributes, which no CUDA graph can follow")
         with self._torch.current(batch.capturing):
             given = [batch.input(name) for name, _ in self.inputs]
             values = [None if value is None else torch.from_dlpack(value) for value in given]
@@ -263,21 +268,33 @@ class TorchGpuInstance(Caller, GpuInstance):
             torch.cuda.empty_cache()
 
 
+CONTAINER = re.compile(r"^ *%\S+ : (?!Tensor = )[^=\n]*\bTensor\b[^=\n]*= prim::GetAttr", re.MULTILINE)
+"""In the text of a graph: an attribute that is read and holds tensors in a list, a dictionary or something else."""
+
+
 class KeptTensors:
     """The tensors that a module keeps from one call to the next.
 
-    One that is returned must be copied: it is read while the answer is sent, when the next call may change it.
+    One that is returned must be copied: it is read while the answer is sent, when the next call may change it. So must
+    an input of a module that may keep it: the memory of inputs is the next batch's.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         tensors = [*module.parameters(), *module.buffers()]
         self._storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
-        # A method that assigns attributes may keep any tensor.
-        self._assigns = "prim::SetAttr" in str(module.inlined_graph)
+        graph = str(module.inlined_graph)
+        # A method that assigns attributes may keep any tensor, and so may one that gets at a list of them.
+        self.anything = "prim::SetAttr" in graph or CONTAINER.search(graph) is not None
+
+    def apart_from(self, value: Any) -> Any:
+        """The value of an input itself, or a copy if the module may keep it."""
+        import torch
+
+        return value.clone() if self.anything and isinstance(value, torch.Tensor) else value
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself, or a copy if the module keeps its memory."""
-        if self._assigns or tensor.untyped_storage().data_ptr() in self._storages:
+        if self.anything or tensor.untyped_storage().data_ptr() in self._storages:
             return tensor.clone()
         return tensor
 

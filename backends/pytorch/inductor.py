@@ -59,7 +59,7 @@ def open_package(source: ModelSource) -> Package:
     """
     path = source.model_file(MODEL_FILE)
     if not path.is_file():
-        raise BackendError(f"unable to find '{path}' for model '{source.spec.name}'")
+        raise source.not_found(path)
     try:
         return read_package(path)
     except BackendError as error:

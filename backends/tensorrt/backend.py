@@ -64,6 +64,9 @@ class TensorRTBackend(Backend):
     def load(self, source: ModelSource) -> TensorRTModel:
         """Read the plan for the GPU of the first instance; the other instances read those of theirs."""
         spec = source.spec
+        file = source.model_file(self.model_filename)
+        if not spec.model_filenames and not file.is_file():
+            raise source.not_found(file)  # needs no GPU to be found out
         for instance in spec.instances:
             if instance.kind != "GPU":
                 gpu_for_plans(0, f"model '{spec.name}'")  # where there is none, that is the reason
@@ -113,9 +116,9 @@ class PlanReader:
         capability = ".".join(map(str, gpu.compute_capability))
         path = self.source.model_file(TensorRTBackend.model_filename)
         if capability in spec.model_filenames:
-            path = self.source.path / spec.model_filenames[capability]
+            path = self.source.file(spec.model_filenames[capability])
         if not path.is_file():
-            raise BackendError(f"unable to find '{path}' for model '{spec.name}'")
+            raise self.source.not_found(path)
         if path.suffix == ONNX:
             asked = replace(self.options.build, model=path, device=gpu.ordinal)
             return build_plan(self.library, asked, tell_log(spec.name))

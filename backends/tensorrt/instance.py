@@ -64,6 +64,8 @@ class Known:
 class TensorRTInstance(GpuInstance):
     """Executes a plan. Nothing here waits for the device, except where a shape depends on what it computes."""
 
+    writes_inputs = False
+
     def __init__(
         self, model: ModelSpec, library: Library, plan: Plan, spec: InstanceSpec, gpu: Device, strategy: str
     ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-from _native.transport.infer import InferService
+from _native.service.infer import InferService
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, RedisCache
@@ -68,6 +68,7 @@ class Maker:
         max_queued: requests that may wait for one version; 0 for any number.
         placement: where instances run and what limits them.
         cache: where answers are kept; those that outlive the server are kept by fingerprints.
+        retries: how many times more a version is loaded that has failed to.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Maker:
         max_queued: int,
         placement: Placement,
         cache: CacheConfig,
+        retries: int = 0,
     ) -> None:
         self._loader = loader
         self._options = options
@@ -86,6 +88,7 @@ class Maker:
         self._max_queued = max_queued
         self._placement = placement
         self._has_cache = cache is not None
+        self._retries = retries
         self.fingerprints = isinstance(cache, RedisCache)
 
     async def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
@@ -104,9 +107,16 @@ class Maker:
 
     def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
         spec, text = prepared.spec, configuration.config_to_json(prepared.config)
-        source = ModelSource(spec, version, folder.version_path(version), text)
+        source = ModelSource(spec, version, folder.version_path(version), text, from_client=prepared.source.from_client)
         backend = None if spec.ensemble else self._loader.backend(spec.backend)
-        return LoadedVersion(prepared.config, backend, source, self._service, self._max_queued, self._placement)
+        for left in reversed(range(self._retries + 1)):
+            try:
+                return LoadedVersion(prepared.config, backend, source, self._service, self._max_queued, self._placement)
+            except BackendError as error:
+                if not left:
+                    raise
+                log.warning("'%s' version %d is loaded once more, it has failed: %s", spec.name, version, error)
+        raise AssertionError("there is at least one try")
 
     async def fingerprint(self, config: pb.ModelConfig, folder: ModelFolder, version: int) -> bytes:
         """See `fingerprint`."""
@@ -136,7 +146,6 @@ class Candidate:
         prepared: the configuration of an ensemble, completed by the models of its steps; None when the load has failed.
         kept: versions that serve already and stay.
         made: versions that nobody can find yet.
-        seconds: how long that took.
         reasons: why others could not be made.
         leaving: waits for instances that end.
     """
@@ -153,7 +162,6 @@ class Candidate:
     prepared: configuration.Prepared | None = None
     kept: dict[int, VersionState] = field(default_factory=dict)
     made: dict[int, LoadedVersion] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     leaving: list[Callable[[], None]] = field(default_factory=list)
 

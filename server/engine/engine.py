@@ -1,6 +1,6 @@
 """The engine: models from repositories, brought to readiness and served until it is closed.
 
-It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.transport.infer`) and
+It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.service.infer`) and
 come back to the loop over the bridge.
 """
 
@@ -12,24 +12,26 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from _native.inference.bridge import BridgeHandle
 from _native.memory.resource import host
-from _native.transport.infer import InferService, Ticket
+from _native.request.bridge import BridgeHandle
+from _native.service.infer import InferService, Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
-from server.engine.candidates import Maker
+from server.engine import overview
+from server.engine.candidates import Failure, Maker
 from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.instances import Placement
-from server.engine.lifecycle import Lifecycle
+from server.engine.lifecycle import Allowed, Lifecycle, anything
 from server.engine.measures import Measures
 from server.engine.models import IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override
 from server.engine.redis_store import RedisStore
 from server.engine.refusals import RefusalLog
-from server.engine.repository import AMBIGUOUS, check_name, scan
+from server.engine.repository import AMBIGUOUS, ModelFolder, check_name, scan
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
+from server.engine.slices import in_slices
 from server.engine.threads import on_thread
 from server.engine.version import LoadedVersion
 from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
@@ -55,6 +57,7 @@ class Engine:
         cache: where answers of models with response_cache are kept.
         placement: where instances run and what limits them.
         control: when models are loaded and unloaded.
+        load_retries: how many times more a version is loaded that has failed to.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Engine:
         cache: CacheConfig = None,
         placement: Placement | None = None,
         control: ModelControl | None = None,
+        load_retries: int = 0,
     ) -> None:
         self._repositories = tuple(repositories)
         self._loader = loader
@@ -94,11 +98,20 @@ class Engine:
         if self._store is not None:
             self.infer.keep_answers_in(self._store)
         self.shared_memory.serve(self.infer)
-        maker = Maker(loader, options, self.infer, max_queued=max_queued, placement=placement, cache=cache)
+        maker = Maker(
+            loader,
+            options,
+            self.infer,
+            max_queued=max_queued,
+            placement=placement,
+            cache=cache,
+            retries=load_retries,
+        )
         self._lifecycle = Lifecycle(
             self._repositories, self._models, maker, self._drained, self._end, threads=load_threads
         )
         self._poller: Poller | None = None
+        self.problems: Mapping[str, str] = {}  # by model, why it was not loaded at the start
 
     # -- life --
 
@@ -114,12 +127,41 @@ class Engine:
         if self._control.mode is ControlMode.POLL:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
             await self._poller.remember(folders)
+        self._tell_emptiness(folders)
         failures = await self._lifecycle.load(self._control.at_start([folder.name for folder in folders]))
+        self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()
         self._started = True
         self._models.announce("", None, self.ready)
-        return [str(failure) for _, failure in sorted(failures.items())]
+        return list(self.problems.values())
+
+    def _tell_emptiness(self, folders: Sequence[ModelFolder]) -> None:
+        if not folders and self._control.mode is not ControlMode.EXPLICIT:
+            log.warning(
+                "there is no model in %s: a model is a folder with a config.pbtxt or a version folder, such as 1",
+                ", ".join(map(str, self._repositories)),
+            )
+
+    def _explained(self, failure: Failure, folders: Sequence[ModelFolder]) -> str:
+        """A failure as a line for people; one of a model that was not found is logged here, others were before."""
+        if not failure.is_missing:
+            return str(failure)
+        known = {folder.name: folder.problem for folder in folders}
+        text = known.get(failure.name) or (
+            f"it is in no repository: {', '.join(map(str, self._repositories))} has {', '.join(known) or 'no model'}"
+        )
+        text = f"{failure}: {text}"
+        log.error("%s", text)
+        return text
+
+    def progress(self) -> str:
+        """What has been loaded and what is being loaded, in one line."""
+        return overview.progress(self._models)
+
+    def table(self) -> list[str]:
+        """What there is, a line for each version."""
+        return overview.table(self._models)
 
     def memory_usage(self) -> dict[str, dict[str, int]]:
         """The memory for tensors, as `Memory.usage` says: "host", and of GPUs in use "gpu 0" and "page-locked 0"."""
@@ -134,7 +176,7 @@ class Engine:
         if self._store is not None:
             await self._store.close()
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
-        self.shared_memory.close()
+        await asyncio.to_thread(self.shared_memory.close)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timer_fd)
@@ -209,7 +251,13 @@ class Engine:
     # -- models come and go --
 
     async def load(
-        self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""
+        self,
+        name: str,
+        config: str = "",
+        files: Mapping[str, bytes] | None = None,
+        *,
+        asked_by: str = "",
+        allowed: Allowed = anything,
     ) -> None:
         """Load a model, or load it anew if something has changed; an ensemble with the models of its steps.
 
@@ -218,19 +266,23 @@ class Engine:
             config: a configuration as JSON text, instead of the one in the model's folder.
             files: contents by "file:<version>/<file>", instead of the model's folder; needs `config`.
             asked_by: the model that asks and waits; empty for a client.
+            allowed: whether who asks may load a model of this name; asked for the models of steps, too.
 
         Raises:
             Unavailable: models are not loaded on demand, or the server is stopping.
+            Denied: an ensemble has a step whose model who asks may not load; the text does not say which.
             InvalidArgument: the name or the override is not well formed, or the model does not load.
             Internal: it is in no repository.
         """
         self._require_control(name)
         override = read_override(config, files or {}) if config or files else NOTHING
-        failures = await self._lifecycle.load((name,), override, asked_by=asked_by)
+        failures = await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
         if failure := failures.get(name):
             raise (Internal if failure.is_missing else InvalidArgument)(failure.answer)
 
-    async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
+    async def unload(
+        self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything
+    ) -> None:
         """Have no request find a model any more; those that were accepted are finished behind this.
 
         Args:
@@ -238,13 +290,14 @@ class Engine:
             dependents: with an ensemble, unload the models of its steps that nobody loaded by their names and no other
                 ensemble has, when its last request is finished.
             asked_by: the model that asks and waits; empty for a client.
+            allowed: whether who asks may unload a model of this name; dependents for which that is not so stay.
 
         Raises:
             Unavailable: models are not unloaded on demand, or the server is stopping.
             InvalidArgument: the name is not well formed.
         """
         self._require_control(name)
-        await self._lifecycle.unload(name, dependents=dependents, asked_by=asked_by)
+        await self._lifecycle.unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed)
 
     def _require_control(self, name: str) -> None:
         if self._control.mode is not ControlMode.EXPLICIT:
@@ -300,14 +353,13 @@ class Engine:
         """Requests are welcome: everything has been loaded and nothing is about to end."""
         if not self._started or self._closing:
             return False
-        return not self._strict or all(state.is_ready for _, state in self._models.items())
+        return not self._strict or self._models.are_ready
 
     async def check(self) -> bool:
         """`ready`, and every model that can tell says so of itself, where readiness is strict."""
         if not self.ready or not self._strict:
             return self.ready
-        loaded = [version for name in self._models for version in self.versions(name)]
-        return all(await asyncio.gather(*(version.check() for version in loaded)))
+        return all(await asyncio.gather(*(version.check() for version in self._models.asked())))
 
     def subscribe(self, watcher: Watcher) -> None:
         """Have `watcher(name, version, ready)` called on the loop at each change; the name is "" for the server."""
@@ -325,13 +377,32 @@ class Engine:
         """The ready versions of a model, ascending; empty when there is none or no such model."""
         return self._models.versions(name)
 
+    def loaded(self) -> list[LoadedVersion]:
+        """All versions that serve anything."""
+        return list(self._models.every())
+
+    @property
+    def loads(self) -> int:
+        """Versions that were loaded, ever."""
+        return self._lifecycle.loaded
+
+    @property
+    def failed_loads(self) -> int:
+        """How often a model failed to load."""
+        return self._lifecycle.failed
+
     def index(self) -> list[IndexEntry]:
         """All models that are or were loaded, or should have been, and their versions, with their states."""
         return self._models.index()
 
+    @property
+    def names(self) -> list[str]:
+        """Of the models in the index."""
+        return sorted(self._models)
+
     async def repository_index(self) -> list[IndexEntry]:
         """`index`, and the models that lie in the repositories and were never loaded."""
-        known = self.index()
+        known = [entry async for name in in_slices(self.names) for entry in self._models.index_of(name)]
         folders = await on_thread(scan, self._repositories)
         names = {entry.name for entry in known}
         others = [
@@ -353,8 +424,11 @@ class Engine:
         stream_number: int = 0,
         caller: int = 0,
         user: int = -1,
+        traceparent: str = "",
+        peer: str = "",
+        forwarded: bytes = b"",
     ) -> Ticket:
-        """Decode, check and queue one encoded ModelInferRequest; see `_native.transport.infer.InferService.submit`."""
+        """Decode, check and queue one encoded ModelInferRequest; see `_native.service.infer.InferService.submit`."""
         return self.infer.submit(
             message,
             deliver,
@@ -363,6 +437,9 @@ class Engine:
             stream_number=stream_number,
             caller=caller,
             user=user,
+            traceparent=traceparent,
+            peer=peer,
+            forwarded=forwarded,
         )
 
     def stream_ended(self, number: int) -> None:

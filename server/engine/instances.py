@@ -32,6 +32,21 @@ class Placement:
     gpus: Gpus = field(default_factory=Gpus)
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an instance has done and does.
+
+    Attributes:
+        name: of the instance.
+        busy_ns: nanoseconds in which it has executed batches.
+        running: requests that it executes now.
+    """
+
+    name: str
+    busy_ns: int
+    running: int
+
+
 @dataclass(slots=True)
 class _Seat:
     """One instance and its thread."""
@@ -67,6 +82,11 @@ class Instances:
     def live(self) -> list[Instance]:
         """Those that are made, passive ones included."""
         return [seat.instance for seat in self._seats if seat.instance is not None]
+
+    def uses(self) -> list[Use]:
+        """Of those that take batches."""
+        loops = [(seat.spec.name, seat.loop) for seat in self._seats if not seat.spec.passive]
+        return [Use(name, loop.busy_ns, loop.running) for name, loop in loops if loop is not None]
 
     def device_memory(self) -> dict[int, int]:
         """Bytes that they keep for tensors, by GPU."""
@@ -151,8 +171,6 @@ class Instances:
                 seat.loop.retire()
             if seat.instance is not None:
                 seat.instance.drain()
-        if isinstance(self._lane, QueueLane):
-            self._lane.nudge()
 
     def _see_off(self, seats: Sequence[_Seat]) -> None:
         """Return when they have ended."""
@@ -193,6 +211,8 @@ class Instances:
 
     def _make(self, index: int, seat: _Seat, claim: ClaimHandle | None) -> Instance:
         assert self._model is not None  # an ensemble has no instances
+        if seat.spec.kind == "GPU":
+            self._placement.gpus.device(seat.spec.device).use()
         instance = self._model.create_instance(seat.spec)
         try:
             loop = self._loop(index, seat.spec, instance, claim)
@@ -213,7 +233,7 @@ class Instances:
             return InstanceLoop(self._lane, instance, spec.name, index, claim)
         gpus = self._placement.gpus
         pinned, pool = gpus.pinned(spec.device), gpus.pool(spec.device)
-        return GpuLoop(self._lane, instance, self._spec.gpu, spec.name, index, pinned, pool, claim)
+        return GpuLoop(self._lane, instance, spec.name, index, claim, self._spec.gpu, pinned, pool)
 
     def _capture(self, loop: GpuLoop, spec: InstanceSpec) -> None:
         try:

@@ -6,11 +6,12 @@ nothing. What has not changed, a version or its whole model, is kept as it is; i
 instances, instances are added or taken away.
 
 A sequence stays with the version that it has begun on. A version with live sequences departs when it is replaced or
-unloaded: their requests still find it (`_native.inference.table`), until they have ended or their time is over.
+unloaded: their requests still find it (`_native.service.table`), until they have ended or their time is over.
 
 Loads and unloads of the same models happen in turns (`server.engine.turns`), others beside each other. An ensemble is
 loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
-step. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded.
+step. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only a
+client's load that takes instances away returns when these have ended.
 """
 
 from __future__ import annotations
@@ -31,12 +32,19 @@ from server.engine.repository import find, marks
 from server.engine.threads import on_thread
 from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
-from server.errors import Unavailable
+from server.errors import Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
 End = Callable[[LoadedVersion], Awaitable[None]]
+Allowed = Callable[[str], bool]
+"""Whether who asks may load and unload the model of this name."""
+
+
+def anything(_: str) -> bool:
+    """`Allowed` for the server itself, and for models."""
+    return True
 
 
 class Lifecycle:
@@ -67,6 +75,8 @@ class Lifecycle:
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self._closing = False
+        self.loaded = 0  # versions, ever
+        self.failed = 0  # attempts to load a model, ever
 
     def _to_its_end(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """The result of `work`, which goes on when who waits for it is cancelled: clients may lose their patience."""
@@ -97,7 +107,13 @@ class Lifecycle:
     # -- loading --
 
     async def load(
-        self, names: Iterable[str], override: Override = NOTHING, *, explicit: bool = True, asked_by: str = ""
+        self,
+        names: Iterable[str],
+        override: Override = NOTHING,
+        *,
+        explicit: bool = True,
+        asked_by: str = "",
+        allowed: Allowed = anything,
     ) -> dict[str, Failure]:
         """Load these models, or load them anew where something has changed.
 
@@ -106,18 +122,22 @@ class Lifecycle:
             override: of the only one, instead of what the repository says.
             explicit: somebody asked for them by their names.
             asked_by: the model that waits for it; empty for nobody.
+            allowed: whether who asks may load the model of a step.
 
         Returns:
             Why they, and what else had to be loaded with them, were not loaded.
 
         Raises:
             Unavailable: the server stops, or the model that waits is one that this load must wait for.
+            Denied: one of them is an ensemble with a step that may not be loaded.
             InvalidArgument, Internal: the override's files cannot be written.
         """
-        return await self._to_its_end(self._load(names, override, explicit=explicit, asked_by=asked_by))
+        return await self._to_its_end(
+            self._load(names, override, explicit=explicit, asked_by=asked_by, allowed=allowed)
+        )
 
     async def _load(
-        self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str
+        self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
     ) -> dict[str, Failure]:
         wanted = frozenset(names)
         outer = self._made_in.get(asked_by)
@@ -128,14 +148,19 @@ class Lifecycle:
         while True:
             self._refuse_when_stopping()
             async with self.turn(needed, asked_by) as turn:
-                candidates = await self._look(wanted, override, room)
+                candidates = await self._look(wanted, override, room, allowed)
                 needed = frozenset(candidates) | wanted
                 if needed <= turn.names:
                     for name in wanted & set(candidates):
                         candidates[name].explicit = explicit
-                    return await self._run(Loading(self._models, self._maker, turn, candidates, room), wanted)
+                    loading = Loading(self._models, self._maker, turn, candidates, room)
+                    failures = await self._run(loading, wanted)
+                    break
                 for candidate in candidates.values():
                     await candidate.discard()
+        if loading.leaving and not asked_by:  # a model might wait for the end of its own instance
+            await asyncio.wait(loading.leaving)
+        return failures
 
     async def _run(self, loading: Loading, wanted: frozenset[str]) -> dict[str, Failure]:
         names = set(loading.candidates)
@@ -145,9 +170,13 @@ class Lifecycle:
         finally:
             for name in names:
                 self._made_in.pop(name, None)
+            self.failed += len(loading.failures)
+            self.loaded += sum(len(candidate.made) for candidate in loading.candidates.values())
         return {**loading.failures, **{name: Failure(name) for name in wanted - names}}
 
-    async def _look(self, wanted: frozenset[str], override: Override, room: asyncio.Semaphore) -> dict[str, Candidate]:
+    async def _look(
+        self, wanted: frozenset[str], override: Override, room: asyncio.Semaphore, allowed: Allowed
+    ) -> dict[str, Candidate]:
         """What is to be loaded: these, the models of their steps, and ensembles that are loaded and have them."""
         found: dict[str, Candidate] = {}
         names, looked_for = wanted, set[str]()
@@ -158,6 +187,10 @@ class Lifecycle:
             )
             found.update((candidate.name, candidate) for candidate in candidates if candidate is not None)
             names = frozenset(step for candidate in found.values() for step in candidate.steps) - looked_for
+            if not all(map(allowed, names)):  # before anything is read or run of them
+                for candidate in found.values():
+                    await candidate.discard()
+                raise _not_allowed(wanted)
         for name in self._users_of(frozenset(found)) - set(found):
             state = self._models[name]
             assert state.folder is not None
@@ -192,7 +225,9 @@ class Lifecycle:
 
     # -- unloading --
 
-    async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
+    async def unload(
+        self, name: str, *, dependents: bool = False, asked_by: str = "", allowed: Allowed = anything
+    ) -> None:
         """Have no request find the model any more; what was accepted is still finished, behind this.
 
         Args:
@@ -201,13 +236,14 @@ class Lifecycle:
             dependents: of an ensemble, unload also the models of its steps that nobody asked for by their names and no
                 other ensemble has; when its last request is finished.
             asked_by: the model that waits for it; empty for nobody.
+            allowed: whether who asks may unload the model of a step; else it stays.
 
         Raises:
             Unavailable: the server stops, or the model that waits is one that this must wait for.
         """
-        await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by))
+        await self._to_its_end(self._unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed))
 
-    async def _unload(self, name: str, *, dependents: bool, asked_by: str) -> None:
+    async def _unload(self, name: str, *, dependents: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
         async with self.turn(frozenset((name,)), asked_by):
             if name not in self._models:
@@ -218,17 +254,17 @@ class Lifecycle:
                 self._hurry(state)
             ending = self._withdraw(name)
         if steps:
-            followers = self._begin(self._unload_steps(ending, steps), name)
+            followers = self._begin(self._unload_steps(ending, frozenset(filter(allowed, steps)), allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
 
-    async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str]) -> None:
+    async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
         await ending
         for step in sorted(steps):
             if self._stopping:
                 return
             if step in self._models and not self._models[step].explicit and not self._users_of(frozenset((step,))):
-                await self.unload(step, dependents=True)
+                await self.unload(step, dependents=True, allowed=allowed)
 
     async def remove(self, name: str) -> None:
         """Unload a model that is in no repository any more, and forget it."""
@@ -340,9 +376,9 @@ class Lifecycle:
         for departing in state.departing:
             departing.end()
 
-    def leaving(self, name: str, wait: Callable[[], None]) -> None:
+    def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
         """See loading.Ending."""
-        self._begin(on_thread(wait), name)
+        return self._begin(on_thread(wait), name)
 
     def refuse(self, name: str, problem: str) -> None:
         """See loading.Ending."""
@@ -389,6 +425,15 @@ async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[s
     for name in wanted:
         await outer.done(name)
     return {name: outer.failures[name] for name in wanted if name in outer.failures}
+
+
+def _not_allowed(wanted: Iterable[str]) -> Denied:
+    """Does not name the step: the caller may not know that there is such a model."""
+    shown = ", ".join(f"'{name}'" for name in sorted(wanted))
+    return Denied(
+        Status.PERMISSION_DENIED,
+        f"the token does not allow the model of a step of ensemble {shown}: a load needs the right to all of them",
+    )
 
 
 def _circle(names: Iterable[str], asked_by: str) -> Unavailable:

@@ -32,8 +32,8 @@ class Ending(Protocol):
     def passed(self, name: str, version: LoadedVersion) -> None:
         """This one still serves, but requests that name no version find a later one from now on."""
 
-    def leaving(self, name: str, wait: Callable[[], None]) -> None:
-        """Instances of the model have been told to end: let `wait` wait for it, on a thread."""
+    def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
+        """Instances of the model have been told to end: let `wait` wait for it, on a thread; done when they have."""
 
     def refuse(self, name: str, problem: str) -> None:
         """Have no request find the model any more, for this reason."""
@@ -52,6 +52,7 @@ class Loading:
         self.turn = turn
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
+        self.leaving: list[asyncio.Task[None]] = []  # the ends of instances that are taken away
         self._models = models
         self._maker = maker
         self._room = room
@@ -106,12 +107,14 @@ class Loading:
 
     def _tied(self) -> list[list[str]]:
         """The candidates, steps before their ensembles, in parts that have no step in common."""
-        parts: list[list[str]] = []
+        part_of: dict[str, list[str]] = {}
         for name in self._ordered():
-            joined = [part for part in parts if self.candidates[name].steps & set(part)]
-            parts = [part for part in parts if part not in joined]
-            parts.append([*(each for part in joined for each in part), name])
-        return parts
+            joined = {id(part): part for step in self.candidates[name].steps if (part := part_of.get(step))}
+            largest, *others = sorted(joined.values(), key=len, reverse=True) or [[]]
+            for moved in (*others, [name]):
+                largest.extend(moved)
+                part_of.update(dict.fromkeys(moved, largest))
+        return list({id(part): part for part in part_of.values()}.values())
 
     def _ordered(self) -> list[str]:
         order: dict[str, None] = {}
@@ -158,7 +161,7 @@ class Loading:
                 self._take_over(candidate, ending)
         for candidate in part:
             for leave in candidate.leaving:
-                ending.leaving(candidate.name, leave)
+                self.leaving.append(ending.leaving(candidate.name, leave))
             if self._is_unfit(candidate):
                 ending.refuse(candidate.name, self.failures[candidate.name].problem)
             if not candidate.made:
@@ -167,15 +170,15 @@ class Loading:
     def _is_unfit(self, candidate: Candidate) -> bool:
         """It still serves, but not together with what its steps are now."""
         failure = self.failures.get(candidate.name)
-        changed = candidate.steps & set(self.candidates) - set(self.failures)
-        return failure is not None and bool(failure.problem) and bool(changed and candidate.own)
+        changed = any(step in self.candidates and step not in self.failures for step in candidate.steps)
+        return failure is not None and bool(failure.problem) and changed and bool(candidate.own)
 
     async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]]) -> None:
         """Make what of the candidate does not serve yet, and the instances that the rest is to have."""
         prepared = candidate.prepared
         if prepared is None:
             return
-        for step in sorted(candidate.steps & set(makings)):
+        for step in sorted(filter(makings.__contains__, candidate.steps)):
             await asyncio.shield(makings[step])
             if step in self.failures and self._is_missing(step):
                 text = (
@@ -190,6 +193,7 @@ class Loading:
         if not state.loaded:
             state.versions = {version: VersionState(LOADING) for version in missing}
             state.problem = ""
+            self._models.note(candidate.name)
         await asyncio.gather(*(self._make_version(candidate, prepared, version) for version in missing))
         await self._identify(candidate, prepared)
         if not candidate.reasons:
@@ -215,9 +219,10 @@ class Loading:
         return all(candidate.marks.get(part) == state.marks.get(part) for part in (REST, str(version)))
 
     async def _make_version(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> None:
-        begin = time.monotonic()
         try:
             async with self._room:
+                log.info("loading '%s' version %d", candidate.name, version)
+                begin = time.monotonic()
                 fingerprint = await self._fingerprint(candidate, prepared, version)
                 candidate.made[version] = await self._maker.make(prepared, candidate.folder, version)
                 candidate.made[version].fingerprint = fingerprint
@@ -226,7 +231,7 @@ class Loading:
                 log.exception("model %s version %d did not load", candidate.name, version)
             candidate.reasons[version] = str(error) or type(error).__name__
             return
-        candidate.seconds[version] = time.monotonic() - begin
+        candidate.made[version].seconds = time.monotonic() - begin
 
     async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
         if candidate.name not in self._identified:
@@ -307,7 +312,8 @@ class Loading:
         self._models.publish(name)
         for version in sorted({*old, *candidate.made}):
             if version in candidate.made:
-                log.info("successfully loaded '%s' version %d in %.2f s", name, version, candidate.seconds[version])
+                seconds = candidate.made[version].seconds
+                log.info("successfully loaded '%s' version %d in %.2f s", name, version, seconds)
                 self._models.watch(name, version)
             self._models.announce(name, version, version in candidate.made)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
-from _native.inference.table import ModelTable
 from _native.scheduling.lane import LaneHandle
+from _native.service.table import ModelTable
 from server.engine import config as configuration
 from server.engine.repository import Marks, ModelFolder
 from server.engine.version import LoadedVersion
@@ -122,8 +122,19 @@ class ModelState:
         )
 
 
+@dataclass(eq=False, slots=True)
+class _Known:
+    """What is noted of a model each time that it changes, so that nobody has to look through all of them."""
+
+    ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded ones of its versions, by step
+    asked: tuple[LoadedVersion, ...] = ()  # versions that say themselves whether they are ready
+
+
 class Models:
     """All models by name, and the native table that requests look into.
+
+    Whoever changes the state of a model calls `publish` or `note` before the loop goes on: what the server is asked
+    often, whether it is ready and which ensembles use a model, is known by then and not found out anew.
 
     Args:
         server_ready: tells whether the server is ready.
@@ -135,6 +146,9 @@ class Models:
         self._forget = forget
         self._server_ready = server_ready
         self._states: dict[str, ModelState] = {}
+        self._known: dict[str, _Known] = {}
+        self._missing: set[str] = set()  # names of models that are not ready
+        self._users: dict[str, dict[str, list[LoadedVersion]]] = {}  # of a model: loaded ensembles, by their names
         self._watchers: list[Watcher] = []
 
     def __getitem__(self, name: str) -> ModelState:
@@ -155,10 +169,12 @@ class Models:
         """Forget a model of which nothing is loaded."""
         self._states.pop(name, None)
         self.table.remove(name)
+        self.note(name)
 
     def publish(self, name: str) -> None:
         """Have requests find what is loaded of this model, from the next one on."""
         state = self._states[name]
+        self.note(name)
         self.table.set(
             name,
             {v: entry.loaded.lane if entry.loaded else None for v, entry in state.versions.items()},
@@ -166,6 +182,40 @@ class Models:
         )
         for ensemble in self.ensembles_of(name):
             self._forget(ensemble.lane)  # another version may answer now
+
+    def note(self, name: str) -> None:
+        """Know again what follows from the state of this model."""
+        state = self._states.get(name)
+        before, known = self._known.pop(name, _Known()), _Known()
+        for step in before.ensembles:
+            del self._users[step][name]
+        if state is None:
+            self._missing.discard(name)
+            return
+        self._note_readiness(name, state)
+        loaded = [entry.loaded for _, entry in sorted(state.versions.items()) if entry.loaded is not None]
+        for version in loaded:
+            for step in configuration.models_of(version.spec):
+                known.ensembles.setdefault(step, []).append(version)
+        for step, ensembles in known.ensembles.items():
+            self._users.setdefault(step, {})[name] = ensembles
+        known.asked = tuple(version for version in loaded if version.is_asked)
+        self._known[name] = known
+
+    def _note_readiness(self, name: str, state: ModelState) -> None:
+        if state.is_ready:
+            self._missing.discard(name)
+        else:
+            self._missing.add(name)
+
+    @property
+    def are_ready(self) -> bool:
+        """Every model is."""
+        return not self._missing
+
+    def asked(self) -> list[LoadedVersion]:
+        """The loaded versions that say themselves whether they are ready."""
+        return [version for known in self._known.values() for version in known.asked]
 
     # -- who is told --
 
@@ -186,6 +236,7 @@ class Models:
 
         def changed() -> None:
             if entry.loaded is not None:
+                self._note_readiness(name, self._states[name])
                 self.announce(name, version, entry.loaded.ready)
                 self.announce("", None, self._server_ready())
 
@@ -196,8 +247,7 @@ class Models:
 
     def ensembles_of(self, name: str) -> list[LoadedVersion]:
         """The loaded ensembles with a step of this model."""
-        loaded = [entry.loaded for state in self._states.values() for entry in state.versions.values()]
-        return [each for each in loaded if each is not None and name in configuration.models_of(each.spec)]
+        return [each for ensembles in self._users.get(name, {}).values() for each in ensembles]
 
     def serves(self, loaded: LoadedVersion) -> bool:
         """Whether requests for this version find it and the models of its steps."""
@@ -259,16 +309,22 @@ class Models:
 
     def index(self) -> list[IndexEntry]:
         """All models that are known and their versions, with their states."""
-        entries = []
-        for name, state in sorted(self._states.items()):
-            if not state.versions:
-                entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem))
-            going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
-            for version in sorted({*state.versions, *going_on}):
-                entry = state.versions.get(version, VersionState(UNLOADING))
-                if entry.loaded is None and version in going_on:
-                    entry = VersionState(UNLOADING, f"{going_on[version]} sequences go on")
-                entries.append(self._indexed(name, version, entry))
+        return [entry for name in sorted(self._states) for entry in self.index_of(name)]
+
+    def index_of(self, name: str) -> list[IndexEntry]:
+        """One of them and its versions; nothing for a model that is not known."""
+        entries: list[IndexEntry] = []
+        state = self._states.get(name)
+        if state is None:
+            return entries
+        if not state.versions:
+            entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem))
+        going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
+        for version in sorted({*state.versions, *going_on}):
+            entry = state.versions.get(version, VersionState(UNLOADING))
+            if entry.loaded is None and version in going_on:
+                entry = VersionState(UNLOADING, f"{going_on[version]} sequences go on")
+            entries.append(self._indexed(name, version, entry))
         return entries
 
     def _indexed(self, name: str, version: int, entry: VersionState) -> IndexEntry:

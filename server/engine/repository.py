@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +16,10 @@ log = logging.getLogger("inferd.repository")
 AMBIGUOUS = "model appears in two or more repositories"
 
 MAX_NAME_BYTES = 255
-# A name becomes part of paths, of log lines and of worker commands.
-NAME = re.compile(r"\w[\w.+@=:~-]*")
+MAX_FILES = 100_000  # of a model, that are watched for changes
+NOT_MODELS = frozenset({"lost+found", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information"})
+"""Folders that file systems and tools make; and hidden ones, which begin with a dot."""
+CONFIG_FILE = "config.pbtxt"
 NOT_VERSIONS = {"warmup", "initial_state", "configs"}
 MAX_VERSION = (1 << 63) - 1
 
@@ -48,23 +49,25 @@ def check_name(name: str) -> None:
     """Refuse what cannot be the name of a model.
 
     Raises:
-        InvalidArgument: it is empty, too long, or has characters that mean something to a path, a shell or a log.
+        InvalidArgument: it is empty, too long, hidden, leads elsewhere as a path, or cannot be shown.
     """
+    shown = repr(name[:MAX_NAME_BYTES])
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty")
-    if ".." in name or "/" in name or "\\" in name:
-        raise InvalidArgument(f"invalid model name {name[:MAX_NAME_BYTES]!r}: it contains path traversal characters")
-    if not NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"invalid model name {name[:MAX_NAME_BYTES]!r}: expected letters, digits and . _ + @ = : ~ -, "
-            "beginning with a letter, a digit or _"
-        )
+    if name in {".", ".."} or "/" in name or "\\" in name:
+        raise InvalidArgument(f"invalid model name {shown}: it contains path traversal characters")
+    if name.startswith("."):
+        raise InvalidArgument(f"invalid model name {shown}: a name that begins with a dot is a hidden folder's")
+    if not name.isprintable() or "\ufffd" in name:
+        raise InvalidArgument(f"invalid model name {shown}: it must be printable UTF-8")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidArgument(f"invalid model name: it has more than {MAX_NAME_BYTES} bytes")
 
 
 def scan(paths: Iterable[Path]) -> list[ModelFolder]:
     """The models of all repositories, by name. A name found in two of them is listed once, with that problem.
+
+    An empty folder is no model; the log says so.
 
     Raises:
         ConfigError: a path is no folder that can be read.
@@ -82,7 +85,9 @@ def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
 
     What cannot be a model's name is none's, wherever its path may lead.
     """
-    if not NAME.fullmatch(name) or ".." in name:
+    try:
+        check_name(name)
+    except InvalidArgument:
         return None
     folders = [path.resolve() / name for path in dict.fromkeys(paths)]
     found = [_model_folder(folder, folder.parent) for folder in dict.fromkeys(folders) if folder.is_dir()]
@@ -94,7 +99,7 @@ def marks(folder: ModelFolder) -> Marks:
     found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
     for path, size, modified in _files(folder.path):
         first = path.parts[0]
-        if first == "configs" or path.name == str(path) == "config.pbtxt":
+        if first == "configs" or path.name == str(path) == CONFIG_FILE:
             part = CONFIGURATION
         else:
             part = first if first.isdecimal() and len(path.parts) > 1 else REST
@@ -105,8 +110,13 @@ def marks(folder: ModelFolder) -> Marks:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """Path in the folder, size and time of modification of each file; links are followed, once into each folder."""
-    seen: set[tuple[int, int]] = set()
+    """Path in the folder, size and time of modification of each file, of at most MAX_FILES.
+
+    Links are followed, once into each folder, but not to a folder that this one lies in.
+    """
+    around = {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
+    seen = around
+    count = 0
     for place, folders, names in os.walk(folder, followlinks=True):
         try:
             about = Path(place).stat()
@@ -124,16 +134,46 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
             except OSError:
                 continue
             if not name.startswith("."):
+                count += 1
+                if count > MAX_FILES:
+                    log.warning("%s: more than %d files: changes of the others are not noticed", folder, MAX_FILES)
+                    return
                 yield path.relative_to(folder), about.st_size, about.st_mtime_ns
 
 
 def _scan_one(repository: Path) -> list[ModelFolder]:
     try:
-        entries = [path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        _refuse_model(repository)
+        entries = [path for path in repository.iterdir() if path.is_dir() and not _is_no_model(path.name)]
     except OSError as error:
         text = (error.strerror or str(error)).lower()
         raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None
-    return [_model_folder(path, repository) for path in entries]
+    return [_model_folder(path, repository) for path in entries if _has_something(path)]
+
+
+def _refuse_model(path: Path) -> None:
+    """A model's own folder is no repository: its versions would be taken for models."""
+    has_file = any(entry.name.startswith("model.") for entry in path.glob("[0-9]*/*"))
+    if (path / CONFIG_FILE).is_file() or (has_file and versions_of(path)):
+        raise ConfigError(
+            f"model repository '{path}' is the folder of one model; a repository is a folder of such folders: "
+            f"write --model-repository {path.parent}"
+        )
+
+
+def _is_no_model(name: str) -> bool:
+    return name.startswith(".") or name in NOT_MODELS
+
+
+def _has_something(path: Path) -> bool:
+    """Whether a folder has anything in it; what cannot be read is for its model's problem to tell."""
+    try:
+        if any(not entry.name.startswith(".") for entry in path.iterdir()):
+            return True
+    except OSError:
+        return True
+    log.warning("%s: ignored: the folder is empty", path)
+    return False
 
 
 def _model_folder(path: Path, repository: Path) -> ModelFolder:
@@ -148,19 +188,23 @@ def _model_folder(path: Path, repository: Path) -> ModelFolder:
 
 
 def versions_of(path: Path) -> tuple[int, ...]:
-    """The versions of a model folder, ascending; folders that look like one and are none are logged."""
-    found = []
-    for entry in path.iterdir():
-        name = entry.name
-        if name in NOT_VERSIONS or name.startswith(".") or not entry.is_dir():
-            continue
-        if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
-            log.warning("%s: ignored: the name of a version is a number", entry)
-        elif len(name) > 1 and name.startswith("0"):
-            log.warning("%s: ignored: the name of a version has no leading zeros", entry)
-        else:
-            found.append(int(name))
-    return tuple(sorted(found))
+    """The versions of a model folder, ascending."""
+    return tuple(sorted(int(entry.name) for entry in path.iterdir() if entry.is_dir() and not _why_none(entry.name)))
+
+
+def warn_misnamed_versions(path: Path) -> None:
+    """Log a line for each folder of a model folder that looks like a version and is none."""
+    for entry in sorted(path.iterdir()):
+        hidden = entry.name in NOT_VERSIONS | NOT_MODELS or entry.name.startswith(".")
+        if not hidden and entry.is_dir() and (why := _why_none(entry.name)):
+            log.warning("%s: ignored: %s", entry, why)
+
+
+def _why_none(name: str) -> str:
+    """Why a folder of this name is no version; empty if it is one."""
+    if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
+        return "the name of a version is a number"
+    return "the name of a version has no leading zeros" if len(name) > 1 and name.startswith("0") else ""
 
 
 def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
@@ -181,9 +225,11 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
         case _:
             chosen = list(folder.versions[-max(1, policy.latest.num_versions) :])
     if not chosen:
-        there = ", ".join(map(str, folder.versions)) or "none"
+        there = f"versions with a folder: {', '.join(map(str, folder.versions)) or 'none'}"
+        if not folder.versions:
+            there += f"; the model's file belongs into a folder whose name is the version, such as {folder.path}/1"
         raise ConfigError(
             f"{folder.path}: at least one version must be available under the version policy of model "
-            f"'{folder.name}': versions with a folder: {there}"
+            f"'{folder.name}': {there}"
         )
     return chosen

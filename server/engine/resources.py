@@ -2,7 +2,7 @@
 
 With `--rate-limit=execution_count`, tritonserver's, an instance executes only while it holds what the `rate_limiter` of
 its group names. There is as much of a resource as `--rate-limit-resource` says, else as much as the neediest instance
-takes. The waiting and granting is native (`_native.scheduling.limiter`).
+takes. The waiting and granting is native (`_native.scheduling.dispatcher`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Resources:
         self._pools: dict[tuple[str, int], Resource] = {}
         self._needed: dict[tuple[str, int], dict[object, int]] = {}  # by whom, of those that live
         self._guard = threading.Lock()
+
+    def limiter_of(self, specs: Iterable[InstanceSpec]) -> RateLimiter | None:
+        """What the lane of these instances shares with those of others; None if none of them needs resources."""
+        return self._limiter if any(spec.resources for spec in specs) else None
 
     def claim(self, spec: InstanceSpec) -> ClaimHandle:
         """The claim of an instance, to be given back with `forget`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -48,7 +47,7 @@ class EngineServices:
             case "is_model_ready":
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "load_model":
-                files = {path: b64decode(content) for path, content in _texts(arguments.get("files")).items()}
+                files = _files(arguments.get("files"))
                 await self._engine.load(name, str(arguments.get("config", "")), files, asked_by=asked_by)
             case "unload_model":
                 dependents = bool(arguments.get("unload_dependents"))
@@ -70,6 +69,10 @@ class EngineServices:
             raise
         except ServerError:
             return False
+
+
+def _files(found: object) -> dict[str, bytes]:
+    return {str(path): bytes(content) for path, content in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _texts(found: object) -> dict[str, str]:

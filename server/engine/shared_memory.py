@@ -16,10 +16,11 @@ import stat
 from dataclasses import dataclass
 from typing import Literal
 
+from _native.cuda import closing
 from _native.cuda.driver import CudaError
 from _native.cuda.region import add_cuda
 from _native.memory.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
-from _native.transport.infer import InferService
+from _native.service.infer import InferService
 from server.engine.gpu import Gpus
 from server.errors import (
     AlreadyExists,
@@ -55,6 +56,7 @@ class SharedMemoryPolicy:
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
+        user_regions, user_byte_size: the same for the regions of one user; there are no users where all share.
         max_copied: bytes of one input that are copied out of a region.
     """
 
@@ -63,6 +65,8 @@ class SharedMemoryPolicy:
     prefixes: tuple[str, ...] = ()
     max_regions: int = 1024
     max_byte_size: int = 64 << 30
+    user_regions: int = 512
+    user_byte_size: int = 32 << 30
     max_copied: int = 2**31 - 1
 
 
@@ -80,7 +84,12 @@ class SharedMemory:
     def __init__(self, policy: SharedMemoryPolicy | None = None, gpus: Gpus | None = None) -> None:
         self.policy = policy or SharedMemoryPolicy()
         self._gpus = gpus or Gpus()
-        self.regions = Regions(max_count=self.policy.max_regions, max_byte_size=self.policy.max_byte_size)
+        self.regions = Regions(
+            max_count=self.policy.max_regions,
+            max_byte_size=self.policy.max_byte_size,
+            scope_count=None if self.policy.shared else min(self.policy.user_regions, self.policy.max_regions),
+            scope_byte_size=None if self.policy.shared else min(self.policy.user_byte_size, self.policy.max_byte_size),
+        )
 
     def serve(self, infer: InferService) -> None:
         """Let inference requests refer to the regions."""
@@ -166,12 +175,17 @@ class SharedMemory:
             raise _FAMILIES[error.status](str(error)) from error
 
     def unregister(self, user: User | None, kind: int, name: str) -> None:
-        """Unregister one region, or with an empty name all of a kind; what is not there is no error."""
+        """Unregister one region, or with an empty name all of a kind; what is not there is no error.
+
+        Blocks until those of a GPU that no request uses are closed: their clients may free them afterwards.
+        """
         scope = self._required_scope(user)
         if name:
             self.regions.remove(scope, kind, name)
         else:
             self.regions.remove_all(scope, kind)
+        if kind == CUDA:
+            closing.settle()
 
     def withdraw(self, owner: int) -> None:
         """Unregister the regions of an owner."""
@@ -197,8 +211,9 @@ class SharedMemory:
         return [found]
 
     def close(self) -> None:
-        """Unregister everything."""
+        """Unregister everything. Blocks until what no request uses is closed."""
         self.regions.close()
+        closing.settle()
 
     def _required_scope(self, user: User | None) -> int:
         scope = self.scope(user)

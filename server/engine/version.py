@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,9 +14,11 @@ from _native.ensembles.ensemble import EnsembleLane
 from _native.scheduling.lane import LaneHandle
 from _native.scheduling.queue import QueueLane
 from _native.sequences.sequencer import SequenceLane
-from _native.transport.infer import InferService
-from backends.api import Backend, InstanceSpec, Model, ModelSource, ModelSpec
-from server.engine.instances import Instances, Placement
+from _native.service.infer import InferService
+from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
+from server.engine.config.measured import bounds_of
+from server.engine.instances import Instances, Placement, Use
+from server.engine.resources import Resources
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
@@ -65,20 +68,25 @@ class LoadedVersion:
         max_queue: int = 0,
         placement: Placement | None = None,
     ) -> None:
+        began = time.monotonic()
         self.config = config
         self.spec: ModelSpec = source.spec
         self.version = source.version
         self.fingerprint = b""  # set where answers are kept under it
+        self.seconds = 0.0  # that it took to load
         self._model: Model | None = backend.load(source) if backend else None
-        self.lane = _make_lane(source, service, max_queue)
+        placement = placement or Placement()
+        self.lane = _make_lane(source, service, max_queue, placement.resources)
+        self.lane.set_bounds(bounds_of(config))
         if self._model is not None and self._model.arena is not None:
             self.lane.receive_into(self._model.arena)
-        self._instances = Instances(self.spec, self._model, self.lane, placement or Placement())
+        self._instances = Instances(self.spec, self._model, self.lane, placement)
         try:
             self._instances.start(self.spec.instances)
         except BaseException:
             self.close()
             raise
+        self.load_seconds = time.monotonic() - began
 
     @property
     def name(self) -> str:
@@ -130,6 +138,11 @@ class LoadedVersion:
         """Have `changed` called, on any thread, whenever `ready` may have changed."""
         self._instances.watch(changed)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the model itself has a say in `check`."""
+        return any(type(instance).check is not Instance.check for instance in self._instances.live)
+
     async def check(self) -> bool:
         """`ready`, and what the model itself says where it has an opinion: some instance must agree."""
         if not self.ready:
@@ -153,6 +166,10 @@ class LoadedVersion:
     def drain_seconds(self) -> int:
         """For how long they go on when the version is replaced or unloaded."""
         return self.spec.sequence.drain_seconds if self.spec.sequence else 0
+
+    def uses(self) -> list[Use]:
+        """What its instances have done and do."""
+        return self._instances.uses()
 
     def drain(self) -> None:
         """Begin no sequences any more, for good; those that have begun go on."""
@@ -197,18 +214,23 @@ class LoadedVersion:
             _set(batch.compute_output, compute_output)
         for device, size in sorted(self._instances.device_memory().items()):
             out.memory_usage.add(type="GPU", id=device, byte_size=size)
+        for index, response in enumerate(counters["responses"]):
+            shown = out.response_stats[str(index)]
+            for part, value in response.items():
+                _set(getattr(shown, part), value)
         if self._model is not None and self._model.arena is not None:
             out.memory_usage.add(type="CPU", id=0, byte_size=self._model.arena.used)
         return out
 
 
-def _make_lane(source: ModelSource, service: InferService, max_queue: int) -> LaneHandle:
+def _make_lane(source: ModelSource, service: InferService, max_queue: int, resources: Resources | None) -> LaneHandle:
+    limiter = resources.limiter_of(source.spec.instances) if resources is not None else None
     ensemble = source.spec.ensemble
     if ensemble:
         return EnsembleLane(source.spec, source.version, service, max_queue=max_queue)
     if source.spec.sequence:
-        return SequenceLane(source.spec, source.version, max_queue=max_queue)
-    return QueueLane(source.spec, source.version, max_queue=max_queue, held=_held(source.spec))
+        return SequenceLane(source.spec, source.version, max_queue=max_queue, limiter=limiter)
+    return QueueLane(source.spec, source.version, max_queue=max_queue, held=_held(source.spec), limiter=limiter)
 
 
 def _held(spec: ModelSpec) -> int:

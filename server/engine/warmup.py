@@ -12,7 +12,7 @@ import numpy as np
 from _native.cuda.instance import GpuLoop
 from _native.execution.instance import InstanceLoop
 from _native.scheduling.lane import LaneHandle
-from _native.transport.infer import InferService
+from _native.service.infer import InferService
 from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
 from server.engine.config.datatypes import SIZE_OF
 

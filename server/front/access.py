@@ -1,6 +1,6 @@
 """Access control of both front doors: which RPC is of which group, and what becomes of a call that is refused.
 
-`_native.transport.access.Judge` decides. Native calls meet it in the connection; all others here: the native door asks
+`_native.service.access.Judge` decides. Native calls meet it in the connection; all others here: the native door asks
 before it runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are rules.
 """
 
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _native.transport.access import TRUSTED_CALLER, Judge
+from _native.service.access import TRUSTED_CALLER, Judge
 from server.errors import Denied, Status
 from server.front.lobby import Place
-from server.front.tokens import Entry, TokenFile, TokenFileError
+from server.front.tokens import TokenFile, TokenFileError
 from server.rpc.call import Metadata
 from server.rpc.service import GROUP_OF
 
 log = logging.getLogger("inferd.access")
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks at the file of tokens."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the file of tokens, and between two rounds of log lines."""
 
 Restriction = tuple[Sequence[str], str, str]
 """RPC groups, and the header's name and value that their calls need."""
@@ -30,42 +30,69 @@ Restriction = tuple[Sequence[str], str, str]
 class Access:
     """The rules of a server. Used on the event loop only.
 
+    Attributes:
+        guards: there are rules; without any, every call is let in.
+
     Args:
         restrictions: Triton's restricted protocols.
         token_file: tokens of callers; None: callers need none.
         triton_codes: refuse with UNAVAILABLE, as Triton does.
+        overrides: where callers need no token, a load may bring a configuration and files.
 
     Raises:
         TokenFileError: the file cannot be read, or is wrong.
     """
 
     def __init__(
-        self, restrictions: Sequence[Restriction] = (), token_file: Path | None = None, *, triton_codes: bool = False
+        self,
+        restrictions: Sequence[Restriction] = (),
+        token_file: Path | None = None,
+        *,
+        triton_codes: bool = False,
+        overrides: bool = False,
     ) -> None:
-        self.judge = Judge(restrictions, triton_codes=triton_codes)
-        self._file = TokenFile(token_file) if token_file is not None else None
+        self.judge = Judge(restrictions, triton_codes=triton_codes, overrides=overrides)
+        self._file = TokenFile(token_file, self.judge.key) if token_file is not None else None
         self._unclassified = Status.UNAVAILABLE if triton_codes else Status.PERMISSION_DENIED
+        self._watchers: list[Callable[[], None]] = []
+        self.guards = bool(restrictions) or token_file is not None
         if self._file is not None:
-            self._take(self._file.changed() or ())
-
-    def _take(self, entries: Sequence[Entry]) -> None:
-        self.judge.set_tokens([(entry.token, entry.groups, entry.models) for entry in entries])
+            self.judge.set_tokens(self._file.first())
 
     async def watch(self) -> None:
-        """Read the file of tokens again whenever it changes; one that is wrong leaves the old tokens in force."""
-        while self._file is not None:
-            await asyncio.sleep(LOOK_EVERY)
-            try:
-                entries = await asyncio.to_thread(self._file.changed)
-            except TokenFileError as error:
-                log.error("the tokens stay as they were: %s", error)
-                continue
-            if entries is not None:
-                self._take(entries)
-                log.info("read %d tokens", sum(bool(entry.token) for entry in entries))
+        """Again and again, log who was refused, and read the file of tokens again if it has changed.
+
+        A file that is wrong leaves the old tokens in force.
+        """
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY)
+                self._tell()
+                if self._file is not None:
+                    await self._read(self._file)
+        finally:
+            self._tell()
+
+    async def _read(self, file: TokenFile) -> None:
+        try:
+            table = await asyncio.to_thread(file.changed)
+        except TokenFileError as error:
+            log.error("the tokens stay as they were: %s", error)
+            return
+        if table is not None:
+            self.judge.set_tokens(table)
+            for watcher in self._watchers:
+                watcher()
+            log.info("read %d tokens", len(table))
+
+    def subscribe(self, watcher: Callable[[], None]) -> None:
+        """Have `watcher` called whenever tokens, or what they allow, have changed."""
+        self._watchers.append(watcher)
+
+    # -- judging --
 
     def caller(self, path: str, metadata: Metadata, place: Place | None = None) -> int:
-        """Who makes this call, for `require_model`.
+        """Who makes this call, for `require`.
 
         Args:
             path: the method.
@@ -75,9 +102,7 @@ class Access:
         Raises:
             Denied: the call may not be made.
         """
-        group = GROUP_OF.get(path)
-        if group is None:
-            raise Denied(self._unclassified, "this method belongs to no group that may be called")
+        group = self._group(path)
         if place is not None and place.groups is not None and group not in place.groups:
             raise Denied(Status.UNIMPLEMENTED, f"{group} calls are not served at this address")
         if place is not None and place.trusted:
@@ -87,8 +112,45 @@ class Access:
             raise Denied(Status(status), text)
         return caller
 
-    def require_model(self, caller: int, model: str) -> None:
-        """Raises `Denied` unless the caller may use the model."""
-        status, text = self.judge.judge_model(caller, model)
-        if status:
-            raise Denied(Status(status), text)
+    def require(self, caller: int, path: str, model: str = "") -> None:
+        """Judge one message of a call that was let in: group and model, by the line that is in force now.
+
+        Args:
+            caller: as `caller` has found.
+            path: the method.
+            model: that the message is about; "" for none.
+
+        Raises:
+            Denied: it may not be answered.
+        """
+        _deny_unless_ok(*self.judge.judge_message(caller, self._group(path), model))
+
+    def require_overrides(self, caller: int) -> None:
+        """Raises `Denied` unless a load of this caller may bring a configuration and files."""
+        _deny_unless_ok(*self.judge.judge_override(caller))
+
+    def _group(self, path: str) -> str:
+        group = GROUP_OF.get(path)
+        if group is None:
+            raise Denied(self._unclassified, "this method belongs to no group that may be called")
+        return group
+
+    # -- the log of refusals --
+
+    def note(self, peer: str, path: str, error: BaseException) -> None:
+        """Keep for the log that a call was refused; nothing happens if `error` is not about rights."""
+        if isinstance(error, Denied):
+            self.judge.note(peer, path, str(error))
+
+    def _tell(self) -> None:
+        """Log the refusals since the last time: a line for each of the first ones, and one for all others."""
+        notes, left_out = self.judge.take_notes()
+        for (peer, path, text), count in notes.items():
+            log.warning("refused: %s %s: %s%s", peer, path, text, f" ({count} times)" if count > 1 else "")
+        if left_out:
+            log.warning("refused: %d more calls, left out here", left_out)
+
+
+def _deny_unless_ok(status: int, text: str) -> None:
+    if status:
+        raise Denied(Status(status), text)

@@ -136,6 +136,11 @@ class NativeContext:
         while (message := await self.read()) is not EOF:
             yield message
 
+    def hold(self, size: int) -> None:
+        """The call holds so many bytes more of what it has read or will write; fewer when `size` is negative."""
+        if self._call.open:
+            self._call.hold(size)
+
     # -- responses --
 
     async def write(self, message: Any) -> None:

@@ -19,10 +19,12 @@ from server.front.tls import Credentials
 
 UNLIMITED = -1
 
+MOST_STREAMS = 256
+"""Of one connection: with more, C core answers some valid calls of a burst with CANCELLED."""
+
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # Streams of one connection and calls waiting for this process: both are needed, else C core answers valid calls
-    # of a burst with CANCELLED. Above these it refuses the stream, which clients retry.
-    ("grpc.max_concurrent_streams", 256),
+    # Streams of one connection (see `policy_options`) and calls waiting for this process: both are needed, else C core
+    # answers valid calls of a burst with CANCELLED. Above these it refuses the stream, which clients retry.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.max_metadata_size", 8192),
@@ -52,6 +54,7 @@ def policy_options(policy: ConnectionPolicy) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_ms", milliseconds(policy.max_age)),
         ("grpc.max_connection_age_grace_ms", milliseconds(policy.age_grace)),
         ("grpc.server_handshake_timeout_ms", milliseconds(policy.handshake_timeout)),
+        ("grpc.max_concurrent_streams", min(policy.max_streams, MOST_STREAMS)),
     )
 
 
@@ -92,7 +95,7 @@ class GrpcioDoor:
             policy=connections,
             compression_level=compression_level,
         )
-        self._interceptors = [AccessInterceptor(access)] if access is not None else []
+        self._interceptors = [AccessInterceptor(access)] if access is not None and access.guards else []
         self._files: list[UnixFile] = []
         self.addresses: tuple[str, ...] = ()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -160,13 +163,17 @@ def _add_tcp(server: grpc.aio.Server, address: TcpAddress, credentials: Credenti
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """C core's form of `credentials`; it asks for changed certificates at each handshake."""
+    """C core's form of `credentials`; it asks for changed certificates at each handshake.
+
+    A session can be resumed only under the material that it began with. Where clients show certificates, which are
+    not looked at when a session is resumed, each handshake therefore gets material of its own.
+    """
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         found = credentials.material
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.root)
 
     def fetch() -> Any:
-        return configuration() if credentials.refresh() else None  # None: as before
+        return configuration() if credentials.refresh() or credentials.mutual else None  # None: as before
 
     return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=credentials.mutual)

@@ -25,6 +25,8 @@ from server.front.refusal import refuse
 if TYPE_CHECKING:
     from server.engine.engine import Engine
 
+PREFIX = "/grpc.health.v1.Health/"
+
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -34,6 +36,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
     def __init__(self, service: str = "", access: Access | None = None) -> None:
         self._of_server = ("", service)
         self._access = access
+        if access is not None:
+            access.subscribe(self._wake)
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()  # set at the next change, and then replaced
         self._draining = False
@@ -55,10 +59,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._closed = True
         self._changed.set()
 
-    def _publish(self, name: str, serving: bool) -> None:
-        self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
+    def _wake(self) -> None:
+        """Have every Watch look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _publish(self, name: str, serving: bool) -> None:
+        self._statuses[name] = _Response.SERVING if serving else _Response.NOT_SERVING
+        self._wake()
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
         await self._admit("Check", request, context)
@@ -68,10 +76,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         return _Response(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
-        await self._admit("Watch", request, context)
+        caller = await self._admit("Watch", request, context)
         sent = None
         while True:
             changed = self._changed
+            await self._require(caller, "Watch", request, context)
             status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
             if status != sent:
                 await context.write(_Response(status=status))
@@ -81,15 +90,30 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             else:
                 await changed.wait()
 
-    async def _admit(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Refuse to tell about a model that the caller may not use."""
-        if self._access is None or request.service in self._of_server:
-            return
+    async def _admit(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> int:
+        """Who calls; the call is refused unless they may ask about this name."""
+        if self._access is None:
+            return 0
+        metadata = tuple(context.invocation_metadata() or ())
         try:
-            path, metadata = f"/grpc.health.v1.Health/{method}", tuple(context.invocation_metadata() or ())
-            caller = self._access.caller(path, metadata, getattr(context, "place", None))
-            self._access.require_model(caller, request.service.partition("/")[0])
+            caller = self._access.caller(PREFIX + method, metadata, getattr(context, "place", None))
         except Denied as error:
+            await refuse(context, error)
+            raise
+        await self._require(caller, method, request, context)
+        return caller
+
+    async def _require(
+        self, caller: int, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Refuse the call unless its caller may ask about this name, by what is allowed now."""
+        if self._access is None:
+            return
+        model = "" if request.service in self._of_server else request.service.partition("/")[0]
+        try:
+            self._access.require(caller, PREFIX + method, model)
+        except Denied as error:
+            self._access.note(context.peer(), PREFIX + method, error)
             await refuse(context, error)
 
 

@@ -33,14 +33,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         try:
             self._access.caller(handler_call_details.method, handler_call_details.invocation_metadata)
         except Denied as error:
-            return _refusing(handler, error)
+            return self._refusing(handler, handler_call_details.method, error)
         return handler
 
+    def _refusing(self, handler: Any, path: str, error: Denied) -> Any:
+        """A handler of the same kind that only refuses."""
 
-def _refusing(handler: Any, error: Denied) -> Any:
-    """A handler of the same kind that only refuses."""
+        async def behaviour(_: Any, context: Any) -> None:
+            self._access.note(context.peer(), path, error)
+            await refuse(context, error)
 
-    async def behaviour(_: Any, context: Any) -> None:
-        await refuse(context, error)
-
-    return _MAKERS[handler.request_streaming, handler.response_streaming](behaviour)
+        return _MAKERS[handler.request_streaming, handler.response_streaming](behaviour)

@@ -20,7 +20,10 @@ AGE_JITTER = 0.1  # of the age, so that connections that began together do not e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionPolicy:
-    """How long connections may be silent, old, or talkative; seconds, and the options' names otherwise."""
+    """How long connections may be silent, old, or talkative; seconds, and the options' names otherwise.
+
+    `max_streams` is the number of calls that one connection may have open at a time.
+    """
 
     keepalive_time: float = 7200.0
     keepalive_timeout: float = 20.0
@@ -31,7 +34,7 @@ class ConnectionPolicy:
     max_age: float = math.inf
     age_grace: float = math.inf
     handshake_timeout: float = 10.0  # until the first bytes after the client's preface; also until the last are written
-    stall_timeout: float = 5.0  # of a peer that takes nothing of its answers while others wait for that memory
+    max_streams: int = 1024
 
 
 class Action(enum.Enum):

@@ -10,10 +10,12 @@ import asyncio
 import errno
 import fcntl
 import grp
+import logging
 import os
 import pwd
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,8 +25,11 @@ from typing import Any
 from server.addresses import Address, Bind, TcpAddress, UnixAddress
 from server.front.tls import Credentials
 
+log = logging.getLogger("inferd.front")
+
 BACKLOG = 4096
 TAKE_TIMEOUT = 0.1  # seconds
+LOCK_TRIES, LOCK_PAUSE = 10, 0.02  # seconds
 
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
@@ -128,6 +133,19 @@ def explained(address: Address, error: OSError) -> OSError:
     return ListenError(f"cannot listen on {address}: {error.strerror or error}")
 
 
+def try_to_listen(address: Address, policy: ListenPolicy) -> None:
+    """Open the sockets of an address and close them again, before anything else takes its time.
+
+    Raises:
+        OSError: one cannot be opened; the text says why.
+    """
+    if isinstance(address, UnixAddress):
+        _try_unix(address, policy)
+        return
+    for each in open_tcp(address, reuse_port=policy.reuse_port):
+        each.close()
+
+
 def why_not(address: TcpAddress, *, reuse_port: bool) -> OSError:
     """What keeps others from binding `address`, for a library that does not tell."""
     try:
@@ -166,6 +184,9 @@ def _identity(path: Path) -> tuple[int, int, int]:
 def claimed(address: UnixAddress) -> Iterator[None]:
     """Around making the socket's file: nobody answers there, a stale file is gone, and no rival does the same now.
 
+    Rivals are kept apart by a lock on the folder, which each has for a moment. Everybody who may read the folder can
+    take that lock, and keep it: so it is tried for some moments, and then it is done without.
+
     Raises:
         InUseError: somebody answers.
         ListenError: the folder is missing or may not be written, or the file is not a socket.
@@ -175,7 +196,8 @@ def claimed(address: UnixAddress) -> Iterator[None]:
     except OSError as error:
         raise explained(address, error) from error
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not _lock(folder):
+            log.warning("%s: somebody keeps the folder locked: going on without the lock", address)
         _remove_stale(address)
         yield
     except (InUseError, ListenError):
@@ -184,6 +206,17 @@ def claimed(address: UnixAddress) -> Iterator[None]:
         raise explained(address, error) from error
     finally:
         os.close(folder)
+
+
+def _lock(folder: int) -> bool:
+    """Whether the lock could be had; waits for some moments, and no longer."""
+    for attempt in range(LOCK_TRIES):
+        if attempt:
+            time.sleep(LOCK_PAUSE)
+        with suppress(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _remove_stale(address: UnixAddress) -> None:
@@ -227,6 +260,16 @@ def open_unix(address: UnixAddress, policy: ListenPolicy) -> tuple[socket.socket
         made.close()
         raise
     return made, file
+
+
+def _try_unix(address: UnixAddress, policy: ListenPolicy) -> None:
+    with claimed(address), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.bind(address.path)  # nobody can connect: it does not listen
+        file = UnixFile(address.path)
+        try:
+            set_access(address, policy)
+        finally:
+            file.remove()
 
 
 def set_access(address: UnixAddress, policy: ListenPolicy) -> None:

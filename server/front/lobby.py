@@ -27,9 +27,6 @@ class ClientLimits:
     streams: int = 0  # of the calls, those that are streams
     bytes_in_flight: int = 0
 
-    def __bool__(self) -> bool:
-        return any((self.connections, self.calls, self.streams, self.bytes_in_flight))
-
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Place:
@@ -48,7 +45,7 @@ class Guest:
     """What a connection has been counted for."""
 
     place: Place
-    use: ClientUse | None
+    use: ClientUse
 
 
 @dataclass(slots=True)
@@ -63,6 +60,8 @@ class Lobby:
     max_connections: int = 0
     limits: ClientLimits = field(default_factory=ClientLimits)
     count: int = 0
+    let_in: int = 0  # connections, ever
+    turned_away: int = 0
     _clients: WeakValueDictionary[str, ClientUse] = field(default_factory=WeakValueDictionary)
 
     def enter(self, place: Place, peer: Peer) -> Guest | None:
@@ -71,26 +70,24 @@ class Lobby:
         counts = (
             (self.count, self.max_connections),
             (place.count, place.max_connections),
-            (use.connections if use is not None else 0, self.limits.connections),
+            (use.connections, self.limits.connections),
         )
         if any(0 < most <= count for count, most in counts):
+            self.turned_away += 1
             return None
         self.count += 1
+        self.let_in += 1
         place.count += 1
-        if use is not None:
-            use.connections += 1
+        use.connections += 1
         return Guest(place, use)
 
     def leave(self, guest: Guest) -> None:
         """A connection that was let in is gone."""
         self.count -= 1
         guest.place.count -= 1
-        if guest.use is not None:
-            guest.use.connections -= 1
+        guest.use.connections -= 1
 
-    def _use(self, peer: Peer) -> ClientUse | None:
-        if not self.limits:
-            return None
+    def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)
         use = self._clients.get(name)
         if use is None:

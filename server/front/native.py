@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from _native.transport.access import GROUPS, PassageEntrance
+from _native.service.access import GROUPS, PassageEntrance
+from _native.service.forwarding import Forwarder
+from _native.service.infer import InferService
 from _native.transport.client import ClientUse
 from _native.transport.connection import Call, Endpoint
-from _native.transport.forwarding import Forwarder
-from _native.transport.infer import InferService
 from _native.transport.workers import Workers
 from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from server.errors import Denied, Exhausted
 from server.front.access import Access
+from server.front.connection_log import ConnectionLog
 from server.front.context import NativeContext
 from server.front.door import STOPPING
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
@@ -37,6 +38,7 @@ from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
 from server.front.watch import Watchman
+from server.observe.metrics.service import Traffic
 from server.rpc.service import RAW, SERVICE
 
 if TYPE_CHECKING:
@@ -87,9 +89,9 @@ class NativeDoor:
         infer: serves ModelInfer natively; without it, a handler must be registered for it.
         access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
-        max_unsent_bytes: of answers that wait for clients to read them, over all connections; 0 for no limit.
-        max_incoming_bytes: of requests that are incomplete or wait for their turn, the same.
+        max_held_bytes: of requests that are not answered and answers that are not read; 0 for no limit.
         receive_timeout: seconds in which a request must arrive, see `Endpoint`; 0 for any time.
+        send_timeout: seconds in which a client must read an answer, the same.
         max_decompressed_bytes: largest request message after decompression; 0 for no other limit than that.
         compression_level: of inference responses, a key of COMPRESSION_LEVELS.
         policy: how it listens.
@@ -104,9 +106,9 @@ class NativeDoor:
         *,
         access: Access | None = None,
         max_message_bytes: int = -1,
-        max_unsent_bytes: int = 48 << 20,
-        max_incoming_bytes: int = 1 << 30,
+        max_held_bytes: int = 0,
         receive_timeout: float = 30.0,
+        send_timeout: float = 30.0,
         max_decompressed_bytes: int = 0,
         compression_level: str = "none",
         policy: ListenPolicy | None = None,
@@ -120,16 +122,17 @@ class NativeDoor:
         self._endpoint = Endpoint(
             self._on_call,
             max_message=max(0, max_message_bytes),
-            max_unsent=max_unsent_bytes,
-            max_held=max_incoming_bytes,
+            max_held=max_held_bytes,
             receive_timeout=receive_timeout,
+            send_timeout=send_timeout,
             max_inflated=max_decompressed_bytes,
             native_level=self._level,
             workers=self._workers,
+            max_streams=connections.max_streams,
         )
         if infer is not None:
             infer.install(self._endpoint)
-        if access is not None:
+        if access is not None and access.guards:
             access.judge.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -141,6 +144,7 @@ class NativeDoor:
         self._watchman = Watchman(self._endpoint)
         self._connections = connections
         self._lobby = Lobby(max_connections, clients)
+        self._refused = ConnectionLog()
         self._contexts: set[NativeContext] = set()  # of the calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
@@ -175,7 +179,6 @@ class NativeDoor:
 
     async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
-        self._endpoint.on_waiting = self._watchman.relieve
         asyncio.get_running_loop().add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
         self._workers.start()
         try:
@@ -190,7 +193,9 @@ class NativeDoor:
 
     async def _listen(self, bind: Bind) -> Address:
         address, policy, place = bind.address, self._policy.at(bind), self._place(bind.rules)
-        protocol = partial(NativeProtocol, self._endpoint, self._protocols, self._watchman, self._lobby, place)
+        protocol = partial(
+            NativeProtocol, self._endpoint, self._protocols, self._watchman, self._lobby, place, self._refused
+        )
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
             self._listeners.append(Listener(opened, protocol, None, file))
@@ -310,6 +315,18 @@ class NativeDoor:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    def traffic(self) -> Traffic:
+        """What the door has done and does, for metrics."""
+        return Traffic(
+            calls=self._endpoint.calls(),
+            connections=self._lobby.count,
+            accepted=self._lobby.let_in,
+            refused=self._lobby.turned_away,
+            open_calls=sum(protocol.streams for protocol in self._protocols),
+            resets=self._endpoint.resets,
+            held=self._endpoint.ledger,
+        )
+
     # -- calls that Python handles --
 
     def _on_call(self, call: Call) -> None:
@@ -322,6 +339,8 @@ class NativeDoor:
                 self._access.caller(call.path, call.metadata, call.connection.guest.place)
             use = self._begin_stream(call, handler)
         except (Denied, Exhausted) as error:
+            if self._access is not None:
+                self._access.note(str(call.connection.peer), call.path, error)
             call.end(error.status, str(error), rich_details(error))
             return
         if not handler.request_streaming:
@@ -342,8 +361,8 @@ class NativeDoor:
         Raises:
             Exhausted: the client has too many.
         """
-        use: ClientUse | None = call.connection.guest.use
-        if use is None or not (handler.request_streaming or handler.response_streaming):
+        use: ClientUse = call.connection.guest.use
+        if not (handler.request_streaming or handler.response_streaming):
             return None
         if 0 < self._lobby.limits.streams <= use.streams:
             limit = self._lobby.limits.streams

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 from _native.transport.connection import Connection, Endpoint
+from server.front.connection_log import ConnectionLog
 from server.front.lobby import Guest, Lobby, Place
 from server.front.peer import peer_of
+from server.front.sessions import is_resumed
 from server.front.tls import ALPN
 from server.front.watch import Watch, Watchman
 
@@ -23,8 +26,15 @@ class NativeProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a transport and a connection."""
 
     def __init__(
-        self, endpoint: Endpoint, protocols: set[NativeProtocol], watchman: Watchman, lobby: Lobby, place: Place
+        self,
+        endpoint: Endpoint,
+        protocols: set[NativeProtocol],
+        watchman: Watchman,
+        lobby: Lobby,
+        place: Place,
+        refused: ConnectionLog,
     ) -> None:
+        self._refused = refused
         self._lobby = lobby
         self._place = place
         self._guest: Guest | None = None
@@ -36,7 +46,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
-        self._leaving = False
+        self._leaving = False  # go_away has been said
+        self._ending = False  # the socket closes when all is written
         self._socket = -1  # to be written to directly; -1: that cannot be
         self._transport: asyncio.Transport | None = None
         self._connection: Connection | None = None
@@ -51,7 +62,12 @@ class NativeProtocol(asyncio.BufferedProtocol):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != ALPN:
-            transport.abort()  # the client did not offer HTTP/2
+            self._refused.add(peer_of(transport).address, "TLS: it did not offer HTTP/2 (ALPN 'h2')")
+            transport.abort()
+            return
+        if tls is not None and is_resumed(tls):
+            self._refused.add(peer_of(transport).address, "TLS: it resumed a session: its certificate was not checked")
+            transport.abort()
             return
         if tls is not None:
             self._encrypted = True
@@ -70,9 +86,12 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._connection.client = client
         self._connection.guest = self._guest
         self._connection.flush = self._flush
+        self._connection.on_refused = partial(self._refused.add, client.address)
         self._watch = self._watchman.watch(self, self._connection, self._place.connections, self._accepted)
         self._protocols.add(self)
-        self._flush()
+        if self._encrypted:
+            self._flush()
+        # else the server waits for the client's first bytes: they may be HTTP/1, and are to be answered in it
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._protocols.discard(self)
@@ -134,14 +153,27 @@ class NativeProtocol(asyncio.BufferedProtocol):
                 transport.writelines(pieces)
             if self._connection is None:
                 return
-        if connection.finished:
+        if connection.finished and not self._ending:
+            self._leave(connection, transport)
+
+    def _leave(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """All is said: close the socket when it is written."""
+        self._ending = True
+        if connection.http1 and transport.can_write_eof():
+            transport.write_eof()  # the rest of a request that is not read would take the answer with it
+        else:
             transport.close()
-            if self._watch is not None:
-                self._watch.closing()
+        if self._watch is not None:
+            self._watch.closing()
 
     def _is_free(self, transport: asyncio.Transport) -> bool:
         """Whether the socket may be written to directly: nothing else is on its way there."""
         return self._socket >= 0 and not transport.is_closing() and transport.get_write_buffer_size() == 0
+
+    @property
+    def streams(self) -> int:
+        """Calls that are not over."""
+        return 0 if self._connection is None else self._connection.streams
 
     @property
     def told(self) -> bool:

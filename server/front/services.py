@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from _native.transport.forwarding import Forwarder, ReservedError
+from _native.service.forwarding import Forwarder, ReservedError
 from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.door import Door
@@ -29,6 +29,7 @@ from server.front.health import Health, follow
 from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME
 from server.front.refusal import refuse
 from server.observe.load import TRAILER, LoadMeter
+from server.observe.metrics.calls import Calls
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Metadata, PeerCredentials
 from server.rpc.service import MODEL_FIELD, RAW, SERVICE, Method
@@ -49,12 +50,14 @@ class Policy:
     Attributes:
         access: who may use which model; None: everybody every.
         load: reports the server's load with inference answers; None: nothing does.
+        calls: counts the calls; None: nothing does.
         reflected: with server reflection.
         forwarder: makes request parameters of headers; None: nothing does.
     """
 
     access: Access | None = None
     load: LoadMeter | None = None
+    calls: Calls | None = None
     reflected: bool = True
     forwarder: Forwarder | None = None
 
@@ -70,20 +73,65 @@ def install(door: Door, table: Sequence[Method], engine: Engine, policy: Policy 
     health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, door))
 
     if policy.reflected:
-        _install_reflection(door)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(policy.access), cast(Any, door))
     return health
 
 
-def _install_reflection(door: Door) -> None:
-    names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
-    servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(Any, door))
+class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[misc]  # its base has no types
+    """The library's servicer, with each request judged by what is allowed when it comes."""
+
+    _path = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+
+    def __init__(self, access: Access | None) -> None:
+        names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
+        self._servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
+        self._access = access
+
+    async def ServerReflectionInfo(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
+        try:
+            call = ContextCall(context, self._path, self._access)
+            async for response in self._servicer.ServerReflectionInfo(_judged(request_iterator, call), context):
+                await context.write(response)
+        except Denied as error:
+            _note(self._access, context, self._path, error)
+            await refuse(context, error)
+
+
+async def _judged(requests: AsyncIterator[Any], call: ContextCall) -> AsyncIterator[Any]:
+    async for request in requests:
+        call.require_model("")
+        yield request
 
 
 def _handler(method: Method, policy: Policy) -> Handler:
     if method.client_streaming and method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(method, policy))
-    return grpc.unary_unary_rpc_method_handler(_unary(method, policy))
+        return grpc.stream_stream_rpc_method_handler(_counted(_streaming(method, policy), method, policy.calls))
+    return grpc.unary_unary_rpc_method_handler(_counted(_unary(method, policy), method, policy.calls))
+
+
+def _counted(
+    behaviour: Callable[[Any, Context], Awaitable[Any]], method: Method, calls: Calls | None
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    """The same, counted; a call that ends by an exception which is no answer was broken off."""
+    if calls is None:
+        return behaviour
+    path = f"/{SERVICE}/{method.name}"
+
+    async def counted(message: Any, context: Context) -> Any:
+        calls.began(path)
+        status = grpc.StatusCode.CANCELLED
+        try:
+            answer = await behaviour(message, context)
+            status = grpc.StatusCode.OK
+        except grpc.aio.AbortError:
+            status = cast("grpc.StatusCode | None", context.code()) or grpc.StatusCode.UNKNOWN
+            raise
+        else:
+            return answer
+        finally:
+            calls.ended(path, status.value[0])
+
+    return counted
 
 
 def _unary(method: Method, policy: Policy) -> Callable[[bytes, Context], Awaitable[bytes]]:
@@ -99,7 +147,7 @@ def _unary(method: Method, policy: Policy) -> Callable[[bytes, Context], Awaitab
             encoded: bytes = response if method.response is None else response.SerializeToString()
             return encoded
         except Exception as error:
-            return cast(bytes, await _abort(context, method, error))
+            return cast(bytes, await _abort(context, method, policy, error))
 
     return unary
 
@@ -115,7 +163,7 @@ def _streaming(method: Method, policy: Policy) -> Callable[[AsyncIterator[bytes]
                 async for response in responses:
                     await context.write(response)
         except Exception as error:
-            await _abort(context, method, error)
+            await _abort(context, method, policy, error)
 
     return streaming
 
@@ -143,22 +191,31 @@ def _decoded(message: bytes, kind: type[Any] | None) -> Any:
         raise Internal(f"cannot parse the request: {len(message)} bytes are not a valid {name}") from error
 
 
-async def _abort(context: Context, method: Method, error: Exception) -> Any:
+async def _abort(context: Context, method: Method, policy: Policy, error: Exception) -> Any:
     """End the call with the status that stands for `error`. Raises what the transport uses to unwind."""
+    _note(policy.access, context, f"/{SERVICE}/{method.name}", error)
     if not isinstance(error, ServerError):
         _log.exception("%s failed", method.name, exc_info=error)
     return await refuse(context, error)
 
 
+def _note(access: Access | None, context: Context, path: str, error: Exception) -> None:
+    """Keep for the log who was refused."""
+    if access is not None:
+        access.note(context.peer(), path, error)
+
+
 class ContextCall:
     """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
 
-    __slots__ = ("_access", "_context", "caller", "forwarded", "user")
+    __slots__ = ("_access", "_context", "_hold", "_path", "caller", "forwarded", "user")
 
     def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
+        self._path = path
         self.forwarded = b""
+        self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's does not count
         place = getattr(context, "place", None)  # grpc.aio's context does not tell where a call came in
         self.caller = access.caller(path, self.metadata, place) if access is not None else 0
         credentials = self.peer_credentials
@@ -172,9 +229,13 @@ class ContextCall:
         return True
 
     def require_model(self, model: str) -> None:
-        """Raises `Denied` unless the caller may use this model; "" is no model."""
-        if self._access is not None and model:
-            self._access.require_model(self.caller, model)
+        """Raises `Denied` unless the caller may ask this of the model now; "" is no model."""
+        if self._access is not None:
+            self._access.require(self.caller, self._path, model)
+
+    def require_overrides(self) -> None:
+        if self._access is not None:
+            self._access.require_overrides(self.caller)
 
     @property
     def metadata(self) -> Metadata:
@@ -200,6 +261,10 @@ class ContextCall:
         auth = self._context.auth_context()
         names = (name for key in (COMMON_NAME, ALTERNATIVE_NAME) for name in auth.get(key, ()))
         return tuple(dict.fromkeys(name.decode("utf-8", "replace") for name in names))
+
+    def hold(self, size: int) -> None:
+        if self._hold is not None:
+            self._hold(size)
 
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()

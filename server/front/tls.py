@@ -8,6 +8,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.front.sessions import keep_none
+
 log = logging.getLogger("inferd.front")
 
 ALPN = "h2"
@@ -113,9 +115,8 @@ class Credentials:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([ALPN])
-        # Connections live long: nothing is won by resuming sessions, and a resumed one escapes a changed root.
-        context.options |= ssl.OP_NO_TICKET
-        context.num_tickets = 0
+        if not keep_none(context):
+            log.info("OpenSSL cannot be told to keep no TLS sessions: connections that resume one are refused")
         try:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_passphrase)
         except ssl.SSLError as error:

@@ -2,25 +2,46 @@
 
     # token                     RPC groups               models, by pattern
     3f0c7a1e5d                  groups=inference,health  models=resnet*,bert
-    9b2e44c0aa
+    9b2e44c0aa                  all
+    c41d02ee87                  groups=model-repository  models=mine*  overrides
     *                           groups=health
 
-A token without `groups` may call everything, one without `models` use every model. The line `*` is of callers that send
-no token; without it they may do nothing. Several tokens may have the same rights, so that one can replace another.
+Nothing is allowed that is not written: a token alone may call nothing, `all` stands for every group. Without `models`
+every model may be used. `overrides` lets a load bring a configuration and files, which is to run code in the server.
+The line `*` is of callers that send no token; without it they may do nothing. Several tokens may have the same rights,
+so that one can replace another. A comment begins a line or follows a blank.
+
+A line that was cut could allow more than the whole one. So the last line must end, too, and a file that has changed is
+used when two looks have found it the same.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from _native.transport.access import GROUPS
+from _native.service.tokens import GROUPS, TokenTable
+
+log = logging.getLogger("inferd.access")
 
 ANYBODY = "*"
+ALL = "all"
+OVERRIDES = "overrides"
 MAX_TOKEN = 256
+EXPECTED = "expected TOKEN [all] [groups=A,B] [models=PATTERN,PATTERN] [overrides]"
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # b64token of RFC 6750
+
+SETTLING = 0.02
+"""Seconds between two looks at the start, where nobody waits for more."""
+PATIENCE = 50
+"""Looks at the start at a file that is being written."""
+
+_Look = tuple[int, ...]
 
 
 class TokenFileError(ValueError):
@@ -28,81 +49,141 @@ class TokenFileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line. The token is "" for callers without one; `models` is None for every model."""
+class Rights:
+    """What one line allows; `models` is None for every model."""
 
-    token: str
-    groups: tuple[str, ...]
-    models: tuple[str, ...] | None
-
-    def __repr__(self) -> str:
-        return f"Entry(groups={self.groups}, models={self.models})"  # never the token
+    groups: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
+    overrides: bool = False
 
 
-def parse(text: str, name: str) -> tuple[Entry, ...]:
-    """The entries of a file's text; `name` is for messages.
+def parse(data: bytes, name: str, key: bytes) -> TokenTable:
+    """The tokens in a file's content.
+
+    Args:
+        data: the content.
+        name: of the file, for messages.
+        key: of the tokens' ids, see `TokenTable`.
 
     Raises:
-        TokenFileError: a line is wrong, or two lines are of one token.
+        TokenFileError: a line is wrong or was cut, or two lines are of one token.
     """
-    entries = tuple(_entries(text, name))
-    tokens = [entry.token for entry in entries]
-    if len(set(tokens)) != len(tokens):
-        raise TokenFileError(f"{name}: a token stands there more than once")
-    return entries
+    if data and not data.endswith(b"\n"):
+        raise TokenFileError(f"{name}: the last line has no end: a file that was cut could allow more than was written")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise TokenFileError(f"{name}: is not UTF-8") from None
+    table, known, anybody = TokenTable(key), dict[str, int](), False
+    for number, words in _lines(text):
+        where = f"{name}:{number}"
+        spelled = " ".join(words[1:])  # most lines of a long file allow what another does
+        if words[0] == ANYBODY:
+            rights = _rights(words[1:], where)
+            is_new, anybody = not anybody, True
+            table.allow_anybody(rights.groups, rights.models, overrides=rights.overrides)
+        else:
+            _check(words[0], where)
+            if spelled not in known:
+                rights = _rights(words[1:], where)
+                known[spelled] = table.add_rights(rights.groups, rights.models, overrides=rights.overrides)
+            if not spelled:
+                log.warning("%s: a token without rights: write 'all', or groups=", where)
+            is_new = table.add(words[0], known[spelled])
+        if not is_new:
+            raise TokenFileError(f"{where}: the token stands there more than once")
+    return table
 
 
-def _entries(text: str, name: str) -> Iterator[Entry]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].split()
-        if words:
-            yield _entry(words, f"{name}:{number}")
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The words of each line that has any, without comments, and its number."""
+    begin, number = 0, 0
+    while (end := text.find("\n", begin)) >= 0:
+        number += 1
+        words = text[begin:end].split()
+        comment = next((i for i, word in enumerate(words) if word[0] == "#"), len(words))
+        if comment:
+            yield number, words[:comment]
+        begin = end + 1
 
 
-def _entry(words: list[str], where: str) -> Entry:
-    token = "" if words[0] == ANYBODY else words[0]
-    if token and (len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token)):
+def _check(token: str, where: str) -> None:
+    if len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
         raise TokenFileError(
             f"{where}: a token is 1 to {MAX_TOKEN} of the characters A-Z a-z 0-9 - . _ ~ + / and = last"
         )
-    rights: dict[str, tuple[str, ...]] = {}
-    for word in words[1:]:
+
+
+def _rights(words: list[str], where: str) -> Rights:
+    given: dict[str, tuple[str, ...]] = {}
+    for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in ("groups", "models") or key in rights:
-            raise TokenFileError(f"{where}: expected TOKEN [groups=A,B] [models=PATTERN,PATTERN]")
-        rights[key] = tuple(filter(None, value.split(",")))
-    for group in rights.get("groups", ()):
+        if key in given or key not in ((ALL, OVERRIDES) if not equals else ("groups", "models")):
+            raise TokenFileError(f"{where}: {EXPECTED}")
+        given[key] = tuple(filter(None, value.split(",")))
+    if ALL in given and "groups" in given:
+        raise TokenFileError(f"{where}: 'all' stands for every group: write it, or groups=")
+    groups = GROUPS if ALL in given else given.get("groups", ())
+    for group in groups:
         if group not in GROUPS:
             raise TokenFileError(f"{where}: unknown group {group!r}, expected some of {', '.join(GROUPS)}")
-    return Entry(token, rights.get("groups", GROUPS), rights.get("models"))
+    return Rights(groups, given.get("models"), OVERRIDES in given)
 
 
 class TokenFile:
-    """A file of tokens that may change while the server runs."""
+    """A file of tokens that may change while the server runs.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        key: of the tokens' ids, see `TokenTable`.
+    """
+
+    def __init__(self, path: Path, key: bytes) -> None:
         self._path = path
-        self._seen: object = None
+        self._key = key
+        self._used: _Look | None = None  # of the content that was taken, or could not be
+        self._seen: _Look | None = None  # by the look before
 
-    def changed(self) -> tuple[Entry, ...] | None:
-        """The entries, unless the file is as it was at the last call. May block.
+    def first(self) -> TokenTable:
+        """The tokens at the start. Blocks, for two looks at least.
+
+        Raises:
+            TokenFileError: it cannot be read, is wrong, or does not stay the same.
+        """
+        for _ in range(PATIENCE):
+            table = self.changed()
+            if table is not None:
+                return table
+            time.sleep(SETTLING)
+        raise TokenFileError(f"{self._path}: the file changes again and again")
+
+    def changed(self) -> TokenTable | None:
+        """The tokens, if this look and the one before have found the same file, and other than was used. May block.
 
         Raises:
             TokenFileError: it cannot be read, or is wrong; once for each change.
         """
+        look = self._look()
+        before, self._seen = self._seen, look
+        if look == self._used or look != before:
+            return None
+        try:
+            data = self._path.read_bytes()
+        except OSError as error:
+            self._used = look
+            raise TokenFileError(f"{self._path}: {error.strerror}") from None
+        if self._look() != look:
+            self._seen = None
+            return None  # it is being written
+        self._used = look
+        if look[-1] & stat.S_IROTH:
+            log.warning("%s: every user of this machine can read the tokens: expected mode 600 or 640", self._path)
+        return parse(data, str(self._path), self._key)
+
+    def _look(self) -> _Look:
+        """What tells one content from another."""
         try:
             status = self._path.stat()
-            seen: object = (status.st_mtime_ns, status.st_size, status.st_ino)
-            text = self._path.read_text("utf-8") if seen != self._seen else None
         except OSError as error:
-            seen, text, problem = error.errno, None, error.strerror
-        except UnicodeDecodeError:
-            problem = "is not UTF-8"
-        else:
-            problem = ""
-        if seen == self._seen:
-            return None
-        self._seen = seen
-        if text is None:
-            raise TokenFileError(f"{self._path}: {problem}")
-        return parse(text, str(self._path))
+            return (error.errno or 0, 0)
+        return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev, status.st_mode)

@@ -29,7 +29,6 @@ class Watchman:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._watches: set[Watch] = set()
-        self._relief: Entry | None = None
         self._expiry: Entry | None = None
         self._wheel: TimerWheel | None = None
 
@@ -54,25 +53,9 @@ class Watchman:
         self._watches.discard(watch)
 
     def _expire(self) -> None:
-        self._endpoint.expire()
-        if self._watches and self._expiry is not None:
+        more = self._endpoint.expire()
+        if (self._watches or more) and self._expiry is not None:
             self._expiry.set(asyncio.get_running_loop().time() + EXPIRY)
-
-    def relieve(self) -> None:
-        """Calls wait for the memory of unread answers: from now on drop, each second, who has stalled on it."""
-        if self._relief is not None or self._wheel is None:
-            return
-        loop = asyncio.get_running_loop()
-
-        def relief() -> None:
-            self._relief = None
-            for watch in tuple(self._watches):
-                watch.drop_if_stalled(loop.time())
-            if self._endpoint.waiting:
-                self.relieve()
-
-        self._relief = self._wheel.entry(relief)
-        self._relief.set(loop.time() + 1.0)
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -120,13 +103,6 @@ class Watch:
         """The socket will be closed when all is written: give that the time of a handshake."""
         self._is_closing = True
         self._entry.set(self._loop.time() + self._policy.handshake_timeout)
-
-    def drop_if_stalled(self, now: float) -> None:
-        """Drop the connection if answers wait on it and none of their bytes has been taken for a while."""
-        connection = self._connection
-        # before the first look at the clock, taken_at is negative
-        if connection is not None and connection.unsent and 0 <= connection.taken_at < now - self._policy.stall_timeout:
-            self._driver.abort()
 
     def _schedule(self) -> None:
         self._entry.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))

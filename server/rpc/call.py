@@ -38,10 +38,13 @@ class Call(Protocol):
 
     @property
     def forwarded(self) -> bytes:
-        """Encoded request parameters made of the call's headers, to be appended to each of its requests."""
+        """Encoded request parameters made of the call's headers, for each of its requests."""
 
     def may_use(self, model: str) -> bool:
-        """Whether the caller may use this model."""
+        """Whether the caller may ask this of a model, by what is allowed now."""
+
+    def require_overrides(self) -> None:
+        """Raises `Denied` unless the caller's loads may bring a configuration and files."""
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
@@ -62,6 +65,10 @@ class Call(Protocol):
     def peer_names(self) -> tuple[str, ...]:
         """The subject's common name and alternative names in the certificate that the client has proved to own."""
 
+    def hold(self, size: int) -> None:
+        """The call holds so many bytes more, of requests that are not answered and of responses that wait; fewer when
+        `size` is negative. A front door with a limit ends the calls that hold most; all are let go of with the call."""
+
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline, never negative; None when it set none."""
 
@@ -70,6 +77,11 @@ def timeout_ns(call: Call) -> int:
     """The time left to a call in nanoseconds as the engine takes it: -1 when there is no deadline."""
     remaining = call.time_remaining()
     return -1 if remaining is None else int(min(remaining, LONGEST) * 1e9)
+
+
+def traceparent(call: Call) -> str:
+    """What the client says of the trace that the call belongs to, as W3C writes it; empty for nothing."""
+    return next((str(value) for name, value in call.metadata if name == "traceparent"), "")
 
 
 def flag(call: Call, key: str) -> bool:

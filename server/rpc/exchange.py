@@ -18,7 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from server.errors import ServerError, Status
-from server.rpc.call import Call, timeout_ns
+from server.rpc.call import Call, timeout_ns, traceparent
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -40,26 +40,33 @@ class EngineError(ServerError):
 class Open:
     """One request of a stream, from its submission to its last response."""
 
-    __slots__ = ("_exchange", "_ticket", "decoupled", "done", "responses")
+    __slots__ = ("_call", "_exchange", "_size", "_ticket", "decoupled", "done", "responses")
 
     def __init__(self, exchange: Exchange, engine: Engine, message: bytes, call: Call) -> None:
         self._exchange = exchange
+        self._call = call
+        self._size = len(message)
+        call.hold(self._size)
         self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # that have come and were not taken
         self.done = False  # the last of them has come
         self._ticket = engine.submit(
-            message + call.forwarded,
+            message,
             self._deliver,
+            forwarded=call.forwarded,
             timeout_ns=timeout_ns(call),
             stream=True,
             stream_number=exchange.number,
             caller=call.caller,
             user=call.user,
+            traceparent=exchange.traceparent,
+            peer=exchange.peer,
         )
         self.decoupled = self._ticket.decoupled
 
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
         self.done = self._ticket.done
         if response is not None:
+            self._call.hold(len(response))
             self.responses.append((Status(status), details, response))
         elif status:
             self.responses.append((Status(status), details, None))
@@ -70,9 +77,20 @@ class Open:
         """Of an error, for google.rpc.ErrorInfo."""
         return self._ticket.reason
 
+    def take(self) -> tuple[Status, str, bytes | None]:
+        """The oldest response, for the transport."""
+        taken = self.responses.popleft()
+        if taken[2] is not None:
+            self._call.hold(-len(taken[2]))
+        return taken
+
     def taken(self) -> None:
-        """The transport has taken the oldest response."""
+        """The transport has taken what `take` gave."""
         self._ticket.taken()
+
+    def close(self) -> None:
+        """The last response has been taken."""
+        self._call.hold(-self._size)
 
     def abandon(self) -> None:
         """Nobody waits any more."""
@@ -92,6 +110,7 @@ class Exchange:
 
     def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
         self.number = next(_numbers)  # of the stream, for sequences that end with it
+        self.traceparent, self.peer = traceparent(call), call.peer  # of all its requests
         self._engine = engine
         self._call = call
         self._errors_inside = errors_inside
@@ -134,7 +153,7 @@ class Exchange:
             if request is None:
                 return
             if request.responses:
-                yield self._message(request, *request.responses.popleft())
+                yield self._message(request, *request.take())
                 request.taken()
             if request.done and not request.responses:
                 self._close(request)
@@ -158,6 +177,7 @@ class Exchange:
             self._decoupled.discard(request)
         else:
             return  # has left already: its end came with a response that was not the last to be taken
+        request.close()
         self._free.release()
 
     def _message(self, request: Open, status: Status, details: str, response: bytes | None) -> bytes:

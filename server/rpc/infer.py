@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from server.errors import Status
-from server.rpc.call import Call, flag, timeout_ns
+from server.rpc.call import Call, flag, timeout_ns, traceparent
 from server.rpc.exchange import EngineError, Exchange
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ class Answer:
     def __init__(self, engine: Engine, message: bytes, call: Call) -> None:
         self._arrived: asyncio.Future[tuple[Status, str, bytes | None]] = asyncio.get_running_loop().create_future()
         self._ticket = engine.submit(
-            message + call.forwarded,
+            message,
             self._deliver,
+            forwarded=call.forwarded,
             timeout_ns=timeout_ns(call),
             caller=call.caller,
             user=call.user,
+            traceparent=traceparent(call),
+            peer=call.peer,
         )
 
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:

@@ -16,7 +16,7 @@ Setting = bool | int | str
 _FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 _KINDS = {bool: "boolean", int: "int32", str: "string"}
 
-FORMATS = ("default", "ISO8601")
+FORMATS = ("default", "ISO8601", "json")
 
 
 class LogControl(Protocol):
@@ -59,5 +59,7 @@ def _changes(request: pb.LogSettingsRequest, present: Mapping[str, Setting]) -> 
         found[name] = getattr(setting, _FIELDS[kind])
     form = found.get("log_format", FORMATS[0])
     if form not in FORMATS:
-        raise InvalidArgument(f"invalid argument for log_format, got: {form}, expected {' or '.join(FORMATS)}")
+        raise InvalidArgument(
+            f"invalid argument for log_format, got: {form}, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
     return found

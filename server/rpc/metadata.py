@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.api import TensorSpec
+from server.engine.slices import in_slices
 from server.errors import InvalidArgument, NotFound, Unavailable
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "system_shared_memory",
     "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
     "logging",
 )
 """The extensions of the v2 protocol that are served, in Triton's order: a client may rely on each of them."""
@@ -80,10 +84,13 @@ class Information:
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
         chosen = self._all_ready(call) if not request.name else self._chosen(request.name, request.version)
-        return pb.ModelStatisticsResponse(model_stats=[loaded.statistics() for loaded in chosen])
+        response = pb.ModelStatisticsResponse()
+        async for loaded in in_slices(chosen):
+            response.model_stats.append(loaded.statistics())
+        return response
 
     def _all_ready(self, call: Call) -> Iterator[LoadedVersion]:
-        for name in filter(call.may_use, sorted({entry.name for entry in self._engine.index()})):
+        for name in filter(call.may_use, self._engine.names):
             yield from self._ready_versions(name)
 
     def _chosen(self, name: str, version: str) -> Iterable[LoadedVersion]:

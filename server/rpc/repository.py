@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from server.engine.slices import in_slices
 from server.errors import InvalidArgument, Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 CONFIG = "config"
 FILE = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
+HIDDEN = "it depends on a model that the token does not allow"
+"""Instead of a reason that names a model of which the caller may not know."""
 
 Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
 class Repository:
-    """Listing of models and their states, loading and unloading. Whether the caller may is judged before."""
+    """Listing of models and their states, loading and unloading; who may name a model was judged before."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,19 +31,26 @@ class Repository:
     async def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         _require_all(request.repository_name)
         response = pb.RepositoryIndexResponse()
-        for entry in await self._engine.repository_index():
-            if (entry.state == "READY" or not request.ready) and call.may_use(entry.name):
-                response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+        entries = await self._engine.repository_index()
+        hidden = {f"'{entry.name}'" for entry in entries if not call.may_use(entry.name)}
+        async for entry in in_slices(entries):
+            if (entry.state == "READY" or not request.ready) and f"'{entry.name}'" not in hidden:
+                reason = HIDDEN if entry.reason and any(name in entry.reason for name in hidden) else entry.reason
+                response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=reason)
         return response
 
-    async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:  # noqa: ARG002
+    async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
         _require_all(request.repository_name)
-        await self._engine.load(request.model_name, *_overrides(request.parameters))
+        config, files = _overrides(request.parameters)
+        if config or files:
+            call.require_overrides()
+        await self._engine.load(request.model_name, config, files, allowed=call.may_use)
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> pb.RepositoryModelUnloadResponse:  # noqa: ARG002
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> pb.RepositoryModelUnloadResponse:
         _require_all(request.repository_name)
-        await self._engine.unload(request.model_name, dependents=_with_dependents(request.parameters))
+        dependents = _with_dependents(request.parameters)
+        await self._engine.unload(request.model_name, dependents=dependents, allowed=call.may_use)
         return pb.RepositoryModelUnloadResponse()
 
 

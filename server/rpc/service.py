@@ -19,6 +19,7 @@ from server.rpc.logs import LogControl, LogSettings
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
 from server.rpc.shared_memory import SharedMemoryRegistration
+from server.rpc.trace import TraceControl, TraceSetting
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -80,6 +81,14 @@ MODEL_FIELD: Mapping[str, str] = MappingProxyType(
 )
 """Where a request says which model it is about; empty there means none, or all."""
 
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        f"/{SERVICE}/{method.name}": "bidi_stream" if method.client_streaming else "unary"
+        for method in _DESCRIPTOR.methods
+    }
+)
+"""The type of each method by its path, as metrics of gRPC name it."""
+
 UnaryHandler = Callable[[Any, Call], Awaitable[Any]]
 StreamHandler = Callable[[AsyncIterator[Any], Call], AsyncIterator[Any]]
 Handler = UnaryHandler | StreamHandler
@@ -102,17 +111,24 @@ class Method:
 
 
 def table(
-    engine: Engine, identity: Identity, *, logs: LogControl | None = None, stream_window: int = STREAM_WINDOW
+    engine: Engine,
+    identity: Identity,
+    *,
+    logs: LogControl | None = None,
+    traces: TraceControl | None = None,
+    stream_window: int = STREAM_WINDOW,
 ) -> tuple[Method, ...]:
     """All methods of the service over `engine`, in the order of the .proto file.
 
-    `logs` is what LogSettings shows and changes; without it that method is not served.
+    `logs` is what LogSettings shows and changes, `traces` what TraceSetting does; without it that method is not served.
 
     `stream_window` bounds the requests of one stream that are read but not yet answered to the client.
     """
     served = dict(_handlers(engine, identity, stream_window))
     if logs is not None:
         served["LogSettings"] = LogSettings(logs).log_settings
+    if traces is not None:
+        served["TraceSetting"] = TraceSetting(traces, engine).trace_setting
     return tuple(_method(method, served) for method in _DESCRIPTOR.methods)
 
 

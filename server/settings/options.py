@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from server.addresses import Address, Bind, parse_bind
+from server.addresses import Address, Bind, parse_address, parse_bind
 from server.caching import CacheConfig, parse_cache_config
 from server.settings import rules
-from server.settings.values import parse_backend_config, parse_pools, parse_restricted_protocols
+from server.settings.tracing import TraceConfig, parse_trace_config
+from server.settings.values import (
+    parse_backend_config,
+    parse_metrics_config,
+    parse_pools,
+    parse_restricted_protocols,
+)
 
 SECTIONS = {
     "model_repository": "Models",
@@ -28,8 +34,10 @@ SECTIONS = {
     "allow_client_shm": "Shared memory of clients",
     "cuda_driver": "GPUs",
     "grpc_keepalive_time": "Connections",
-    "grpc_max_unsent_size": "Limits of the native door",
+    "max_held_bytes": "Limits of the native door",
     "orca_load_metrics": "Balancers and stopping",
+    "allow_metrics": "Metrics",
+    "trace_config": "Traces",
     "log_verbose": "Logs",
 }
 """The first option of each part of the list, and the part's heading."""
@@ -75,6 +83,9 @@ class Settings:
 
     model_load_thread_count: int = 4
     """How many models are loaded at a time."""
+
+    model_load_retry_count: int = 0
+    """How many times more a model is loaded that has failed to."""
 
     # -- Backends and instances --
 
@@ -139,6 +150,14 @@ class Settings:
     grpc_token_file: Path | None = None
     """File with a token a line, and what its bearer may do; callers then need one. Read again when it changes."""
 
+    model_load_overrides: bool = False
+    """Let loads of callers who need no token bring a configuration and files, which is to run code in the server; with
+    --grpc-token-file the right 'overrides' of the token says so."""
+
+    sequence_sharing: bool = False
+    """Let callers go on with each other's sequences, as in Triton; without it those with a token, and the users of unix
+    sockets, have sequence ids of their own."""
+
     triton_auth_codes: bool = False
     """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
 
@@ -171,6 +190,10 @@ class Settings:
     """local,KEY=VALUE: the response cache, with size=BYTES and ttl=SECONDS; or redis,KEY=VALUE, with host, port, user,
     password, db, ttl=SECONDS and others: see docs/operations.md. May be given several times."""
 
+    cache_per_caller: bool = False
+    """Answer no caller by the response cache, or by coalescing, with what another has asked for: callers with a token,
+    and users of unix sockets."""
+
     # -- Shared memory of clients --
 
     allow_client_shm: bool = False
@@ -189,6 +212,12 @@ class Settings:
 
     client_shm_max_byte_size: int = 64 << 30
     """Bytes of all these regions together."""
+
+    client_shm_max_regions_per_user: int = 512
+    """Regions that one user may have registered; it does not hold with --allow-client-shm, where all share."""
+
+    client_shm_max_byte_size_per_user: int = 32 << 30
+    """Bytes of the regions of one user together; the same."""
 
     # -- GPUs --
 
@@ -233,17 +262,22 @@ class Settings:
     grpc_max_connections: int = 0
     """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
 
+    grpc_max_concurrent_streams: int = 1024
+    """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
+
     # -- Limits of the native door --
 
-    grpc_max_unsent_size: int = 48 << 20
-    """Bytes of answers that may wait for clients to read them; 0 for no limit. Not with --transport grpcio."""
-
-    grpc_max_incoming_size: int = 1 << 30
-    """Bytes of requests that may be incomplete or wait for their turn; 0 for no limit. Not with --transport grpcio."""
+    max_held_bytes: int = 0
+    """Bytes of requests that are not answered and of answers that are not read, over all clients; beyond it calls of
+    the clients that hold most and move least are ended; 0 for a quarter of the memory. Not with --transport grpcio."""
 
     grpc_receive_timeout: int = 30_000
     """Milliseconds in which a request must arrive, and one second more for each 16 KiB of it; 0 for any time. Not with
     --transport grpcio."""
+
+    grpc_send_timeout: int = 30_000
+    """Milliseconds in which a client must read an answer that waits for it, and one second more for each 16 KiB of it;
+    0 for any time. Not with --transport grpcio."""
 
     grpc_max_connections_per_client: int = 0
     """Connections that one client may have; further ones are closed at once; 0 for any number. Not with
@@ -270,6 +304,36 @@ class Settings:
     exit_timeout_secs: int = 30
     """How long running requests may take to finish when the server is told to stop; sequences, three quarters of it."""
 
+    # -- Metrics --
+
+    allow_metrics: bool = True
+    """Serve metrics for Prometheus over HTTP at /metrics."""
+
+    allow_gpu_metrics: bool = True
+    """With metrics of the GPUs, where the extra gpu is installed."""
+
+    allow_cpu_metrics: bool = True
+    """With metrics of the machine's processors and memory."""
+
+    metrics_address: str = "127.0.0.1"
+    """Where metrics are served: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. Nobody is asked for a token there."""
+
+    metrics_port: int = 8002
+    """Port of that address if it names none; 0 for any free one."""
+
+    metrics_interval_ms: int = 2000
+    """Milliseconds for which what was found out of GPUs and processors is shown."""
+
+    metrics_config: tuple[str, ...] = ()
+    """counter_latencies=false or histogram_latencies=false: leave these metrics of models out; may be given several
+    times."""
+
+    # -- Traces --
+
+    trace_config: tuple[str, ...] = ()
+    """KEY=VALUE of traces, such as level=TIMESTAMPS, rate=100 or triton,file=PATH: see docs/observability.md. May be
+    given several times."""
+
     # -- Logs --
 
     log_verbose: int = 0
@@ -284,8 +348,17 @@ class Settings:
     log_error: bool = True
     """Log errors."""
 
-    log_format: Literal["default", "ISO8601"] = "default"
-    """Form of the time stamp in log lines."""
+    log_format: Literal["default", "ISO8601", "json"] = "default"
+    """Form of log lines."""
+
+    log_file: str = ""
+    """Log to this file instead of standard error; it is opened again at SIGHUP."""
+
+    access_log: int = 0
+    """Log one inference request in so many, with its times; 0 for none."""
+
+    slow_request_ms: int = 0
+    """Log inference requests that take longer; 0 for none."""
 
     def __post_init__(self) -> None:
         rules.check(self)
@@ -323,6 +396,21 @@ class Settings:
     def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:
         """`grpc_restricted_protocol` as groups, name and value of the header."""
         return parse_restricted_protocols(self.grpc_restricted_protocol)
+
+    @property
+    def metrics_bind(self) -> Address:
+        """`metrics_address`, understood."""
+        return parse_address(self.metrics_address, self.metrics_port)
+
+    @property
+    def tracing(self) -> TraceConfig:
+        """`trace_config`, understood."""
+        return parse_trace_config(self.trace_config)
+
+    @property
+    def metrics_switches(self) -> Mapping[str, bool]:
+        """`metrics_config`, understood."""
+        return parse_metrics_config(self.metrics_config)
 
     @property
     def default_max_batch_size(self) -> int:

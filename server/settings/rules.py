@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from server.addresses import Rules, SettingsError
-from server.caching import CacheConfigError, parse_cache_config
-from server.settings.values import parse_backend_config, parse_pools, parse_restricted_protocols
+from server.caching import CacheConfigError, RedisCache, parse_cache_config
+from server.settings.tracing import parse_trace_config
+from server.settings.values import (
+    parse_backend_config,
+    parse_metrics_config,
+    parse_pools,
+    parse_restricted_protocols,
+)
 
 if TYPE_CHECKING:
     from server.settings.options import Settings
@@ -19,15 +26,20 @@ MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
 AT_LEAST_0 = (
     "grpc_max_message_size",
     "grpc_max_decompressed_size",
-    "grpc_max_unsent_size",
-    "grpc_max_incoming_size",
+    "max_held_bytes",
     "grpc_max_bytes_per_client",
+    "model_load_retry_count",
     "max_inflight_requests",
     "max_queued_requests_per_model",
     "client_shm_max_regions",
     "client_shm_max_byte_size",
+    "client_shm_max_regions_per_user",
+    "client_shm_max_byte_size_per_user",
     "pinned_memory_pool_byte_size",
     "drain_delay",
+    "metrics_interval_ms",
+    "access_log",
+    "slow_request_ms",
     "exit_timeout_secs",
     "log_verbose",
 )
@@ -39,16 +51,22 @@ INT32_FROM_0 = (
     "grpc_max_connection_age_grace",
     "grpc_max_connections",
     "grpc_receive_timeout",
+    "grpc_send_timeout",
     "grpc_max_connections_per_client",
     "grpc_max_calls_per_client",
     "grpc_max_streams_per_client",
 )
-INT32_FROM_1 = ("grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_handshake_timeout")
+INT32_FROM_1 = (
+    "grpc_keepalive_time",
+    "grpc_keepalive_timeout",
+    "grpc_handshake_timeout",
+    "grpc_max_concurrent_streams",
+)
 NATIVE_ONLY = (
     "grpc_max_connections",
-    "grpc_max_unsent_size",
-    "grpc_max_incoming_size",
+    "max_held_bytes",
     "grpc_receive_timeout",
+    "grpc_send_timeout",
     "grpc_max_connections_per_client",
     "grpc_max_calls_per_client",
     "grpc_max_streams_per_client",
@@ -61,24 +79,34 @@ def check(settings: Settings) -> None:
     """Look at every value.
 
     Raises:
-        SettingsError: one is out of its range, or does not go with another.
+        SettingsError: some are out of their ranges, or do not go with others; a line for each.
     """
-    _check_repository(settings)
-    _check_numbers(settings)
-    _check_addresses(settings)
-    _check_unix_mode(settings)
-    _check_tls(settings)
-    if settings.transport == "grpcio":
-        _check_grpcio(settings)
-    _check_shared_memory(settings)
-    _check_header_pattern(settings)
+    wrong: list[str] = []
+    failed: set[Callable[[Settings], None]] = set()
+    for rule in RULES:
+        if rule in OF_ADDRESSES and _check_addresses in failed:
+            continue
+        try:
+            rule(settings)
+        except SettingsError as error:
+            failed.add(rule)
+            wrong.append(str(error))
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
+def _check_values(settings: Settings) -> None:
     parse_backend_config(settings.backend_config)
     parse_pools(settings.cuda_memory_pool_byte_size)
     parse_restricted_protocols(settings.grpc_restricted_protocol)
+    _check_metrics(settings)
+    _check_traces(settings)
     try:
-        parse_cache_config(settings.cache_config)
+        cache = parse_cache_config(settings.cache_config)
     except CacheConfigError as error:
         raise SettingsError(f"cache-config: {error}") from error
+    if settings.cache_per_caller and isinstance(cache, RedisCache):
+        raise SettingsError("cache-per-caller: it needs the local cache: other servers do not know who calls here")
 
 
 def _check_repository(settings: Settings) -> None:
@@ -86,7 +114,8 @@ def _check_repository(settings: Settings) -> None:
         raise SettingsError("model-repository: give at least one folder")
     for path in settings.model_repository:
         if str(path).startswith(REMOTE_SCHEMES):
-            raise SettingsError(f"model-repository: {path} is not local; remote repositories are not served")
+            shown = re.sub(r"(?<=:)/+", "//", str(path), count=1)  # as it was given: a path has no double slash
+            raise SettingsError(f"model-repository: {shown} is not local; remote repositories are not served")
     name = settings.model_config_name
     if set(name) & set(" /\\") or name in {".", ".."}:
         raise SettingsError(f"model-config-name: expected a name without folder, got {name!r}")
@@ -120,6 +149,20 @@ def _check_addresses(settings: Settings) -> None:
         raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, settings.addresses))}")
 
 
+def _check_metrics(settings: Settings) -> None:
+    parse_metrics_config(settings.metrics_config)
+    if not 0 <= settings.metrics_port <= 65535:
+        raise SettingsError(f"metrics-port: expected 0 to 65535, got {settings.metrics_port}")
+    if settings.allow_metrics and settings.metrics_port and settings.metrics_bind in settings.addresses:
+        raise SettingsError(f"metrics-port: gRPC is served at {settings.metrics_bind}")
+
+
+def _check_traces(settings: Settings) -> None:
+    config = parse_trace_config(settings.trace_config)
+    if config.on and config.mode == "triton" and not config.file:
+        raise SettingsError("trace-config: write triton,file=PATH, where traces go, or mode=opentelemetry")
+
+
 def _check_unix_mode(settings: Settings) -> None:
     try:
         valid = 0 < settings.unix_mode <= 0o777
@@ -150,6 +193,8 @@ def _check_tls(settings: Settings) -> None:
 
 def _check_grpcio(settings: Settings) -> None:
     """What only the native door has must not be asked of the other."""
+    if settings.transport != "grpcio":
+        return
     for bind in settings.binds:
         known = dataclasses.replace(bind.rules, tls=None, mode=None, owner=None)
         if known != Rules():
@@ -183,6 +228,23 @@ def _check_header_pattern(settings: Settings) -> None:
         re.compile(settings.grpc_header_forward_pattern)
     except re.error as error:
         raise SettingsError(f"grpc-header-forward-pattern: not a regular expression: {error}") from None
+
+
+RULES: tuple[Callable[[Settings], None], ...] = (
+    _check_repository,
+    _check_numbers,
+    _check_addresses,
+    _check_unix_mode,
+    _check_tls,
+    _check_grpcio,
+    _check_shared_memory,
+    _check_header_pattern,
+    _check_values,
+)
+
+
+OF_ADDRESSES = (_check_tls, _check_grpcio)
+"""Rules that need addresses which can be understood."""
 
 
 def _option(name: str) -> str:

@@ -22,6 +22,34 @@ def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
     return found
 
 
+METRICS = {"counter_latencies": True, "histogram_latencies": True}
+"""What --metrics-config switches, and the defaults."""
+
+_NO_SUMMARIES = (
+    "metrics-config: summaries are not served, as those of several servers cannot be put together; "
+    "histogram_quantile() of the histograms gives any quantile"
+)
+
+
+def parse_metrics_config(entries: tuple[str, ...]) -> dict[str, bool]:
+    """`("histogram_latencies=false",)` as switches, with the defaults of the others.
+
+    Raises:
+        SettingsError: an entry has another form, or asks for what is not served.
+    """
+    found = dict(METRICS)
+    for entry in entries:
+        key, _, value = entry.partition("=")
+        if key == "summary_quantiles" or (key == "summary_latencies" and value != "false"):
+            raise SettingsError(_NO_SUMMARIES)
+        if key == "summary_latencies":
+            continue
+        if key not in METRICS or value not in ("true", "false"):
+            raise SettingsError(f"metrics-config: expected {' or '.join(METRICS)}, and =true or =false, got {entry!r}")
+        found[key] = value == "true"
+    return found
+
+
 def parse_backend_config(entries: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """`("onnxruntime,threads=2", "default-max-batch-size=8")` by backend.
 

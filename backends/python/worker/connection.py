@@ -331,7 +331,7 @@ class Connection(Channel):
         answer = Answer()
         number = self._link.next_id()
         self._answers[number] = answer
-        self._send(p.CALL, json.dumps({"call": question, **arguments}).encode(), number=number)
+        self._send(p.CALL, call_record(question, arguments), number=number)
         self._side.wait(answer)
         if "error" in answer.said:
             raise TritonModelException(answer.said["error"])
@@ -354,6 +354,16 @@ class Connection(Channel):
         """Answer the question whether the model is ready."""
         record = why[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
         self._link.send(self._link.side, p.HEALTH, record, flags=p.TRUE if ready else 0, number=number)
+
+
+def call_record(question: str, arguments: Mapping[str, Any]) -> bytes:
+    """The record of a CALL; files are bytes by their paths."""
+    said = {"call": question, **arguments}
+    files = said.get("files") or {}
+    if files:
+        said["files"] = {path: len(content) for path, content in files.items()}
+    text = json.dumps(said).encode()
+    return b"".join((p.CALL_HEAD.pack(len(text)), text, *files.values()))
 
 
 def call_parameters(request: InferenceRequest) -> dict[str, Any]:

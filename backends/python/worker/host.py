@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
@@ -148,14 +149,28 @@ class Host:
                 else:
                     result = self._event_loop().run(result)
             return self._checked(requests, result)
-        except ModelFailed as error:
-            failed = str(error)
+        except ModelFailed as error:  # our own words: nothing of any request
+            told = self._told(str(error), 1)
         except BaseException as error:
             # Also SystemExit: a model does not end its worker that way.
-            failed = exception_text(error)
+            told = self._told(exception_text(error), len(requests))
+        raise ModelFailed(told)
+
+    def _told(self, failed: str, count: int) -> str:
+        """What the clients of so many requests are told; the log is told everything.
+
+        The text of an exception may say what is in one request, which is nothing for the clients of the others.
+        """
         text = f"Failed to process the request(s) for model '{self.name}', message: {failed}"
-        self._channel.log(protocol.LOG_ERROR, text)
-        raise ModelFailed(text)
+        if count == 1:
+            self._channel.log(protocol.LOG_ERROR, text)
+            return text
+        mark = os.urandom(4).hex()
+        self._channel.log(protocol.LOG_ERROR, f"error {mark}: {text}")
+        return (
+            f"Failed to process the request(s) for model '{self.name}', message: a batch of {count} requests failed; "
+            f"the server's log says why, as error {mark}"
+        )
 
     def _checked(self, requests: list[ReceivedRequest], responses: Any) -> list[InferenceResponse | None]:
         if responses is None:
@@ -213,8 +228,7 @@ class Host:
             if error is None:
                 senders.clear()
                 return
-            text = f"Failed to process the request(s) for model '{self.name}', message: {exception_text(error)}"
-            self._channel.log(protocol.LOG_ERROR, text)
+            text = self._told(exception_text(error), len(senders))
             for sender in senders:
                 if sender is not None and close_for_error(sender):
                     response = InferenceResponse(error=TritonError(text))

@@ -25,16 +25,14 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     Raises:
         TritonModelException: it does not load, or the server is not started with `--model-control-mode explicit`.
     """
-    encoded = None
+    contents: dict[str, bytes] = {}
     if files is not None:
         if not isinstance(files, Mapping):
             raise TritonModelException(
                 f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
             )
-        from base64 import b64encode
-
-        encoded = {path: b64encode(content).decode() for path, content in files.items()}
-    _ask("load model", "load_model", {"name": model_name, "config": config, "files": encoded or {}})
+        contents = {str(path): bytes(memoryview(content)) for path, content in files.items()}
+    _ask("load model", "load_model", {"name": model_name, "config": config, "files": contents})
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:

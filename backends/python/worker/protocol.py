@@ -34,8 +34,8 @@ the handle in CUDA_MEMORY points): the worker opens that memory itself, reads it
 
 * What EXECUTE and BLS_RESPONSE refer to may be read and written by the worker until it says that it is done: DONE gives
   back the memory of the EXECUTE, unless it has the flag KEPT because the model holds on to a view; then RELEASE
-  gives it back later, by the EXECUTE's id. A BLS_RESPONSE that is IN_ARENA is given back by RELEASE with id 0 and
-  its offset.
+  gives it back, by the EXECUTE's id. RELEASE comes by another socket than DONE, so either may be read first. A
+  BLS_RESPONSE that is IN_ARENA is given back by RELEASE with id 0 and its offset.
 * For its outputs the worker gets a *grant*: the range in the EXECUTE. When that is too small it asks for another:
   ALLOCATE (bytes in `offset`) is answered by ALLOCATED on the same socket, with the same id, with the offset, or with
   a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not. One of the side
@@ -82,7 +82,7 @@ IS_READY       side    worker   id
 HEALTH         side    server   that id, flag TRUE; record: why not, as text
 LOG            side    server   `code` = LOG_*; text
 METRIC         side    server   JSON: one change of a metric, without an answer
-CALL           side    server   id chosen by the worker; JSON {"call": name, ...}
+CALL           side    server   id chosen by the worker; CALL_HEAD, JSON {"call": name, ...}, the files
 ANSWER         side    worker   that id; JSON {"result": ...} or {"error": text, "code": code}
 =============  ======  =======  ================================================================================
 
@@ -97,10 +97,10 @@ worker looks for its next packet before it sleeps).
 READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); mode
 "complete": "config": the object that the model returned.
 
-CALL: "load_model" (name, config, files: {path: base64}), "unload_model" (name, unload_dependents), "is_model_ready"
-(name, version) → bool, "metric_value" (family, labels) → number. METRIC: {"op": "family", "name", "description",
-"kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" | "observe", "family", "labels",
-"value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
+CALL: "load_model" (name, config, files: {path: bytes}; the files follow the JSON, in order), "unload_model" (name,
+unload_dependents), "is_model_ready" (name, version) → bool, "metric_value" (family, labels) → number. METRIC: {"op":
+"family", "name", "description", "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" |
+"observe", "family", "labels", "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
 
 The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of its descriptors.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
@@ -111,7 +111,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 3
+VERSION = 4
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
@@ -217,6 +217,9 @@ PARAMETER_UINT64 = 5
 BLS_HEAD = struct.Struct("<QQII")
 """number of the request on whose behalf the call is made (0: none; else it lends its deadline, its cancellation and its
 trace), timeout in microseconds (0: none), bytes of the ModelInferRequest that follows, reserved"""
+
+CALL_HEAD = struct.Struct("<Q")
+"""bytes of the JSON that follows"""
 
 # -- levels of LOG
 

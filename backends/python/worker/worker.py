@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import weakref
 from typing import Any
@@ -24,12 +23,16 @@ ALIGNMENT = 64  # of outputs in the arena: a cache line
 class Lease:
     """The memory of one EXECUTE: the model may hold on to it for longer than it executes.
 
-    Tensors lie in `whole`, an array over the arena; arrays made on it keep that very object.
+    Tensors lie in an array over the arena; arrays made on it keep that very object. Whether somebody holds on to it is
+    known by its end alone, of which a weak reference tells: counts of references mean something else in each
+    interpreter.
     """
 
     def __init__(self, link: Link, number: int) -> None:
         self._link = link
         self._number = number
+        self._lock = threading.RLock()  # the array may end anywhere, also where this is held
+        self._gone = True
         self._kept = False
         self._whole: Any = None
         self._watch: Any = None
@@ -40,20 +43,24 @@ class Lease:
             import numpy as np
 
             self._whole = np.frombuffer(self._link.arena, np.uint8)
+            self._gone = False
             self._watch = weakref.ref(self._whole, self._let_go)
         return self._whole
 
-    def end(self) -> Any:
-        """Whether the model holds on to it: if so, something to let go of once the server has been told; else None."""
-        whole, self._whole = self._whole, None
-        if whole is None or sys.getrefcount(whole) <= 2:  # this variable and the argument
-            return None
-        self._kept = True
-        _leases.add(self)
-        return whole
+    def end(self) -> bool:
+        """Whether the model holds on to it. If so, DONE must say that; RELEASE may be sent before."""
+        self._whole = None
+        with self._lock:
+            self._kept = not self._gone
+            if self._kept:
+                _leases.add(self)
+        return self._kept
 
     def _let_go(self, _: Any) -> None:
-        if self._kept:
+        with self._lock:
+            self._gone = True
+            kept = self._kept
+        if kept:
             _leases.discard(self)
             self._link.send(self._link.side, p.RELEASE, number=self._number)
 
@@ -228,9 +235,9 @@ class Worker:
 
             settle_all()  # what the model keeps open is the client's again once it has the answer
         kept = lease.end()
-        if kept is not None:
+        if kept:
             writer.copy_borrowed()
-        flags = 0 if kept is None else p.KEPT
+        flags = p.KEPT if kept else 0
         self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
 
     def _write_responses(

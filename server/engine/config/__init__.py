@@ -25,12 +25,20 @@ from server.engine.config.ensemble import is_ensemble, warn_parameters
 from server.engine.config.findings import raise_any
 from server.engine.config.parameters import wrong
 from server.engine.config.parse import parse_file
+from server.engine.config.places import check_paths
+from server.engine.config.pointers import refuse_pointers
 from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried
-from server.engine.config.rules import validate, validate_instances
+from server.engine.config.rules import excessive, validate, validate_instances
 from server.engine.config.source import Source
 from server.engine.config.specification import instance_specs, to_spec
-from server.engine.repository import ModelFolder, select_versions, versions_of
+from server.engine.repository import (
+    CONFIG_FILE,
+    ModelFolder,
+    select_versions,
+    versions_of,
+    warn_misnamed_versions,
+)
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
@@ -51,7 +59,7 @@ __all__ = [
     "validate_instances",
 ]
 
-FILE = "config.pbtxt"
+FILE = CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,11 @@ def prepare(
     if folder.problem:
         raise ConfigError(folder.problem)
     config, source = read(folder.path, options, override)
+    raise_any(excessive(config), config.name, source)
     versions = select_versions(config, folder)
+    warn_misnamed_versions(folder.path)
+    for version in versions:
+        refuse_pointers(folder.version_path(version))
     if is_ensemble(config):
         validate(config, source, gpus=options.gpus)
         raise_any(broken_accelerator_rules(config, None), config.name, source)
@@ -93,7 +105,12 @@ def prepare(
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
         backend = _backend(config, source, loader)
         raise_any(broken_accelerator_rules(config, backend), config.name, source)
-        partial = ModelSource(to_spec(config, folder.path, source), versions[-1], folder.version_path(versions[-1]))
+        partial = ModelSource(
+            to_spec(config, folder.path, source),
+            versions[-1],
+            folder.version_path(versions[-1]),
+            from_client=source.from_client,
+        )
         signature = backend.inspect(partial)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
@@ -114,7 +131,11 @@ def _complete_by_model(
     raise_any(refusals(config), config.name, source)  # before the model's code runs
     version = versions[-1]
     partial = ModelSource(
-        to_spec(config, folder.path, source), version, folder.version_path(version), config_to_json(config)
+        to_spec(config, folder.path, source),
+        version,
+        folder.version_path(version),
+        config_to_json(config),
+        from_client=source.from_client,
     )
     text = backend.complete(partial)
     if text is None:
@@ -149,18 +170,26 @@ def read(model_dir: Path, options: Options, override: pb.ModelConfig | None = No
     """
     path = config_path(model_dir, options)
     if override is not None:
-        config, source = pb.ModelConfig(), Source(Path("config override"))
+        config, source = pb.ModelConfig(), Source(Path("config override"), from_client=True)
         config.CopyFrom(override)
     elif path.exists():
         config, source = parse_file(path, model_dir)
+    elif other := next((each for each in _meant_as_config(model_dir) if each.is_file()), None):
+        raise ConfigError(f"{other}: is this the configuration? Its name must be {FILE}")
     elif options.auto_complete:
         config, source = pb.ModelConfig(), Source(path)
     else:
         raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
     version_dirs = [model_dir / str(version) for version in reversed(versions_of(model_dir))]
+    check_paths(config, model_dir, version_dirs, source)
     identify(config, model_dir, version_dirs, source)
     fill_defaults(config, options.gpus)
     return config, source
+
+
+def _meant_as_config(model_dir: Path) -> list[Path]:
+    """Names that editors and people give the file, of which nothing would be read."""
+    return [model_dir / name for name in (f"{FILE}.txt", "config.txt", "config.pbtext", "config.prototxt", "config.pb")]
 
 
 def config_path(model_dir: Path, options: Options) -> Path:

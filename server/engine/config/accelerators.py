@@ -1,4 +1,7 @@
-"""The rules for `optimization.execution_accelerators`: what a backend knows, on instances that can use it."""
+"""The rules for `optimization.execution_accelerators`: the names that a backend knows, where instances can use them.
+
+For a kind of which the model has no instance they are hints without effect, see `refused`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,7 @@ def broken_accelerator_rules(config: pb.ModelConfig, backend: Backend | None) ->
         used = any(group.kind == kind for group in config.instance_group)
         for index, entry in enumerate(entries):
             path = ("optimization", "execution_accelerators", name, index)
-            if entry.name not in names:
+            if used and entry.name not in names:
                 text = f"unknown Execution Accelerator '{entry.name}' is requested"
                 served = f"those of backend '{config.backend}' are {', '.join(sorted(names))}" if names else "remove it"
                 yield Finding((*path, "name"), text, served)
-            elif not used:
-                text = f"a {name} is for instances of {KIND.Name(kind)}, and the model has none"
-                yield Finding(path, text, f"write instance_group {{ kind: {KIND.Name(kind)} }}, or remove it")

@@ -27,7 +27,7 @@ def parse_file(path: Path, model_dir: Path) -> tuple[pb.ModelConfig, Source]:
     Raises:
         ConfigError: the file cannot be read or is no configuration.
     """
-    text = read_text(path, model_dir, MAX_FILE_SIZE)
+    text = read_text(path.parent, path.name, model_dir, MAX_FILE_SIZE)
     config = pb.ModelConfig()
     try:
         text_format.Parse(text, config)

@@ -1,4 +1,6 @@
-"""The fields of config.pbtxt that no code serves yet: each is refused by name, never ignored."""
+"""The fields of config.pbtxt that do nothing here, by one rule: what would change an answer is refused by name; what
+cannot, such as a hint for a device that is not there, is kept and said once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")
 
+KIND = pb.ModelInstanceGroup.Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -28,6 +32,7 @@ class Field:
     instead: str = "remove it"
 
 
+_NO_GPU = "no instance of the model is on a GPU"
 _LINEAR = "tensors are row-major"
 _LINEAR_INSTEAD = "build the plan with linear formats of its inputs and outputs"
 
@@ -37,9 +42,6 @@ REFUSED = (
     # tensors
     Field("input.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
     Field("output.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
-    # instances
-    Field("instance_group.secondary_devices", "secondary devices are not served"),
-    # optimization
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
@@ -47,27 +49,45 @@ REFUSED = (
 )
 
 CARRIED = (
+    Field("instance_group.secondary_devices", "DLA cores are not used; the instance computes on its own device"),
     Field(
         "optimization.eager_batching",
         "instances on GPUs always gather and upload the next batch while one is executed; those on CPUs gather on the "
         "thread that executes, and a batch that was fixed earlier would only be smaller",
     ),
-    Field("metric_tags", "there are no metrics yet that could carry them"),
-    Field("model_metrics", "there are no metrics yet that it could shape"),
 )
 """Fields that change no answer: kept, returned by ModelConfig, and mentioned in the log."""
+
+
+ON_DEVICES = {
+    "GPU": (
+        Field("optimization.priority", "it is that of streams of GPUs, and no instance of the model is on one"),
+        Field("optimization.cuda.graphs", _NO_GPU),
+        Field("optimization.cuda.graph_spec", _NO_GPU),
+        Field("optimization.cuda.busy_wait_events", _NO_GPU),
+        Field("optimization.execution_accelerators.gpu_execution_accelerator", _NO_GPU),
+    ),
+    "CPU": (
+        Field(
+            "optimization.execution_accelerators.cpu_execution_accelerator", "no instance of the model is on the CPU"
+        ),
+    ),
+}
+"""Hints for one kind of instances: carried where a model has none of the kind."""
 
 
 def refusals(config: pb.ModelConfig) -> Iterator[Finding]:
     """One finding for each place where a refused field is used."""
     for field in REFUSED:
         for path in uses(config, tuple(field.path.split("."))):
-            yield Finding(path, f"{field.path} is not supported, {field.why},", field.instead)
+            yield Finding(path, f"{field.path} is not supported", f"{field.why}; {field.instead}")
 
 
 def warn_carried(config: pb.ModelConfig, source: Source) -> None:
     """Log one line for each carried field that the configuration has."""
-    for field in CARRIED:
+    kinds = {KIND.Name(group.kind).removeprefix("KIND_") for group in config.instance_group}
+    idle = (field for kind, fields in ON_DEVICES.items() if kind not in kinds for field in fields)
+    for field in (*CARRIED, *idle):
         for path in uses(config, tuple(field.path.split("."))):
             log.warning("%s: %s of model '%s' has no effect: %s", source.at(*path), field.path, config.name, field.why)
 

@@ -11,13 +11,14 @@ from server.engine.config.batches import wrong_batches
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_rules
 from server.engine.config.findings import Finding, raise_any
+from server.engine.config.measured import wrong_metrics
 from server.engine.config.parameters import wrong
 from server.engine.config.plans import broken_plan_rules
 from server.engine.config.queueing import queue_rules
 from server.engine.config.refused import refusals
 from server.engine.config.sequences import broken_sequence_rules
 from server.engine.config.source import NOWHERE, FieldPath, Source
-from server.engine.config.warmup import wrong_warmup
+from server.engine.config.warmup import too_many_warmups, wrong_warmup
 from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
@@ -51,7 +52,9 @@ def validate(
         ConfigError: it has a field that is not served or breaks a rule; one line for each.
     """
     missing = _missing_tensors(config) if needs_tensors else ()
-    raise_any([*refusals(config), *missing, *broken_rules(config, scalars, gpus)], config.name, source)
+    raise_any(
+        [*refusals(config), *missing, *wrong_metrics(config), *broken_rules(config, scalars, gpus)], config.name, source
+    )
 
 
 def validate_instances(config: pb.ModelConfig) -> None:
@@ -83,6 +86,7 @@ def broken_rules(config: pb.ModelConfig, scalars: Collection[str], gpus: int) ->
         yield from broken_plan_rules(config)
         yield from wrong_batches(config)
         yield from wrong_warmup(config)
+        yield from too_many_warmups(config)
     yield from _response_cache(config)
     yield from _splitting(config)
     yield from ensemble_rules(config)
@@ -218,12 +222,7 @@ def _gpus(group: pb.ModelInstanceGroup, path: FieldPath, which: str, gpus: int) 
 
 
 def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
-    optimization = config.optimization
-    on_gpu = any(group.kind == KIND.KIND_GPU for group in config.instance_group)
-    if optimization.priority and not on_gpu:
-        text = "optimization.priority is that of streams, and no instance of the model is on a GPU"
-        yield Finding(("optimization", "priority"), text, "remove it")
-    for index, spec in enumerate(optimization.cuda.graph_spec):
+    for index, spec in enumerate(config.optimization.cuda.graph_spec):
         path = ("optimization", "cuda", "graph_spec", index)
         lowest = spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
         if not 0 <= spec.batch_size <= config.max_batch_size:
@@ -256,17 +255,26 @@ def _graph_shapes(
             yield Finding((*path, "graph_lower_bound"), text, rest)
 
 
+def excessive(config: pb.ModelConfig) -> Iterator[Finding]:
+    """One finding for each number that would take much memory or time before the other rules are looked at."""
+    yield from _too_many_instances(config)
+    yield from too_many_warmups(config)
+
+
+def _too_many_instances(config: pb.ModelConfig) -> Iterator[Finding]:
+    total = sum(max(0, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
+    if total > MAX_INSTANCES:
+        yield Finding(("instance_group",), f"at most {MAX_INSTANCES} instances are served", f"got {total}")
+
+
 def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:
     names: set[str] = set()
-    total = 0
     for index, group in enumerate(config.instance_group):
         path = ("instance_group", index)
         which = f"instance group {group.name} of model {config.name}"
-        total += max(0, group.count)
         if group.count < 0:
             yield Finding((*path, "count"), f"{which} must have a positive count", f"got {group.count}")
         if group.kind == KIND.KIND_GPU:
-            total += max(0, group.count) * max(0, len(group.gpus) - 1)
             yield from _gpus(group, path, which, gpus)
         elif group.gpus:
             text = f"{which} has kind {KIND.Name(group.kind)} but specifies one or more GPUs"
@@ -281,8 +289,7 @@ def _instance_groups(config: pb.ModelConfig, gpus: int) -> Iterator[Finding]:
     if config.instance_group and all(group.passive for group in config.instance_group):
         text = "all instances are passive: requests would wait for ever"
         yield Finding(("instance_group",), text, "write passive: false for one group")
-    if total > MAX_INSTANCES:
-        yield Finding(("instance_group",), f"at most {MAX_INSTANCES} instances are served", f"got {total}")
+    yield from _too_many_instances(config)
 
 
 def _rate_limiter(group: pb.ModelInstanceGroup, path: FieldPath) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backends.api import SequenceSpec, StateSpec
 from server.engine.config.datatypes import NAME_OF, SIZE_OF
-from server.engine.config.files import inside, read_bytes
+from server.engine.config.files import read_bytes
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import of_server
 from server.engine.config.source import FieldPath, Source
@@ -272,8 +272,7 @@ def _read_initial(model_dir: Path, name: str, datatype: str, elements: int) -> b
     Raises:
         ConfigError: it cannot be read or has less.
     """
-    base = model_dir / INITIAL_STATES
-    data = read_bytes(inside(base, name, model_dir), model_dir, MAX_STATE_BYTES)
+    data = read_bytes(model_dir / INITIAL_STATES, name, model_dir, MAX_STATE_BYTES)
     if datatype == "BYTES":
         return data[: _strings_size(data, elements, name)]
     size = elements * SIZE_OF[datatype]

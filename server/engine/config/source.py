@@ -44,6 +44,7 @@ class Source:
     path: Path
     lines: dict[FieldPath, int] = field(default_factory=dict)
     duplicates: list[DuplicateKey] = field(default_factory=list)
+    from_client: bool = False  # the configuration came with a load, not from the repository
 
     def has(self, *path: str | int) -> bool:
         """Whether the field was written, be it with its default value."""

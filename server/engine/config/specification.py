@@ -18,7 +18,7 @@ from backends.api import (
 )
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
-from server.engine.config.files import inside, read_text
+from server.engine.config.files import read_text
 from server.engine.config.parameters import of_backend, of_server
 from server.engine.config.queueing import queue_spec
 from server.engine.config.sequences import broken_sequence_rules, sequence_spec
@@ -56,7 +56,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         sequence=None if any(broken_sequence_rules(config)) else sequence_spec(config, model_dir, source),
         instances=tuple(instance_specs(config)),
         parameters=MappingProxyType(of_backend(config)),
-        default_model_filename=_model_filename(config, model_dir, source),
+        default_model_filename=config.default_model_filename,
         coalesces=own["coalesce_requests"],
         splits=own["split_requests"],
         caches=config.response_cache.enable,
@@ -70,7 +70,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         gpu=_gpu(config),
         gpu_accelerators=_accelerators(config.optimization.execution_accelerators.gpu_execution_accelerator),
         cpu_accelerators=_accelerators(config.optimization.execution_accelerators.cpu_execution_accelerator),
-        model_filenames=_filenames(config, model_dir, source),
+        model_filenames=MappingProxyType(dict(config.cc_model_filenames)),
         ensemble=ensemble_spec(config),
     )
 
@@ -113,7 +113,7 @@ def _labels(tensor: pb.ModelOutput, model_dir: Path, where: str) -> tuple[str, .
     if not tensor.label_filename:
         return ()
     try:
-        text = read_text(inside(model_dir, tensor.label_filename, model_dir), model_dir, MAX_LABEL_FILE_SIZE)
+        text = read_text(model_dir, tensor.label_filename, model_dir, MAX_LABEL_FILE_SIZE)
     except ConfigError as error:
         raise ConfigError(f"{where}: label file of output '{tensor.name}': {error}") from None
     return tuple(text.splitlines())
@@ -186,24 +186,3 @@ def _graphs(config: pb.ModelConfig) -> tuple[GraphSpec, ...]:
         )
         for spec in specs
     )
-
-
-def _model_filename(config: pb.ModelConfig, model_dir: Path, source: Source) -> str:
-    name = config.default_model_filename
-    if name and source.has("default_model_filename"):
-        _check_filename(name, "default_model_filename", model_dir, source.at("default_model_filename"))
-    return name
-
-
-def _filenames(config: pb.ModelConfig, model_dir: Path, source: Source) -> Mapping[str, str]:
-    for name in config.cc_model_filenames.values():
-        _check_filename(name, "cc_model_filenames", model_dir, source.at("cc_model_filenames"))
-    return MappingProxyType(dict(config.cc_model_filenames))
-
-
-def _check_filename(name: str, field: str, model_dir: Path, where: str) -> None:
-    try:
-        for version_dir in [model_dir / "1", *(path for path in model_dir.iterdir() if path.name.isdecimal())]:
-            inside(version_dir, name, model_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {field} {error}") from None

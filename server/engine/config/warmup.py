@@ -11,13 +11,15 @@ from backends.api import WarmupInput, WarmupSpec
 from server.engine.config.datatypes import NAME_OF, SIZE_OF
 from server.engine.config.files import inside
 from server.engine.config.findings import Finding
-from server.engine.config.parameters import ALL, of_server
+from server.engine.config.parameters import ALL, of_server, wrong
 from server.engine.config.source import FieldPath, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
 FOLDER = "warmup"  # of the model, for the files of samples
 TWICE = 2  # some frameworks optimise in the second execution of a shape
+MAX_EXECUTIONS = 10_000
+"""Of samples, by each instance before it serves: a load cannot be ended before they are over."""
 
 
 def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
@@ -44,6 +46,20 @@ def wrong_warmup(config: pb.ModelConfig) -> Iterator[Finding]:
                 )
                 yield Finding(where, text)
     yield from _wrong_sizes(config)
+
+
+def too_many_warmups(config: pb.ModelConfig) -> Iterator[Finding]:
+    """A finding where the samples are executed more often than MAX_EXECUTIONS; counted before any is made."""
+    if any(wrong(config)):
+        return  # that is told first
+    own = of_server(config)
+    lengths = [len(own["pad_buckets"]) for tensor in config.input if -1 in tensor.dims and not tensor.optional]
+    samples = len(config.model_warmup) or math.prod(lengths)
+    sizes = max(1, config.max_batch_size) if own["warmup_batch_sizes"] == ALL else len(own["warmup_batch_sizes"])
+    total = sum(max(1, sample.count) for sample in config.model_warmup) + sizes * samples * TWICE
+    if total > MAX_EXECUTIONS:
+        path = ("model_warmup",) if config.model_warmup else ("parameters", "warmup_batch_sizes")
+        yield Finding(path, f"an instance warms up with at most {MAX_EXECUTIONS} executions", f"got {total}")
 
 
 def _wrong_sizes(config: pb.ModelConfig) -> Iterator[Finding]:

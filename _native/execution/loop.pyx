@@ -1,0 +1,126 @@
+"""What the thread of every instance does: take batches and have them executed, until nothing more will come.
+
+Kinds of instances differ in what an execution is: `_native.execution.instance` for those that compute on the host or in
+another process, `_native.cuda.instance` for those on a GPU.
+"""
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer
+from libc.stdint cimport uint32_t
+from libc.string cimport memset
+
+from _native.execution.batch cimport await_fn
+from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
+from _native.request.bridge cimport BridgeHandle
+from _native.request.request cimport Request
+from _native.scheduling.calling cimport (
+    seat_clear,
+    seat_hold,
+    seat_init,
+    seat_release,
+    seat_retire,
+    seat_take,
+)
+from _native.scheduling.dispatcher cimport GIVEN_END
+from _native.scheduling.lane cimport LaneHandle
+from _native.scheduling.limiter cimport ClaimHandle
+from _native.threads cimport prepare_thread
+
+
+@cython.no_gc
+cdef class ExecutionLoop:
+    """See its kinds.
+
+    Args:
+        lane: where its batches come from.
+        instance: with an attribute `gate`, a capsule named "inferd.await_fn" around an `await_fn`, that is asked before
+            each batch.
+        name: of the instance, for logs and the thread.
+        index: its number among the instances of its version, from 0.
+        claim: to the resources that it must hold while it executes, of the limiter of the lane; None for none.
+    """
+
+    def __cinit__(self, LaneHandle lane not None, instance, str name not None, uint32_t index=0,
+                  ClaimHandle claim=None, *args, **kwargs):
+        gate = getattr(instance, "gate", None)
+        self.lane = lane
+        self.claim = claim
+        self.instance = instance
+        self.name = name
+        self.encoded_name = name.encode()
+        self.label = self.encoded_name
+        self.seat.index = index
+        if claim is not None:
+            if claim.limiter is not lane.limiter:
+                raise ValueError("the claim is not one of the lane's limiter")
+            self.seat.claim = &claim.claim
+        if gate is not None:
+            self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
+            self.gate_context = PyCapsule_GetContext(gate)
+        seat_init(&self.seat)
+
+    def __dealloc__(self):
+        seat_clear(&self.seat)
+
+    def prepare(self) -> None:
+        """Set the thread up; first of all, on the instance's thread."""
+        prepare_thread(self.name)
+
+    def rehearse(self, dict tensors not None, uint32_t count) -> None:
+        """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
+
+        Args:
+            tensors: of each request: name to shape and bytes.
+
+        Raises:
+            ValueError: they do not fit the model, or one fails.
+        """
+        cdef BridgeHandle bridge = BridgeHandle()
+        cdef Outcome outcome
+        cdef Request *chain
+        memset(&outcome, 0, sizeof(Outcome))
+        chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
+        with nogil:
+            self.get_ready()
+            self.serve_alone(seat_hold(&self.seat, chain))
+            seat_release(&self.seat)
+        rehearsal_end(bridge, &outcome)
+
+    def run(self) -> None:
+        """Serve batches until the lane is closed and empty, or it is retired. Call it on the instance's thread."""
+        with nogil:
+            self.work()
+
+    def retire(self) -> None:
+        """Have it end after the batches that it has taken, or at once if it waits for one."""
+        seat_retire(self.lane.lane, &self.seat)
+
+    cdef void work(self) noexcept nogil:
+        cdef Request *chain
+        while True:
+            if self.seat.claim != NULL and not self.is_ready():
+                seat_release(&self.seat)  # it may take long
+            self.get_ready()
+            chain = seat_take(self.lane.lane, &self.seat)
+            if chain != NULL:
+                self.serve(chain)
+                continue
+            self.go_on()
+            if self.seat.given == GIVEN_END:
+                return
+
+    cdef bint is_ready(self) noexcept nogil:
+        return self.gate == NULL
+
+    cdef void get_ready(self) noexcept nogil:
+        if self.gate != NULL:
+            self.gate(self.gate_context)
+
+    cdef void serve(self, Request *chain) noexcept nogil:
+        pass
+
+    cdef void serve_alone(self, Request *chain) noexcept nogil:
+        self.serve(chain)
+
+    cdef void go_on(self) noexcept nogil:
+        pass

@@ -1,0 +1,78 @@
+"""Accounting: how requests get into the counters of their lanes.
+
+What the server asks its models for itself, before they are ready, is no traffic: it is not counted, on whichever lanes
+it comes to.
+"""
+
+from libc.stdint cimport int64_t
+from libc.string cimport memset, strncmp
+
+from _native.clock cimport now_ns
+from _native.request.record cimport Record
+from _native.request.request cimport Request, Response
+from _native.request.statistics cimport (
+    FAILURE_CANCELED,
+    FAILURE_REJECTED,
+    RESPONSE_CANCEL,
+    RESPONSE_EMPTY,
+    RESPONSE_FAIL,
+    RESPONSE_SUCCESS,
+    Execution,
+    Failure,
+    ResponseKind,
+    statistics_executed,
+    statistics_failed,
+    statistics_responded,
+)
+from _native.scheduling.lane cimport Lane
+from _native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_OK
+
+cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil:
+    cdef int status = request.response.status
+    if status == STATUS_CANCELLED or status == STATUS_DEADLINE_EXCEEDED:
+        return FAILURE_CANCELED
+    if request.response.reason != NULL and strncmp(request.response.reason, "QUEUE_", 6) == 0:
+        return FAILURE_REJECTED
+    return otherwise
+
+
+cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil:
+    if not request.rehearsed:
+        statistics_failed(&(<Lane *>request.lane).statistics, failure_of(request, otherwise), 1,
+                          <uint64_t>(now - request.arrived_ns))
+
+
+cdef void account_response(Request *request, const Response *response) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef int64_t since = request.responded_ns
+    cdef int64_t begun = since
+    cdef ResponseKind kind = RESPONSE_SUCCESS
+    if since == 0:
+        since = request.arrived_ns
+        begun = request.taken_ns if request.taken_ns else since
+    if request.sink == NULL:
+        kind = RESPONSE_CANCEL
+    elif response.status != STATUS_OK:
+        kind = RESPONSE_FAIL
+    elif response.empty:
+        kind = RESPONSE_EMPTY
+    if not request.rehearsed:
+        statistics_responded(&(<Lane *>request.lane).statistics, kind, request.responses, now - since, now - begun)
+    request.responses += 1
+    request.responded_ns = now
+
+
+cdef void account_detached(const Request *request, int64_t taken_ns) noexcept nogil:
+    cdef Execution execution
+    cdef Record *record = <Record *>request.record
+    if request.rehearsed:
+        return
+    memset(&execution, 0, sizeof(Execution))
+    execution.end_ns = now_ns()
+    if record != NULL:
+        record.taken_ns = taken_ns
+        record.computed_ns = execution.end_ns
+    execution_add(&execution, request, taken_ns)
+    execution.rows = request.rows
+    execution.infer_ns = <uint64_t>(execution.end_ns - taken_ns)
+    statistics_executed(&(<Lane *>request.lane).statistics, &execution)

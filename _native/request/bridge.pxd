@@ -1,0 +1,66 @@
+# The way to the event loop from every other thread, and the timers of the loop.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from _native.request.errand cimport Errand
+from _native.request.request cimport Request, Response
+from _native.request.timers cimport Timer, Timers
+from _native.threads cimport Mutex
+
+cdef struct Inlet:
+    # a descriptor that the loop reads for somebody
+    int fd
+    bint once                # it is told of what comes, not of what is still there: `read` leaves nothing behind
+    void *owner
+    # On the loop: it is readable, or its other end is closed. False: no more of it.
+    bint (*read)(Inlet *inlet) noexcept nogil
+
+cdef struct Bridge:
+    Mutex guard              # guards the two lists
+    Response *head
+    Response *tail
+    Errand *first_errand
+    Errand *last_errand
+    int32_t signalled        # atomic: the loop has been told and has not looked yet
+    int event_fd             # is told when there is something in a list
+    int poll_fd              # readable when that has been told or an inlet is readable
+    Mutex reading            # held while inlets are read
+    # Used on the loop thread only:
+    Timers timers
+    int timer_fd             # readable when the earliest timer may be due
+    int64_t armed_ns         # what the timer is set to; 0: nothing
+    uint32_t in_house        # requests admitted and not yet freed
+    void (*after)(void *context) noexcept nogil     # called when a round of deliveries is done
+    void *after_context
+    void *owner              # the BridgeHandle; not a reference
+
+# From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
+cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
+# On the loop, from inside of another delivery only: the same for one response, at once. A sink for one response gets
+# one, whatever the model sends: a response that is not the final one is held until the end is known.
+cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
+# From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
+cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
+# From any thread: have the loop read the inlet. False: the system refuses.
+cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil
+# On the loop: have an inlet that is told once told again of what is still there.
+cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil
+# From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
+cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
+# On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.
+cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil
+cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil
+# On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
+# lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
+cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
+# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work finds `abandoned` set.
+cdef void bridge_abandon(Request *request) noexcept nogil
+
+
+cdef class BridgeHandle:
+    # owns a Bridge for Python
+    cdef Bridge bridge
+    cdef list refused        # (status, details) of requests that no instance has seen
+    cdef int64_t more_refused
+    cdef readonly dict refusal_counts    # of requests that no instance has seen, by reason of the error or status
+    cdef void note_refusal(self, Response *response) noexcept

@@ -1,0 +1,486 @@
+"""The bridge: responses and errands travel from every other thread to the loop, which owns the sinks.
+
+Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
+calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
+the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
+model's answers leave in order (`_native.scheduling.order`), those that are ready too early wait here.
+
+What comes from other processes through a descriptor can be read by the loop itself (an inlet), so that no thread wakes
+for it only to wake the loop.
+
+Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
+and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport close, read, write
+
+from _native.atomic cimport exchange32, fetch_add32, store32
+from _native.clock cimport now_ns
+from _native.memory.resource cimport block_give
+from _native.request.accounting cimport account_failed, account_response
+from _native.request.record cimport Record, record_end
+from _native.request.request cimport (
+    REQUEST_NEW,
+    Request,
+    Response,
+    request_abandon,
+    request_expired,
+    request_free,
+    response_fail,
+    response_free,
+    response_move,
+)
+from _native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
+from _native.request.timers cimport (
+    Timer,
+    timers_clear,
+    timers_due,
+    timers_free,
+    timers_have_room,
+    timers_set,
+)
+from _native.scheduling.lane cimport Lane
+from _native.scheduling.order cimport Order, Turn, order_hold, order_is_due, order_leave, order_next
+from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
+from _native.text cimport format_text, text_or_no_memory
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/epoll.h>
+    #include <sys/eventfd.h>
+    #include <sys/timerfd.h>
+    static inline int inferd_eventfd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
+    static inline int inferd_timerfd(void) { return timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC); }
+    static inline void inferd_timer_set(int fd, int64_t ns) {
+        struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
+        timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
+    }
+    static inline int inferd_epoll_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
+    static inline int inferd_epoll(int poll_fd, int operation, int fd, void *what, int once) {
+        struct epoll_event e = {.events = EPOLLIN | (once ? (uint32_t)EPOLLET : 0u), .data = {.ptr = what}};
+        return epoll_ctl(poll_fd, operation, fd, &e);
+    }
+    static inline int inferd_epoll_add(int poll_fd, int fd, void *what, int once) {
+        return inferd_epoll(poll_fd, EPOLL_CTL_ADD, fd, what, once);
+    }
+    static inline void inferd_epoll_again(int poll_fd, int fd, void *what) {
+        inferd_epoll(poll_fd, EPOLL_CTL_MOD, fd, what, 1);
+    }
+    static inline void inferd_epoll_remove(int poll_fd, int fd) { epoll_ctl(poll_fd, EPOLL_CTL_DEL, fd, NULL); }
+    /* What is ready now; NULL among it for the eventfd. */
+    static inline int inferd_epoll_ready(int poll_fd, void **ready, int room) {
+        struct epoll_event events[room];
+        int count = epoll_wait(poll_fd, events, room, 0);
+        for (int i = 0; i < count; i++) ready[i] = events[i].data.ptr;
+        return count;
+    }
+    """
+    int make_epoll "inferd_epoll_new"() nogil
+    int epoll_add "inferd_epoll_add"(int poll_fd, int fd, void *what, bint once) nogil
+    void epoll_again "inferd_epoll_again"(int poll_fd, int fd, void *what) nogil
+    void epoll_remove "inferd_epoll_remove"(int poll_fd, int fd) nogil
+    int epoll_ready "inferd_epoll_ready"(int poll_fd, void **ready, int room) nogil
+    int make_eventfd "inferd_eventfd"() nogil
+    int make_timerfd "inferd_timerfd"() nogil
+    void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
+
+
+cdef enum:
+    NOTED_REFUSALS = 32      # texts kept between two calls of take_refusals
+    MOST_READY = 16          # descriptors that are read in a round
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Timers
+
+cdef void arm(Bridge *bridge) noexcept nogil:
+    # set the timer when the earliest is before what it is set to; a timer that fires early does no harm
+    cdef int64_t earliest
+    if bridge.timers.count == 0:
+        return
+    earliest = bridge.timers.heap[1].due_ns
+    if bridge.armed_ns == 0 or earliest < bridge.armed_ns:
+        bridge.armed_ns = earliest
+        timer_set(bridge.timer_fd, earliest)
+
+
+cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil:
+    if timer.slot == 0 and not timers_have_room(&bridge.timers):
+        return False
+    timers_set(&bridge.timers, timer, due_ns)
+    arm(bridge)
+    return True
+
+
+cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil:
+    timers_clear(&bridge.timers, timer)
+
+
+cdef void fire_all(Bridge *bridge) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef Timer *timer
+    bridge.armed_ns = 0
+    timer = timers_due(&bridge.timers, now)
+    while timer != NULL:
+        timer.fire(timer, now)
+        timer = timers_due(&bridge.timers, now)
+    arm(bridge)
+    after_round(bridge)
+
+
+cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
+    cdef int64_t due = request.expires_ns
+    if due == 0 or 0 < request.deadline_ns < due:
+        due = request.deadline_ns
+    request.timer.fire = time_is_over
+    request.timer.owner = request
+    return bridge_set_timer(bridge, &request.timer, due)
+
+
+cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
+    cdef Request *request = <Request *>timer.owner
+    cdef Bridge *bridge = <Bridge *>request.bridge
+    if 0 < request.deadline_ns <= now:
+        request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        drop_if_queued(request)
+    elif has_waited_enough(request):
+        reject(request, now)
+    elif request.deadline_ns:
+        bridge_set_timer(bridge, timer, request.deadline_ns)  # it had room before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ends of a request
+
+cdef inline void signal(Bridge *bridge) noexcept nogil:
+    cdef uint64_t one = 1
+    if exchange32(&bridge.signalled, 1) == 0:
+        write(bridge.event_fd, &one, sizeof(one))
+
+
+cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil:
+    last.next = NULL
+    lock(&bridge.guard)
+    if bridge.tail == NULL:
+        bridge.head = first
+    else:
+        bridge.tail.next = first
+    bridge.tail = last
+    unlock(&bridge.guard)
+    signal(bridge)
+
+
+cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
+    errand.next = NULL
+    lock(&bridge.guard)
+    if bridge.last_errand == NULL:
+        bridge.first_errand = errand
+    else:
+        bridge.last_errand.next = errand
+    bridge.last_errand = errand
+    unlock(&bridge.guard)
+    signal(bridge)
+
+
+cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    return epoll_add(bridge.poll_fd, inlet.fd, inlet, inlet.once) == 0
+
+
+cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    epoll_again(bridge.poll_fd, inlet.fd, inlet)
+
+
+cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil:
+    lock(&bridge.reading)
+    epoll_remove(bridge.poll_fd, inlet.fd)
+    unlock(&bridge.reading)
+
+
+cdef void read_all(Bridge *bridge) noexcept nogil:
+    # held from before it is known which inlets there are
+    cdef void *ready[MOST_READY]
+    cdef Inlet *inlet
+    cdef int i
+    lock(&bridge.reading)
+    for i in range(epoll_ready(bridge.poll_fd, ready, MOST_READY)):
+        inlet = <Inlet *>ready[i]
+        if inlet != NULL and not inlet.read(inlet):
+            epoll_remove(bridge.poll_fd, inlet.fd)
+    unlock(&bridge.reading)
+
+
+cdef void finish(Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    if request.record != NULL:
+        record_end(request)
+    if request.sequence != NULL:
+        lane.sequences.settle(lane, request)
+    if request.turn != NULL:
+        order_leave(request)
+    if request.admitted:
+        (<Bridge *>request.bridge).in_house -= 1
+    if not request.kept:
+        request_free(request)
+    if lane != NULL:
+        fetch_add32(&lane.in_flight, -1)
+
+
+cdef void drop_if_queued(Request *request) noexcept nogil:
+    # the sink is gone; what an instance has taken comes back over the bridge and is freed then
+    cdef Lane *lane = <Lane *>request.lane
+    request.sink = NULL
+    request_abandon(request)
+    if request.turn != NULL and give_turn_up(request):
+        return
+    if request.leave != NULL:
+        request.leave(request)
+        finish(request)
+    elif lane != NULL and lane.scheduler.remove(lane, request):
+        account_failed(request, now_ns(), FAILURE_CANCELED)
+        finish(request)
+
+
+cdef void bridge_abandon(Request *request) noexcept nogil:
+    bridge_clear_timer(<Bridge *>request.bridge, &request.timer)
+    drop_if_queued(request)
+
+
+cdef bint has_waited_enough(Request *request) noexcept nogil:
+    # its time in the queue is over, and it is ours; False: it may wait on, or an instance has it
+    cdef Lane *lane = <Lane *>request.lane
+    if lane.scheduler.expire == NULL:
+        return lane.scheduler.remove(lane, request)
+    return lane.scheduler.expire(lane, request)
+
+
+cdef void reject(Request *request, int64_t now) noexcept nogil:
+    if request.turn != NULL:
+        give_turn_up(request)
+    request_expired(request)
+    account_failed(request, now, FAILURE_REJECTED)
+    bridge_deliver(<Bridge *>request.bridge, &request.response)
+
+
+cdef void deliver_all(Bridge *bridge) noexcept nogil:
+    cdef Response *response
+    cdef Response *following
+    cdef Errand *errand
+    cdef Errand *next_errand
+    store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again
+    lock(&bridge.guard)
+    response = bridge.head
+    errand = bridge.first_errand
+    bridge.head = NULL
+    bridge.tail = NULL
+    bridge.first_errand = NULL
+    bridge.last_errand = NULL
+    unlock(&bridge.guard)
+    while errand != NULL:
+        next_errand = errand.next
+        errand.run(errand)
+        errand = next_errand
+    while response != NULL:
+        following = response.next
+        bridge_deliver(bridge, response)
+        response = following
+    after_round(bridge)
+
+
+cdef inline void after_round(Bridge *bridge) noexcept nogil:
+    # what was delivered may have submitted more
+    if bridge.after != NULL:
+        bridge.after(bridge.after_context)
+
+
+cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
+    cdef Turn *turn = <Turn *>response.request.turn
+    if turn == NULL:
+        pass_on(bridge, response)
+        return
+    order_hold(turn, response)
+    deliver_due(bridge, turn.order)
+
+
+cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
+    cdef Request *request = response.request
+    cdef bint final = response.final
+    if takes_one(request) and not settle(request, response):
+        return
+    if request.signature != NULL and request.signature.decoupled and request.lane != NULL and request.taken_ns:
+        account_response(request, response)
+    if final and request.record != NULL:
+        (<Record *>request.record).ended_ns = now_ns()  # what the answer sets off is not part of it
+    if final:
+        bridge_clear_timer(bridge, &request.timer)
+        if response.status != STATUS_OK and request.state == REQUEST_NEW:
+            with gil:
+                (<BridgeHandle>bridge.owner).note_refusal(response)
+    if request.sink != NULL:
+        request.deliver(request.sink, response, response.status, text_or_no_memory(response.details))
+    if response != &request.response:
+        response_free(response)
+    if final:
+        finish(request)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One response for a sink that takes one, whatever the model sends
+
+cdef inline bint takes_one(const Request *request) noexcept nogil:
+    return request.single or request.signature == NULL or not request.signature.decoupled
+
+
+cdef char *too_many(const Request *request) noexcept nogil:
+    return format_text("model '%s' has given more than one response, the request takes only one",
+                       request.signature.name.data)
+
+
+cdef bint settle(Request *request, Response *response) noexcept nogil:
+    # False: nothing is to be delivered yet, and the response is not the caller's any more
+    if not response.final:
+        hold(request, response)
+        return False
+    if request.held != NULL:
+        if response.status == STATUS_OK and not response.empty:
+            response_fail(response, STATUS_INTERNAL, too_many(request))
+        elif response.status == STATUS_OK:
+            response_move(response, request.held)
+            request.held = NULL
+    elif response.status == STATUS_OK and response.empty and request.single and not request.is_step:
+        response_fail(response, STATUS_INTERNAL, format_text(
+            "model '%s' has ended the request without a response", request.signature.name.data))
+    return True
+
+
+cdef void hold(Request *request, Response *response) noexcept nogil:
+    # one that is not the final one
+    if request.sink == NULL or response.empty:
+        response_free(response)
+        return
+    if request.held == NULL:
+        block_give(response.receipt)  # what is sent next tells whether it is the only one: the model may go on
+        response.receipt = NULL
+        request.held = response
+        return
+    # What follows is not waited for, and the model is told that nobody does.
+    if response.status == STATUS_OK:
+        response_fail(response, STATUS_INTERNAL, too_many(request))
+    request.deliver(request.sink, NULL, response.status, text_or_no_memory(response.details))
+    response_free(response)
+    bridge_abandon(request)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers in order
+
+cdef void deliver_due(Bridge *bridge, Order *order) noexcept nogil:
+    # what is delivered may bring requests in and take others out: look anew after each
+    cdef Response *response = order_next(order)
+    while response != NULL:
+        pass_on(bridge, response)
+        response = order_next(order)
+
+
+cdef bint give_turn_up(Request *request) noexcept nogil:
+    # nobody waits for it any more, so nobody is to wait for its turn; True: it had ended but for its turn, and is over
+    cdef Bridge *bridge = <Bridge *>request.bridge
+    cdef Order *order = (<Turn *>request.turn).order
+    cdef Response *held = order_leave(request)
+    cdef Response *following
+    cdef bint over = False
+    while held != NULL:
+        following = held.next
+        over = held.final
+        pass_on(bridge, held)
+        held = following
+    # Whoever calls may be in the middle of something that others' answers would disturb: they go next round. The lane
+    # must stay until then.
+    if order_is_due(order) and not order.posted:
+        order.posted = True
+        order.errand.run = order_errand
+        fetch_add32(&(<Lane *>order.lane).in_flight, 1)
+        bridge_post(bridge, &order.errand)
+    return over
+
+
+cdef void order_errand(Errand *errand) noexcept nogil:
+    cdef Order *order = <Order *>errand
+    cdef Lane *lane = <Lane *>order.lane
+    order.posted = False
+    deliver_due(<Bridge *>order.bridge, order)
+    fetch_add32(&lane.in_flight, -1)
+
+
+cdef class BridgeHandle:
+    """The bridge to one event loop.
+
+    Register `event_fd` with `drain` and `timer_fd` with `expire` as readers of the loop.
+    """
+
+    def __cinit__(self):
+        mutex_init(&self.bridge.guard, NULL)
+        mutex_init(&self.bridge.reading, NULL)
+        self.bridge.owner = <void *>self
+        self.refused = []
+        self.refusal_counts = {}
+        self.bridge.event_fd = make_eventfd()
+        self.bridge.timer_fd = make_timerfd()
+        self.bridge.poll_fd = make_epoll()
+        if (self.bridge.event_fd < 0 or self.bridge.timer_fd < 0 or self.bridge.poll_fd < 0
+                # told once, the eventfd need never be read
+                or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL, True) < 0):
+            raise OSError(errno, "cannot make the descriptors of the bridge")
+
+    def __dealloc__(self):
+        close(self.bridge.event_fd)
+        close(self.bridge.timer_fd)
+        close(self.bridge.poll_fd)
+        timers_free(&self.bridge.timers)
+        mutex_destroy(&self.bridge.reading)
+        mutex_destroy(&self.bridge.guard)
+
+    cdef void note_refusal(self, Response *response) noexcept:
+        reason = response.reason.decode() if response.reason != NULL else response.status
+        self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
+        if len(self.refused) < NOTED_REFUSALS:
+            self.refused.append((response.status, text_or_no_memory(response.details).decode("utf-8", "replace")))
+        else:
+            self.more_refused += 1
+
+    def take_refusals(self) -> tuple[list[tuple[int, str]], int]:
+        """Requests that were refused before any instance saw them: some as (status, text), and how many more."""
+        out = (self.refused, self.more_refused)
+        self.refused = []
+        self.more_refused = 0
+        return out
+
+    @property
+    def in_house(self) -> int:
+        """Requests that were admitted and are not over: queued, running, or on their way back."""
+        return self.bridge.in_house
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when requests have finished, or there is something to read for somebody."""
+        return self.bridge.poll_fd
+
+    @property
+    def timer_fd(self) -> int:
+        """Readable when a timer may be due."""
+        return self.bridge.timer_fd
+
+    def drain(self) -> None:
+        """Read what can be read, and deliver everything that has finished."""
+        store32(&self.bridge.signalled, 1)  # what the inlets bring is delivered at once, nobody need say so
+        read_all(&self.bridge)
+        deliver_all(&self.bridge)
+
+    def expire(self) -> None:
+        """Do what is due: above all, answer requests whose deadline has passed."""
+        cdef uint64_t count
+        read(self.bridge.timer_fd, &count, sizeof(count))
+        fire_all(&self.bridge)

@@ -1,0 +1,421 @@
+"""Records of single requests: when each of its steps was, and what it shared a batch with.
+
+A request has a record only where somebody asked for it: it was chosen for a trace or for the access log when it came,
+or requests that fail or are slow are kept, which nobody knows before they end. Whoever executes it writes its times
+into it. When it ends, the record goes into a list that a thread takes away.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, strlen
+
+from _native.atomic cimport load32, store32
+from _native.clock cimport now_ns
+from _native.protobuf.datatype cimport datatype_name
+from _native.request.request cimport InputData, OutputData, Request
+from _native.status cimport STATUS_CANCELLED, STATUS_OK
+from _native.scheduling.lane cimport LaneHandle
+from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from _native.traceparent cimport TraceContext, write_hex
+
+import os
+import time
+
+cdef enum:
+    # Of records that have ended and that nobody has taken: their number and the bytes of their texts and tensors.
+    MOST_RECORDS = 8192
+    MOST_BYTES = 64 << 20
+    MOST_TENSOR = 1 << 20    # bytes of one tensor that are kept
+    MOST_NAME = 256          # bytes of a model's name or of a request's id that are kept; clients choose them
+    MOST_ERROR = 1024        # bytes of an error's text
+
+
+cdef inline uint64_t random64(Recorder *recorder) noexcept nogil:
+    # xorshift128+: ids must differ, nobody must be unable to guess them
+    cdef uint64_t a = recorder.seed[0]
+    cdef uint64_t b = recorder.seed[1]
+    recorder.seed[0] = b
+    a ^= a << 23
+    recorder.seed[1] = a ^ b ^ (a >> 17) ^ (b >> 26)
+    return recorder.seed[1] + b
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Beginning
+
+cdef inline bint choose(Sampling *sampling, const TraceContext *context) noexcept nogil:
+    # one in so many; a client that has sampled its own trace always gets its part of it
+    if context != NULL and context.given:
+        return context.flags & 1
+    if sampling.rate == 0 or sampling.left == 0:
+        return False
+    sampling.seen += 1
+    if sampling.seen < sampling.rate:
+        return False
+    sampling.seen = 0
+    if sampling.left > 0:
+        sampling.left -= 1
+    return True
+
+
+cdef Record *record_new(Recorder *recorder, Request *request) noexcept nogil:
+    cdef Record *record = <Record *>calloc(1, sizeof(Record))
+    cdef uint64_t id
+    if record == NULL:
+        return NULL
+    record.recorder = recorder
+    recorder.numbers += 1
+    record.number = recorder.numbers
+    record.arrived_ns = request.arrived_ns if request.arrived_ns else now_ns()
+    id = random64(recorder) | 1
+    memcpy(record.context.span, &id, 8)
+    request.record = record
+    request.drop_record = record_drop
+    return record
+
+
+cdef void record_begin(Recorder *recorder, Request *request, const TraceContext *context,
+                       Sampling *own) noexcept nogil:
+    cdef Sampling *sampling = own if own != NULL else &recorder.sampling
+    cdef bint traced, accessed = False
+    cdef Record *record
+    cdef uint64_t half
+    lock(&recorder.guard)
+    traced = load32(&sampling.on) and choose(sampling, context)
+    unlock(&recorder.guard)
+    if recorder.access_rate:
+        recorder.access_seen += 1
+        accessed = recorder.access_seen >= recorder.access_rate
+        if accessed:
+            recorder.access_seen = 0
+    if not (traced or accessed or recorder.log_slow_ns or (recorder.slow_ns and load32(&sampling.on))):
+        return
+    record = record_new(recorder, request)
+    if record == NULL:
+        return
+    record.traced = traced
+    record.watched = recorder.slow_ns and load32(&sampling.on)
+    record.accessed = accessed
+    record.tensors = traced and sampling.tensors
+    record.context.flags = traced
+    if context != NULL and context.given:
+        memcpy(record.context.trace, context.trace, 16)
+        memcpy(record.parent, context.span, 8)
+        record.context.given = True
+        return
+    half = random64(recorder) | 1
+    memcpy(record.context.trace, &half, 8)
+    half = random64(recorder)
+    memcpy(record.context.trace + 8, &half, 8)
+
+
+cdef void record_inner(Request *request, const Request *outer) noexcept nogil:
+    cdef const Record *above = <const Record *>outer.record
+    cdef Record *record
+    if above == NULL or not (above.traced or above.watched):
+        return
+    record = record_new(above.recorder, request)
+    if record == NULL:
+        return
+    record.inner = True
+    record.traced = above.traced
+    record.watched = above.watched
+    record.tensors = above.tensors
+    record.context.flags = above.context.flags
+    memcpy(record.context.trace, above.context.trace, 16)
+    memcpy(record.parent, above.context.span, 8)
+    record.parent_number = above.number
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ending
+
+cdef bint keep_texts(Record *record, const Request *request) noexcept nogil:
+    cdef const char *details = request.response.details
+    cdef size_t model = min(request.message.model_name.size, <size_t>MOST_NAME)
+    cdef size_t id = min(request.id.size, <size_t>MOST_NAME)
+    cdef size_t error = min(strlen(details), <size_t>MOST_ERROR) if details != NULL else 0
+    cdef const char *name = <const char *>request.message.model_name.data
+    if model == 0 and request.signature != NULL:
+        name = <const char *>request.signature.name.data
+        model = min(request.signature.name.size, <size_t>MOST_NAME)
+    record.texts = <char *>calloc(1, model + id + error + 3)
+    if record.texts == NULL:
+        return False
+    if model:
+        memcpy(record.texts, name, model)
+    if id:
+        memcpy(record.texts + model + 1, request.id.data, id)
+    if error:
+        memcpy(record.texts + model + id + 2, details, error)
+    record.text_sizes[0] = model
+    record.text_sizes[1] = id
+    record.text_sizes[2] = error
+    return True
+
+
+cdef size_t tensor_bytes(const Request *request) noexcept nogil:
+    # that `keep_tensors` would copy
+    cdef size_t total = 0
+    cdef uint32_t i
+    for i in range(request.signature.input_count):
+        if request.inputs[i].present and request.inputs[i].size <= MOST_TENSOR:
+            total += request.inputs[i].size
+    for i in range(request.signature.output_count if request.response.outputs != NULL else 0):
+        if has_output(request, i) and request.response.outputs[i].size <= MOST_TENSOR:
+            total += request.response.outputs[i].size
+    return total
+
+
+cdef inline bint has_output(const Request *request, uint32_t i) noexcept nogil:
+    # the fields of the others hold nothing
+    return request.response.outputs[i].wanted and request.response.outputs[i].block != NULL
+
+
+cdef bint reserve(Recorder *recorder, Record *record) noexcept nogil:
+    # room for the record in the list, before anything large is copied for it
+    cdef bint fits
+    lock(&recorder.guard)
+    fits = recorder.count < MOST_RECORDS and recorder.bytes + record.kept_bytes <= MOST_BYTES
+    if fits:
+        recorder.count += 1
+        recorder.bytes += record.kept_bytes
+    else:
+        recorder.lost += 1
+    unlock(&recorder.guard)
+    return fits
+
+
+cdef void record_end(Request *request) noexcept nogil:
+    cdef Record *record = <Record *>request.record
+    cdef Recorder *recorder = record.recorder
+    cdef int64_t now = record.ended_ns if record.ended_ns else now_ns()
+    cdef bint slow, late
+    cdef uint32_t i
+    record.status = request.response.status if request.sink != NULL or request.response.status else STATUS_CANCELLED
+    slow = record.watched and (record.status != STATUS_OK or now - record.arrived_ns > recorder.slow_ns)
+    late = recorder.log_slow_ns and now - record.arrived_ns > recorder.log_slow_ns and not record.inner
+    record.kept = record.traced or slow
+    if not (record.kept or record.accessed or late) or not keep_texts(record, request):
+        record_drop(request)
+        return
+    record.ended_ns = now
+    record.queued_ns = request.queued_ns
+    if record.taken_ns == 0:
+        record.taken_ns = request.taken_ns
+    record.cached = record.taken_ns == 0 and record.status == STATUS_OK
+    record.rows = request.rows
+    record.single = request.single
+    record.responses = request.responses + (not request.response.empty)
+    if request.signature != NULL:
+        record.version = request.signature.version
+        if request.response.outputs != NULL:
+            for i in range(request.signature.output_count):
+                if has_output(request, i):
+                    record.sent += request.response.outputs[i].size
+    record.kept_bytes = record.text_sizes[0] + record.text_sizes[1] + record.text_sizes[2]
+    if record.tensors and request.signature != NULL:
+        record.kept_bytes += tensor_bytes(request)
+    if not reserve(recorder, record):
+        record_drop(request)
+        return
+    if record.tensors and request.signature != NULL:
+        with gil:
+            keep_tensors(record, request)
+    request.record = NULL
+    record.next = NULL
+    lock(&recorder.guard)
+    if recorder.last == NULL:
+        recorder.first = record
+    else:
+        recorder.last.next = record
+    recorder.last = record
+    unlock(&recorder.guard)
+
+
+cdef void record_drop(Request *request) noexcept nogil:
+    record_free(<Record *>request.record)
+    request.record = NULL
+
+
+cdef void record_free(Record *record) noexcept nogil:
+    if record == NULL:
+        return
+    if record.data != NULL or record.peer != NULL:
+        with gil:
+            if record.data != NULL:
+                Py_DECREF(<object>record.data)
+            if record.peer != NULL:
+                Py_DECREF(<object>record.peer)
+    free(record.texts)
+    free(record)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For Python
+
+cdef dict tensor(str name, str datatype, const int64_t *shape, uint32_t rank, const uint8_t *data, size_t size):
+    return {
+        "name": name, "datatype": datatype, "shape": [shape[i] for i in range(rank)],
+        "data": (<const char *>data)[:size] if data != NULL and size <= MOST_TENSOR else None,
+    }
+
+
+cdef void keep_tensors(Record *record, const Request *request) noexcept:
+    # of the inputs as they came, and of the outputs of the final response
+    cdef const InputData *into
+    cdef const OutputData *out
+    cdef uint32_t i
+    cdef list inputs = []
+    cdef list outputs = []
+    for i in range(request.signature.input_count):
+        into = &request.inputs[i]
+        if into.present:
+            inputs.append(tensor(request.signature.inputs[i].name.data.decode("utf-8", "replace"),
+                                 datatype_name(request.signature.inputs[i].datatype).decode(),
+                                 into.shape, into.rank, into.data, into.size))
+    for i in range(request.signature.output_count if request.response.outputs != NULL else 0):
+        out = &request.response.outputs[i]
+        if has_output(request, i):
+            outputs.append(tensor(request.signature.outputs[i].name.data.decode("utf-8", "replace"),
+                                  datatype_name(out.datatype).decode(), out.shape, out.rank, out.data, out.size))
+    found = (inputs, outputs)
+    Py_INCREF(found)
+    record.data = <void *>found
+
+
+cdef str hexadecimal(const uint8_t *bytes, size_t size):
+    cdef char out[32]
+    write_hex(out, bytes, size)
+    return out[:2 * size].decode()
+
+
+cdef dict described(const Record *record, int64_t offset):
+    cdef size_t *sizes = record.text_sizes
+    cdef dict out = {
+        "model": record.texts[:sizes[0]].decode("utf-8", "replace"),
+        "request_id": record.texts[sizes[0] + 1:sizes[0] + 1 + sizes[1]].decode("utf-8", "replace"),
+        "error": record.texts[sizes[0] + sizes[1] + 2:sizes[0] + sizes[1] + 2 + sizes[2]].decode("utf-8", "replace"),
+        "version": record.version, "status": record.status, "number": record.number, "parent": record.parent_number,
+        "trace_id": hexadecimal(record.context.trace, 16), "span_id": hexadecimal(record.context.span, 8),
+        "parent_id": hexadecimal(record.parent, 8), "joined": record.context.given,
+        "traced": record.traced, "kept": record.kept, "accessed": record.accessed,
+        "inner": record.inner, "cached": record.cached,
+        "rows": record.rows, "responses": record.responses, "received": record.received, "sent": record.sent,
+        "batch": record.batch, "batch_rows": record.batch_rows, "batch_requests": record.batch_requests,
+        "instance": record.instance.decode("utf-8", "replace"),
+        "why": record.why.decode() if record.why != NULL else "",
+        "method": "ModelInfer" if record.single else "ModelStreamInfer",
+        "peer": <object>record.peer if record.peer != NULL else "",
+        "tensors": <object>record.data if record.data != NULL else None,
+    }
+    for name, ns in (("arrived", record.arrived_ns), ("queued", record.queued_ns), ("taken", record.taken_ns),
+                     ("input_end", record.input_end_ns), ("output_start", record.output_start_ns),
+                     ("computed", record.computed_ns), ("ended", record.ended_ns)):
+        out[name] = ns + offset if ns else 0
+    return out
+
+
+cdef class SamplingHandle:
+    """Which requests are traced: of the server, or of one model."""
+
+    def set(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
+        """Choose one request in `rate` (0: only those whose clients ask), `count` of them (-1: any number)."""
+        self.sampling.tensors = tensors
+        self.sampling.rate = rate
+        self.sampling.left = count
+        self.sampling.seen = 0
+        store32(&self.sampling.on, 1 if on else 0)
+
+    @property
+    def left(self) -> int:
+        """How many more are chosen; -1: any number."""
+        return self.sampling.left
+
+
+cdef class RecorderHandle:
+    """Records requests of a server. Used on the event loop, but for `take`."""
+
+    def __cinit__(self):
+        cdef bytes seed = os.urandom(16)
+        memcpy(self.recorder.seed, <const char *>seed, 16)
+        mutex_init(&self.recorder.guard, NULL)
+
+    def __init__(self):
+        self.own = []
+
+    def __dealloc__(self):
+        cdef Record *record = self.recorder.first
+        cdef Record *following
+        while record != NULL:
+            following = record.next
+            record_free(record)
+            record = following
+        mutex_destroy(&self.recorder.guard)
+
+    def sample(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
+        """Which requests are traced, of models that have no sampling of their own; see `SamplingHandle.set`."""
+        self.recorder.sampling.tensors = tensors
+        self.recorder.sampling.rate = rate
+        self.recorder.sampling.left = count
+        self.recorder.sampling.seen = 0
+        store32(&self.recorder.sampling.on, 1 if on else 0)
+
+    @property
+    def left(self) -> int:
+        """How many more requests are traced by the server's sampling; -1: any number."""
+        return self.recorder.sampling.left
+
+    def assign(self, LaneHandle lane not None, SamplingHandle sampling) -> None:
+        """Have the requests of a model version chosen so; None: as those of the server."""
+        if sampling is not None and sampling not in self.own:
+            self.own.append(sampling)  # the lane does not keep it
+        lane.lane.statistics.sampling = NULL if sampling is None else <void *>&sampling.sampling
+
+    def keep(self, *, access_rate: int, slow_ns: int, log_slow_ns: int) -> None:
+        """What is recorded beside that.
+
+        Args:
+            access_rate: one request in so many, for the access log; 0 for none.
+            slow_ns: traces of requests that fail or take longer, where traces are on; 0 for none.
+            log_slow_ns: requests that take longer, for the log; 0 for none.
+        """
+        self.recorder.access_rate = access_rate
+        self.recorder.slow_ns = slow_ns
+        self.recorder.log_slow_ns = log_slow_ns
+
+    def switch(self, on: bool) -> None:
+        """Whether anything may be recorded."""
+        store32(&self.recorder.on, 1 if on else 0)
+
+    @property
+    def lost(self) -> int:
+        """Records that were dropped because nobody had taken those before them."""
+        return self.recorder.lost
+
+    def take(self) -> list[dict[str, object]]:
+        """The requests that have ended since the last call, oldest first; times in nanoseconds since 1970, 0: never.
+
+        From any thread, one at a time.
+        """
+        cdef Record *record
+        cdef Record *following
+        cdef int64_t offset = time.time_ns() - now_ns()
+        cdef list out = []
+        lock(&self.recorder.guard)
+        record = self.recorder.first
+        self.recorder.first = NULL
+        self.recorder.last = NULL
+        unlock(&self.recorder.guard)
+        while record != NULL:
+            following = record.next
+            out.append(described(record, offset))
+            lock(&self.recorder.guard)
+            self.recorder.count -= 1
+            self.recorder.bytes -= record.kept_bytes
+            unlock(&self.recorder.guard)
+            record_free(record)
+            record = following
+        return out

@@ -1,0 +1,337 @@
+"""Requests and responses: making them, failing them, and comparing requests that may share a batch."""
+
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from _native.atomic cimport load32, store32
+from _native.execution.shape cimport bucket_of
+from _native.list cimport list_prepend, list_remove
+from _native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
+from _native.memory.shm cimport placements_free
+from _native.protobuf.codec cimport (
+    infer_message_clear,
+    infer_message_copy_parameters,
+    infer_message_free,
+    infer_message_init,
+)
+from _native.request.signature cimport TensorSignature
+from _native.status cimport STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
+from _native.text cimport format_text
+from _native.threads cimport Mutex, lock, mutex_init, unlock
+
+cdef enum:
+    IDLE_REQUESTS = 4096     # kept for reuse with their arrays
+
+cdef Mutex idle_lock
+cdef Request *idle = NULL
+cdef int idle_count = 0
+mutex_init(&idle_lock, NULL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Responses
+
+cdef void clear_response(Response *response) noexcept nogil:
+    # give back what it holds, but for its array of outputs
+    cdef uint32_t i
+    for i in range(response.output_count):
+        block_give(response.outputs[i].block)
+    block_give(response.parameter_block)
+    block_give(response.receipt)
+    free(response.details)
+
+
+cdef void response_fail(Response *response, int status, char *details) noexcept nogil:
+    free(response.details)
+    response.status = status if details != NULL else <int>STATUS_RESOURCE_EXHAUSTED
+    response.details = details
+
+
+cdef Response *response_new(Request *request) noexcept nogil:
+    cdef uint32_t count = request.signature.output_count
+    cdef Response *response = <Response *>calloc(1, sizeof(Response) + count * sizeof(OutputData))
+    cdef uint32_t i
+    if response == NULL:
+        return NULL
+    response.request = request
+    response.outputs = <OutputData *>(response + 1)
+    response.output_count = count
+    for i in range(count):
+        response.outputs[i].wanted = request.response.outputs[i].wanted
+        response.outputs[i].classes = request.response.outputs[i].classes
+    return response
+
+
+cdef void response_free(Response *response) noexcept nogil:
+    clear_response(response)
+    free(response)
+
+
+cdef void response_move(Response *to, Response *response) noexcept nogil:
+    cdef OutputData *outputs = to.outputs
+    cdef bint final = to.final
+    clear_response(to)
+    memcpy(outputs, response.outputs, response.output_count * sizeof(OutputData))
+    to[0] = response[0]
+    to.outputs = outputs
+    to.final = final
+    to.next = NULL
+    free(response)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+cdef Request *request_new() noexcept nogil:
+    global idle, idle_count
+    cdef Request *request
+    lock(&idle_lock)
+    request = idle
+    if request != NULL:
+        idle = request.next
+        idle_count -= 1
+    unlock(&idle_lock)
+    if request == NULL:
+        request = <Request *>calloc(1, sizeof(Request))
+        if request == NULL:
+            return NULL
+        infer_message_init(&request.message)
+    request.next = NULL
+    request.response.request = request
+    request.response.final = True
+    request.user = -1
+    live_add(LIVE_REQUESTS, 1)
+    return request
+
+
+cdef void request_free(Request *request) noexcept nogil:
+    if request.record != NULL:
+        request.drop_record(request)
+    global idle, idle_count
+    cdef uint32_t i
+    cdef bint keep
+    cdef Request kept
+    if request.signature != NULL:
+        for i in range(request.signature.input_count):
+            block_give(request.inputs[i].block)
+    clear_response(&request.response)
+    if request.held != NULL:
+        response_free(request.held)
+    block_give(request.block)
+    if request.placements != NULL:
+        placements_free(request.placements)
+    infer_message_clear(&request.message)
+    # only the arrays stay, for the next user
+    memset(&kept, 0, sizeof(Request))
+    kept.message = request.message
+    kept.inputs = request.inputs
+    kept.response.outputs = request.response.outputs
+    kept.tensor_capacity = request.tensor_capacity
+    request[0] = kept
+    live_add(LIVE_REQUESTS, -1)
+    lock(&idle_lock)
+    keep = idle_count < IDLE_REQUESTS
+    if keep:
+        request.next = idle
+        idle = request
+        idle_count += 1
+    unlock(&idle_lock)
+    if not keep:
+        infer_message_free(&request.message)
+        free(request.inputs)
+        free(request.response.outputs)
+        free(request)
+
+
+cdef void request_fail(Request *request, int status, char *details) noexcept nogil:
+    response_fail(&request.response, status, details)
+
+
+cdef void request_expired(Request *request) noexcept nogil:
+    request_fail(request, STATUS_UNAVAILABLE, format_text(
+        "Request timeout expired: waited %lld us in the queue of model '%s' version %s, as long as it may",
+        <long long>(request.expires_ns - request.queued_ns) // 1000, request.signature.name.data,
+        request.signature.version_text.data))
+    request.response.reason = "QUEUE_TIMEOUT"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Being abandoned
+
+cdef Mutex following          # short, and taken once or twice for a request that someone follows
+mutex_init(&following, NULL)
+
+
+cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil:
+    lock(&following)
+    request.on_abandon = told
+    request.on_abandon_owner = owner
+    if load32(&request.abandoned):
+        told(request, owner)
+    unlock(&following)
+
+
+cdef void request_unfollow(Request *request) noexcept nogil:
+    lock(&following)
+    request.on_abandon = NULL
+    unlock(&following)
+
+
+cdef void request_abandon(Request *request) noexcept nogil:
+    lock(&following)
+    store32(&request.abandoned, 1)
+    if request.on_abandon != NULL:
+        request.on_abandon(request, request.on_abandon_owner)
+    unlock(&following)
+    stop_abandoned()
+
+
+cdef struct WatchedList:
+    # see _native.list
+    Watched *first
+    Watched *last
+
+# Held by the loop while it calls `stop`, which may take the GIL: nobody else waits for it with the GIL.
+cdef Mutex watching
+cdef WatchedList all_watched
+mutex_init(&watching, NULL)
+
+
+cdef bint all_abandoned(const Watched *watched) noexcept nogil:
+    cdef uint32_t i
+    for i in range(watched.count):
+        if not load32(&watched.requests[i].abandoned):
+            return False
+    return True
+
+
+cdef bint requests_watch(Watched *watched) noexcept nogil:
+    cdef bint waited_for
+    watched.stopped = False
+    lock(&watching)
+    waited_for = not all_abandoned(watched)
+    if waited_for:
+        list_prepend(&all_watched, watched)
+    unlock(&watching)
+    return waited_for
+
+
+cdef void requests_unwatch(Watched *watched) noexcept nogil:
+    lock(&watching)
+    list_remove(&all_watched, watched)
+    unlock(&watching)
+
+
+cdef void stop_abandoned() noexcept nogil:
+    # one look at most executions: at their first request
+    cdef Watched *watched
+    lock(&watching)
+    watched = all_watched.first
+    while watched != NULL:
+        if not watched.stopped and all_abandoned(watched):
+            watched.stopped = True
+            watched.stop(watched.owner)
+        watched = watched.next
+    unlock(&watching)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil:
+    cdef uint32_t wanted = max(signature.input_count, signature.output_count)
+    cdef uint32_t i
+    if wanted > request.tensor_capacity:
+        free(request.inputs)
+        free(request.response.outputs)
+        request.inputs = <InputData *>malloc(wanted * sizeof(InputData))
+        request.response.outputs = <OutputData *>malloc(wanted * sizeof(OutputData))
+        request.tensor_capacity = wanted
+        if request.inputs == NULL or request.response.outputs == NULL:
+            free(request.inputs)
+            free(request.response.outputs)
+            request.inputs = NULL
+            request.response.outputs = NULL
+            request.tensor_capacity = 0
+            request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+            return False
+    for i in range(signature.input_count):
+        request.inputs[i].present = False
+        request.inputs[i].block = NULL
+        request.inputs[i].exclusive = False
+        request.inputs[i].region = NULL
+    for i in range(signature.output_count):
+        request.response.outputs[i].wanted = False
+        request.response.outputs[i].classes = 0
+        request.response.outputs[i].block = NULL
+        request.response.outputs[i].placed = False
+    request.response.output_count = signature.output_count
+    request.signature = signature
+    return True
+
+
+cdef Request *request_twin(const Request *request) noexcept nogil:
+    cdef Request *twin = request_new()
+    cdef uint32_t i
+    if twin == NULL:
+        return NULL
+    if not (request_reserve(twin, request.signature)
+            and infer_message_copy_parameters(&twin.message, &request.message)):
+        request_free(twin)
+        return NULL
+    twin.block = block_share(request.block) if request.block != NULL else NULL
+    twin.lane = request.lane
+    twin.id = request.id
+    twin.priority = request.priority
+    twin.timeout_us = request.timeout_us
+    twin.is_step = request.is_step
+    twin.rows = request.rows
+    twin.audience = request.audience
+    twin.on_device = request.on_device
+    twin.rehearsed = request.rehearsed
+    twin.arrived_ns = request.arrived_ns
+    for i in range(request.signature.input_count):
+        twin.inputs[i] = request.inputs[i]
+        twin.inputs[i].exclusive = False
+        if twin.inputs[i].block != NULL:
+            block_share(twin.inputs[i].block)
+    for i in range(request.signature.output_count):
+        twin.response.outputs[i].wanted = request.response.outputs[i].wanted
+        twin.response.outputs[i].classes = request.response.outputs[i].classes
+    return twin
+
+
+cdef bint same_shape(const Signature *signature, const TensorSignature *tensor, const InputData *a,
+                     const InputData *b) noexcept nogil:
+    # but for the batch dimension, and as far as the model sees it
+    cdef uint32_t batches = signature.max_batch_size > 0
+    cdef uint32_t i
+    if not tensor.padded:
+        for i in range(batches, batches + tensor.rank):  # few: memcmp would only cost the call
+            if a.shape[i] != b.shape[i]:
+                return False
+        return True
+    i = tensor.pad_axis + batches  # its only variable dimension
+    return (bucket_of(signature.buckets, signature.bucket_count, a.shape[i])
+            == bucket_of(signature.buckets, signature.bucket_count, b.shape[i]))
+
+
+cdef bint request_alike(const Request *a, const Request *b) noexcept nogil:
+    cdef const Signature *signature = a.signature
+    cdef const TensorSignature *tensor
+    cdef const InputData *x
+    cdef const InputData *y
+    cdef uint32_t i
+    for i in range(signature.input_count):
+        tensor = &signature.inputs[i]
+        x = &a.inputs[i]
+        y = &b.inputs[i]
+        if x.present != y.present:
+            return False
+        if not x.present or tensor.ragged:
+            continue
+        if tensor.values and (x.size != y.size or memcmp(x.data, y.data, x.size) != 0):
+            return False
+        if tensor.variable and not same_shape(signature, tensor, x, y):
+            return False
+    return True

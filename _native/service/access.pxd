@@ -1,0 +1,83 @@
+# Who may call what: the one judge of both front doors.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from _native.protobuf.codec cimport Str
+from _native.service.tokens cimport MAX_SECRET, Tokens, TokenTable
+from _native.transport.stream cimport Stream
+
+cdef enum:
+    TRUSTED = 2              # the caller whom nobody asks who it is; no token has this id
+    INFERENCE = 1 << 2       # the group of ModelInfer and ModelStreamInfer
+
+cdef struct Secret:
+    size_t size
+    uint8_t bytes[MAX_SECRET]    # zero behind `size`
+
+cdef struct Restriction:
+    # calls of these groups need this header with this value
+    char *header
+    size_t header_size
+    Secret value
+    uint32_t groups
+
+cdef struct Field:
+    # one header of a call
+    const uint8_t *name
+    size_t name_size
+    const uint8_t *value
+    size_t value_size
+
+cdef enum Verdict:
+    ALLOWED
+    NO_TOKEN
+    UNKNOWN_TOKEN
+    GROUP_DENIED
+    MODEL_DENIED
+    OVERRIDE_DENIED
+    RESTRICTED
+
+cdef struct Gate:
+    # Used on the event loop only.
+    Restriction *restrictions
+    uint32_t restriction_count
+    const Tokens *tokens     # in force; NULL: callers need none
+    bint overrides           # callers who need no token may bring a configuration and files with a load
+    bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
+    uint32_t noted           # refusals that were looked at for the log
+    uint64_t left_out        # and those that are not
+    void *judge              # Judge that keeps them
+
+# Whether a call of this group (one bit) with these headers may go on; `caller` is who makes it, 0 for nobody known.
+cdef Verdict gate_judge(const Gate *gate, uint32_t group, const Field *fields, size_t count,
+                        uint64_t *caller) noexcept nogil
+# Whether a caller that was let in before may send this message now: both the group and the model (empty: none) are
+# judged by the line that is in force at this moment, never by two lines.
+cdef Verdict gate_message(const Gate *gate, uint64_t caller, uint32_t group, Str model) noexcept nogil
+# The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are what was asked for.
+cdef int gate_status(const Gate *gate, Verdict verdict) noexcept nogil
+cdef char *gate_text(const Gate *gate, Verdict verdict, uint32_t group, Str model) noexcept nogil
+# Whether gate_judge looks at this header for calls of the group.
+cdef bint gate_wants(const Gate *gate, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
+
+
+# End a native call with a refusal, and note it; `model` is the model that it asks, empty when that is not known.
+cdef void gate_deny(Gate *gate, Stream *stream, Verdict verdict, Str model) noexcept nogil
+# Keep a refusal for the log, with the peer of the stream; `text` is the refusal's.
+cdef void gate_note(Gate *gate, const Stream *stream, const char *text) noexcept nogil
+
+
+cdef struct Passage:
+    # what the native calls of one listener must pass
+    Gate *gate
+    uint32_t groups          # bits of the RPC groups that are served there
+    bint trusted             # nobody is asked for a token or for the header of a restricted protocol
+
+
+cdef class Judge:
+    # owns a Gate for Python
+    cdef Gate gate
+    cdef readonly bytes key      # of the tokens' ids
+    cdef TokenTable table        # in force
+    cdef dict notes              # how many refusals of (peer, method, text)
+    cdef tuple told(self, Verdict verdict, uint32_t group, bytes model)

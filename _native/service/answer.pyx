@@ -1,0 +1,239 @@
+"""Answers: the bytes of ModelInferResponse and ModelStreamInferResponse messages.
+
+The header is written, the tensors are referenced where the model left them, unless they are small.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset, strlen
+
+from _native.protobuf.codec cimport PARAMETER_BOOL, Parameter, Str
+from _native.protobuf.encoding cimport (
+    ResponseHead,
+    ResponseOutput,
+    raw_prefix_size,
+    raw_prefix_write,
+    response_head_size,
+    response_head_write,
+)
+from _native.protobuf.wire cimport varint_size, write_varint
+from _native.request.request cimport OutputData, Request, Response
+from _native.transport.outgoing cimport Outgoing, outgoing_add, outgoing_new, write_message_prefix
+
+cdef enum:
+    COPY_BELOW = 8192        # answers smaller than this are written as one piece
+    REFERENCE_FROM = 4096    # outputs from this size on are sent by reference
+    FEW_OUTPUTS = 16
+    FEW_PARAMETERS = 8
+    STREAM_ERROR_MESSAGE = 1 << 3 | 2     # tags of ModelStreamInferResponse
+    STREAM_INFER_RESPONSE = 2 << 3 | 2
+
+cdef Parameter FINAL_RESPONSE
+memset(&FINAL_RESPONSE, 0, sizeof(Parameter))
+FINAL_RESPONSE.key.data = "triton_final_response"
+FINAL_RESPONSE.key.size = 21
+FINAL_RESPONSE.kind = PARAMETER_BOOL
+FINAL_RESPONSE.integer = 1
+
+cdef struct Answer:
+    # the parts of an encoded ModelInferResponse and their sizes
+    ResponseHead head
+    ResponseOutput few_outputs[FEW_OUTPUTS]
+    ResponseOutput *outputs
+    Parameter few_parameters[FEW_PARAMETERS]
+    Parameter *parameters
+    size_t head_size
+    size_t size              # of the whole message
+
+
+cdef inline void answer_done(Answer *answer) noexcept nogil:
+    if answer.outputs != answer.few_outputs:
+        free(answer.outputs)
+    if answer.parameters != answer.few_parameters:
+        free(answer.parameters)
+
+
+cdef bint answer_measure(Answer *answer, const Response *response, bint streamed) noexcept nogil:
+    # `streamed`: with the parameter that tells the last response of a stream
+    cdef const Request *request = response.request
+    cdef const OutputData *out
+    cdef ResponseOutput *described
+    cdef uint32_t i
+    memset(&answer.head, 0, sizeof(ResponseHead))
+    answer.outputs = answer.few_outputs
+    answer.parameters = answer.few_parameters
+    if request.signature.output_count > FEW_OUTPUTS:
+        answer.outputs = <ResponseOutput *>malloc(request.signature.output_count * sizeof(ResponseOutput))
+    if response.parameter_count + 1 > FEW_PARAMETERS:
+        answer.parameters = <Parameter *>malloc((response.parameter_count + 1) * sizeof(Parameter))
+    if answer.outputs == NULL or answer.parameters == NULL:
+        answer_done(answer)
+        return False
+    answer.head.model_name = request.signature.name
+    answer.head.model_version = request.signature.version_text
+    answer.head.id = request.id
+    answer.head.outputs = answer.outputs
+    if response.parameter_count:
+        memcpy(answer.parameters, response.parameters, response.parameter_count * sizeof(Parameter))
+    answer.head.parameters = answer.parameters
+    answer.head.parameter_count = response.parameter_count
+    if streamed:
+        answer.parameters[response.parameter_count] = FINAL_RESPONSE
+        answer.parameters[response.parameter_count].integer = response.final
+        answer.head.parameter_count += 1
+    answer.size = 0
+    if not response.empty:
+        for i in range(request.signature.output_count):
+            out = &response.outputs[i]
+            if not out.wanted:
+                continue
+            described = &answer.outputs[answer.head.output_count]
+            described.name = request.signature.outputs[i].name
+            described.datatype = out.datatype
+            described.shape = &out.shape[0]
+            described.rank = out.rank
+            answer.head.output_count += 1
+            answer.size += raw_prefix_size(out.size) + out.size
+    answer.head_size = response_head_size(&answer.head)
+    answer.size += answer.head_size
+    return True
+
+
+cdef inline uint32_t output_count(const Response *response) noexcept nogil:
+    return 0 if response.empty else response.request.signature.output_count
+
+
+cdef uint8_t *answer_write(const Answer *answer, const Response *response, uint8_t *at) noexcept nogil:
+    # the whole message in one run
+    cdef const OutputData *out
+    cdef uint32_t i
+    at = response_head_write(&answer.head, at)
+    for i in range(output_count(response)):
+        out = &response.outputs[i]
+        if out.wanted:
+            at = raw_prefix_write(out.size, at)
+            if out.size:  # else `data` may be NULL, which memcpy forbids
+                memcpy(at, out.data, out.size)
+            at += out.size
+    return at
+
+
+cdef Outgoing *answer_by_reference(const Answer *answer, const Response *response) noexcept nogil:
+    # header and small outputs copied, large outputs referenced where the model left them
+    cdef Outgoing *message
+    cdef const OutputData *out
+    cdef uint8_t *start
+    cdef uint8_t *at
+    cdef size_t room = 5 + answer.head_size
+    cdef uint32_t i
+    for i in range(output_count(response)):
+        out = &response.outputs[i]
+        if out.wanted:
+            room += raw_prefix_size(out.size) + (out.size if out.size < REFERENCE_FROM else 0)
+    message = outgoing_new(2 * answer.head.output_count + 1, room)
+    if message == NULL:
+        return NULL
+    start = message.room
+    write_message_prefix(start, answer.size)
+    at = response_head_write(&answer.head, start + 5)
+    for i in range(output_count(response)):
+        out = &response.outputs[i]
+        if not out.wanted:
+            continue
+        at = raw_prefix_write(out.size, at)
+        if out.size < REFERENCE_FROM:
+            if out.size:
+                memcpy(at, out.data, out.size)
+            at += out.size
+        else:
+            outgoing_add(message, message.home, start, <size_t>(at - start))
+            outgoing_add(message, out.block, out.data, out.size)
+            start = at
+    if at != start:
+        outgoing_add(message, message.home, start, <size_t>(at - start))
+    return message
+
+
+cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil:
+    cdef Answer answer
+    cdef Outgoing *message
+    if not answer_measure(&answer, response, False):
+        return NULL
+    if answer.size >> 32:  # the length of a gRPC message has four bytes
+        message = NULL
+    elif answer.size >= COPY_BELOW:
+        message = answer_by_reference(&answer, response)
+    else:
+        message = outgoing_new(1, 5 + answer.size)
+        if message != NULL:
+            write_message_prefix(message.room, answer.size)
+            answer_write(&answer, response, message.room + 5)
+            outgoing_add(message, message.home, message.room, 5 + answer.size)
+    answer_done(&answer)
+    return message
+
+
+cdef size_t answer_size(const Response *response) noexcept nogil:
+    cdef Answer answer
+    if not answer_measure(&answer, response, False):
+        return 0
+    answer_done(&answer)
+    return answer.size
+
+
+cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil:
+    cdef Answer answer
+    if answer_measure(&answer, response, False):
+        answer_write(&answer, response, out)
+        answer_done(&answer)
+
+
+cdef bytes answer_bytes(const Response *response):
+    cdef Answer answer
+    cdef bytes out
+    if not answer_measure(&answer, response, False):
+        raise MemoryError
+    try:
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>answer.size)
+        answer_write(&answer, response, <uint8_t *>PyBytes_AS_STRING(out))
+    finally:
+        answer_done(&answer)
+    return out
+
+
+cdef bytes answer_streamed(const Response *response):
+    cdef Answer answer
+    cdef bytes out
+    cdef uint8_t *at
+    if not answer_measure(&answer, response, True):
+        raise MemoryError
+    try:
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(1 + varint_size(answer.size) + answer.size))
+        at = <uint8_t *>PyBytes_AS_STRING(out)
+        at[0] = STREAM_INFER_RESPONSE
+        answer_write(&answer, response, write_varint(at + 1, answer.size))
+    finally:
+        answer_done(&answer)
+    return out
+
+
+cdef bytes answer_stream_error(const char *details, Str id):
+    cdef ResponseHead head
+    cdef size_t text_size = strlen(details)
+    cdef size_t head_size
+    cdef bytes out
+    cdef uint8_t *at
+    memset(&head, 0, sizeof(ResponseHead))
+    head.id = id
+    head_size = response_head_size(&head)
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(
+        2 + varint_size(text_size) + text_size + varint_size(head_size) + head_size))
+    at = <uint8_t *>PyBytes_AS_STRING(out)
+    at[0] = STREAM_ERROR_MESSAGE
+    at = write_varint(at + 1, text_size)
+    memcpy(at, details, text_size)
+    at += text_size
+    at[0] = STREAM_INFER_RESPONSE
+    response_head_write(&head, write_varint(at + 1, head_size))
+    return out

@@ -1,0 +1,19 @@
+# From the bytes of a message to a request that its model can execute.
+
+from libc.stdint cimport uint8_t
+
+from _native.memory.resource cimport Block
+from _native.request.request cimport Request
+from _native.request.signature cimport Signature
+from _native.service.placement cimport RegionAccess
+
+# Take over `block` (also on failure) and decode `size` bytes at `data` in it. False: status and details are set.
+cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil
+# Take what the decoded message says of its sequence; what is wrong with it, request_bind says.
+cdef void request_identify(Request *request) noexcept nogil
+# Check the decoded message against a signature and fill inputs, outputs, placements and rows. False: status and details
+# are set.
+cdef bint request_bind(Request *request, const Signature *signature, const RegionAccess *regions) noexcept nogil
+# Check a request that the server itself makes: after request_reserve, with the present inputs' data, size, shape and
+# rank filled. Sets rows. False: status and details are set.
+cdef bint request_check(Request *request) noexcept nogil

@@ -1,0 +1,19 @@
+from collections.abc import Sequence
+
+from _native.scheduling.lane import LaneHandle
+
+KINDS: dict[str, int]
+
+class ModelMetrics:
+    def __init__(self, versions: list[tuple[LaneHandle, bytes, bool, bool, bool]]) -> None: ...
+    def read(self) -> None: ...
+    def render(
+        self,
+        kind: str,
+        name: bytes,
+        unit: int,
+        bounds: Sequence[int],
+        point: bool,
+        first: int = 0,
+        last: int | None = None,
+    ) -> bytes: ...

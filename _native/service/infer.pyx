@@ -1,0 +1,427 @@
+"""ModelInfer: from the front doors to a submission, and from a response to the door that waits for it.
+
+The native front door comes in through `infer_unary` and leaves through `deliver_stream`, without a Python object on the
+way. Everything else (the other front door, streams, tests) uses `InferService.submit`.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from _native.caching.coalescer cimport Coalescer, Memo, coalescer_clear, coalescer_forget
+from _native.caching.store cimport StoreBase, store_install
+from _native.execution.rehearsal cimport Outcome, rehearsal_requests
+from _native.memory.resource cimport Block, block_give, block_of_object, block_view
+from _native.memory.shm cimport Regions
+from _native.protobuf.codec cimport Str
+from _native.request.bridge cimport BridgeHandle, bridge_abandon
+from _native.request.record cimport Record, RecorderHandle
+from _native.request.request cimport Request, Response, request_free, request_new
+from _native.scheduling.lane cimport LaneHandle
+from _native.service.access cimport ALLOWED, INFERENCE, Judge, Verdict, gate_deny, gate_message
+from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
+from _native.service.forwarding cimport Forwarder, forwarder_claims
+from _native.service.submission cimport Submission, submission_wake, submit_call, submit_request
+from _native.service.table cimport ModelTable, message_model, table_place
+from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from _native.text cimport text_or_no_memory
+from _native.traceparent cimport TraceContext, traceparent_read
+from _native.transport.connection cimport Connection, Endpoint
+from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set
+from _native.transport.nghttp2 cimport nghttp2_nv
+from _native.transport.outgoing cimport Outgoing
+from _native.transport.stream cimport Stream, stream_end, stream_fail, stream_reply
+from _native.transport.unary cimport Unary
+
+from collections import deque
+
+cdef struct Door:
+    # what the native ModelInfer works with
+    Unary unary
+    Submission *submission
+    LoadReport report        # what answers carry for balancers
+    uint64_t received        # bytes of the messages of requests
+    uint64_t sent            # and of answers
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The native front door
+
+cdef Block *place_message(void *context, Stream *stream, const uint8_t *head, size_t head_size,
+                          size_t size) noexcept nogil:
+    # a caller who may not use the model takes nothing of its memory, and need not send the rest
+    cdef Submission *submission = (<Door *>context).submission
+    cdef Str name = message_model(head, head_size)
+    cdef Verdict verdict = ALLOWED
+    if name.data == NULL:
+        return NULL
+    if submission.gate != NULL:
+        verdict = gate_message(submission.gate, stream.caller, INFERENCE, name)
+    if verdict == ALLOWED:
+        return table_place(submission.table, name, size)
+    gate_deny(submission.gate, stream, verdict, name)
+    return NULL
+
+
+cdef inline Door *door_of(const Stream *stream) noexcept nogil:
+    return <Door *>(<const Unary *>stream.method.context).context
+
+
+cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
+                      int64_t timeout_ns) noexcept nogil:
+    cdef Request *request = request_new()
+    if request == NULL:
+        block_give(block)
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
+        return
+    (<Door *>context).received += size
+    request.single = True
+    request.deliver = deliver_stream
+    request.sink = stream
+    request.user = stream.conn.user
+    stream.call = request
+    submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
+                stream.caller, &stream.context)
+    if request.record != NULL:
+        note_peer(<Record *>request.record, stream)
+
+
+cdef void note_peer(Record *record, Stream *stream) noexcept nogil:
+    with gil:
+        peer = (<Connection>stream.conn.owner).peer
+        Py_INCREF(peer)
+        record.peer = <void *>peer
+
+
+cdef void deliver_stream(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    # Called once: what a model sends before its final response the bridge holds. Until then the request names the
+    # stream as its sink, and the stream the request: whichever ends first tells the other.
+    cdef Stream *stream = <Stream *>sink
+    cdef Outgoing *message
+    cdef const LoadReport *report = &door_of(stream).report
+    stream.call = NULL
+    if status != STATUS_OK:
+        fail(stream, status, details, response.reason if response != NULL else NULL, report)
+        return
+    message = answer_outgoing(response)
+    if message == NULL:
+        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
+        return
+    door_of(stream).sent += message.left
+    if report.size:
+        stream.sender.trailers = final_trailers(STATUS_OK, "", NULL, report, &stream.sender.trailer_count)
+    stream_reply(stream, message)
+
+
+cdef void fail(Stream *stream, int status, const char *details, const char *reason,
+               const LoadReport *report) noexcept nogil:
+    cdef size_t count
+    cdef nghttp2_nv *trailers = final_trailers(status, details, reason, report, &count)
+    stream_end(stream, status, details, trailers, count)
+
+
+cdef void stream_gone(void *call) noexcept nogil:
+    bridge_abandon(<Request *>call)
+
+
+cdef void deliver_python(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    with gil:
+        (<Ticket>sink).answer(response, status, details)
+
+
+cdef class Ticket:
+    """A submitted request, for cancelling it."""
+
+    cdef Request *request
+    cdef object deliver
+    cdef bint stream             # any number of responses is taken; else one
+    cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
+    cdef readonly bint done      # the final response has been delivered
+    cdef object receipts         # of responses that were delivered, oldest first; None: of one that nobody waits for
+
+    def __init__(self):
+        raise TypeError("Ticket cannot be created from Python")
+
+    cdef void answer(self, Response *response, int status, const char *details) noexcept:
+        cdef object deliver = self.deliver
+        cdef object message = None
+        cdef bint final = response == NULL or response.final
+        cdef str text = details.decode("utf-8", "replace") if details != NULL and status != STATUS_OK else ""
+        try:
+            if status == STATUS_OK and response.empty and not (self.stream and response.request.empty_final):
+                pass  # it only ends the request
+            elif status == STATUS_OK:
+                message = answer_streamed(response) if self.stream else answer_bytes(response)
+            elif self.stream:
+                message = answer_stream_error(details, self.request.id)
+        except MemoryError:
+            status = STATUS_RESOURCE_EXHAUSTED
+            text = "no memory for the response"
+        if response != NULL and response.reason != NULL:
+            self.reason = response.reason.decode("ascii")
+        if message is not None and self.stream:
+            self.receipts.append(None if response == NULL or response.receipt == NULL
+                                 else block_view(response.receipt, response.receipt.data, 0))
+        if final:
+            self.done = True
+            self.request = NULL
+            self.deliver = None
+            Py_DECREF(self)
+        deliver(status, text, message)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether there may be any number of responses, in no order with those to other requests."""
+        cdef Request *request = self.request
+        return request != NULL and request.signature != NULL and request.signature.decoupled
+
+    def taken(self) -> None:
+        """The oldest delivered response of a stream has gone out: who sent it may send more."""
+        self.receipts.popleft()
+
+    def cancel(self) -> None:
+        """The answer is no longer wanted: it will not be delivered, and queued work does not run."""
+        cdef Request *request = self.request
+        if request != NULL:
+            self.request = NULL
+            self.deliver = None
+            bridge_abandon(request)
+            Py_DECREF(self)
+
+
+cdef void rehearsed(Outcome *outcome) noexcept nogil:
+    with gil:
+        (<Rehearsal>outcome.owner).finish()
+
+
+cdef class Rehearsal:
+    # of a lane without instances, through its scheduler
+    cdef Outcome outcome
+    cdef object done
+
+    cdef void finish(self) noexcept:
+        cdef object done = self.done
+        text = ""
+        if self.outcome.status:
+            text = text_or_no_memory(self.outcome.details).decode("utf-8", "replace")
+            free(self.outcome.details)
+        Py_DECREF(self)  # it was kept for this call
+        done(text)
+
+
+cdef class InferService:
+    """Takes requests in and sends answers out, on one event loop.
+
+    Args:
+        table: the models.
+        bridge: the way back to the loop; the owner registers its descriptors.
+        max_inflight: requests that may be in the house; further ones are refused. 0 for any number.
+    """
+
+    cdef Submission submission
+    cdef Door door
+    cdef ModelTable table
+    cdef BridgeHandle bridge
+    cdef Judge judge
+    cdef Regions regions
+    cdef Forwarder forwarder
+    cdef StoreBase store
+    cdef RecorderHandle recorder
+
+    def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
+        self.table = table
+        self.bridge = bridge
+        self.submission.table = &table.table
+        self.submission.bridge = &bridge.bridge
+        self.submission.max_inflight = max_inflight
+        self.door.submission = &self.submission
+        self.door.unary.context = &self.door
+        self.door.unary.run = infer_unary
+        self.door.unary.cancel = stream_gone
+        self.door.unary.place = place_message
+        bridge.bridge.after = submission_wake
+        bridge.bridge.after_context = &self.submission
+
+    def __dealloc__(self):
+        coalescer_forget(&self.submission.coalescer, NULL)
+        coalescer_clear(&self.submission.coalescer)
+
+    def keep_answers(self, size: int, *, ttl: float = 0.0) -> None:
+        """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time."""
+        self.submission.coalescer.limit = size
+        self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
+
+    def keep_answers_in(self, StoreBase store not None) -> None:
+        """Have the response cache in this store instead."""
+        self.store = store
+        store_install(store, &self.submission)
+
+    def forget(self, LaneHandle lane not None) -> None:
+        """Drop the cached answers of a version that ends; before its handle goes."""
+        coalescer_forget(&self.submission.coalescer, lane.lane)
+
+    def reuse(self) -> dict[str, int]:
+        """What coalescing and the response cache have done.
+
+        followers (requests that got the answer of an identical one in flight), hits, misses and evictions of the
+        cache, entries and bytes in it now.
+        """
+        cdef Coalescer *coalescer = &self.submission.coalescer
+        cdef const Memo *memo = coalescer.kept.first
+        entries = 0
+        while memo != NULL:
+            entries += 1
+            memo = memo.next
+        return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
+                "evictions": coalescer.evictions, "entries": entries, "bytes": coalescer.size}
+
+    @property
+    def in_house(self) -> int:
+        """Requests that were admitted and are not over."""
+        return self.bridge.in_house
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of the messages that native ModelInfer has received and sent."""
+        return self.door.received, self.door.sent
+
+    @property
+    def refusals(self) -> dict[str | int, int]:
+        """Requests that no instance has seen: by the reason of their errors, else by the status."""
+        return dict(self.bridge.refusal_counts)
+
+    @property
+    def entrance(self) -> object:
+        """A capsule "inferd.submission" around the Submission, for those who make requests; valid with this object."""
+        return PyCapsule_New(&self.submission, "inferd.submission", NULL)
+
+    def guard(self, Judge judge not None) -> None:
+        """Have every request pass this judge of who may use which model."""
+        self.judge = judge
+        self.submission.gate = &judge.gate
+
+    def set_callers_apart(self, *, sequences: bool, answers: bool) -> None:
+        """State what callers who are known, by a token or as the user of a unix socket, do not share.
+
+        Args:
+            sequences: a caller's sequence ids are its own; as long as nothing is said, they are.
+            answers: no caller gets from the cache, or by coalescing, what another has asked for.
+        """
+        self.submission.sequences_shared = not sequences
+        self.submission.answers_apart = answers
+
+    def forward(self, Forwarder forwarder not None) -> None:
+        """Let parameters with the names of headers that this forwarder forwards come from headers only."""
+        self.forwarder = forwarder
+        self.submission.is_header = forwarder_claims
+        self.submission.is_header_context = <void *>forwarder
+
+    def use_regions(self, Regions regions not None, *, shared: bool, max_copied: int = 0) -> None:
+        """Let requests refer to regions of shared memory.
+
+        Args:
+            regions: those that there are.
+            shared: every caller may use those of the scope SHARED; otherwise a known user those of its own.
+            max_copied: bytes of one input that are copied out of a region; 0 for any number.
+        """
+        self.regions = regions
+        self.submission.regions.registry = regions.registry
+        self.submission.regions.shared = shared
+        self.submission.regions.max_copied = max_copied
+
+    def set_load_report(self, encoded: bytes) -> None:
+        """Send this OrcaLoadReport with every native answer from now on; none when empty."""
+        if not report_set(&self.door.report, encoded):
+            raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
+
+    def rehearse(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
+        """Execute `count` requests of a version that is not served yet; the requests its scheduler makes do count.
+
+        Args:
+            tensors: of each request: name to shape and bytes.
+            done: called on the loop with the text of the first error, empty for none.
+
+        Raises:
+            ValueError: the tensors do not fit the model.
+        """
+        cdef Rehearsal rehearsal = Rehearsal.__new__(Rehearsal)
+        cdef Request *request
+        cdef Request *following
+        memset(&rehearsal.outcome, 0, sizeof(Outcome))
+        rehearsal.done = done
+        rehearsal.outcome.over = rehearsed
+        rehearsal.outcome.owner = <void *>rehearsal
+        request = rehearsal_requests(lane.lane, tensors, count, &self.bridge.bridge, &rehearsal.outcome)
+        Py_INCREF(rehearsal)
+        while request != NULL:
+            following = request.next
+            submit_request(&self.submission, request)
+            request = following
+        submission_wake(&self.submission)
+
+    def record(self, RecorderHandle recorder not None) -> None:
+        """Have what happens to single requests noted, where the recorder is switched on."""
+        self.recorder = recorder
+        self.submission.recorder = &recorder.recorder
+
+    def install(self, Endpoint endpoint not None) -> None:
+        """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
+        endpoint.add_native(b"/inference.GRPCInferenceService/ModelInfer", &self.door.unary)
+        endpoint.host.after_receive = submission_wake
+        endpoint.host.after_context = &self.submission
+        endpoint.host.traced = True
+
+    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
+               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, traceparent: str = "",
+               peer: str = "", forwarded: bytes = b"") -> Ticket:
+        """Decode, check and queue one encoded ModelInferRequest.
+
+        Args:
+            message: its bytes.
+            deliver: called on the loop, never from inside this method, as deliver(status, details, response): a gRPC
+                status code, the error text, and the encoded ModelInferResponse (None after an error). Once, but in a
+                stream for decoupled models, whose last response is delivered when the ticket is `done`; it is None
+                when it only ends the request.
+            timeout_ns: the client's deadline from now; negative for none.
+            stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
+            stream_number: of the stream, for sequences that end with it; 0 for none.
+            caller: who asks, as `_native.service.access.Judge.judge` found.
+            user: whose process asks, if the kernel has told; -1 otherwise.
+            traceparent: what the client has said of the trace that the request belongs to, as W3C writes it.
+            peer: the client's address, for logs and traces.
+            forwarded: headers of the call, as a Forwarder has encoded them.
+        """
+        cdef TraceContext context
+        cdef bytes said = traceparent.encode("ascii", "replace")
+        cdef Ticket ticket = Ticket.__new__(Ticket)
+        cdef Request *request = request_new()
+        cdef size_t size = len(message)
+        cdef bytes whole = message + forwarded if forwarded else message
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(whole)
+        cdef Block *block = block_of_object(whole, data, len(whole))
+        if request == NULL or block == NULL:
+            block_give(block)
+            if request != NULL:
+                request_free(request)
+            raise MemoryError("no memory for the request")
+        ticket.request = request
+        ticket.deliver = deliver
+        ticket.stream = stream
+        ticket.receipts = deque()
+        ticket.reason = ""
+        Py_INCREF(ticket)
+        request.single = not stream
+        request.deliver = deliver_python
+        request.sink = <void *>ticket
+        request.user = user
+        request.stream = stream_number
+        traceparent_read(&context, said, len(said))
+        submit_call(&self.submission, request, block, data, size, len(forwarded), timeout_ns, caller, &context)
+        if request.record != NULL:
+            Py_INCREF(peer)
+            (<Record *>request.record).peer = <void *>peer
+        submission_wake(&self.submission)
+        return ticket

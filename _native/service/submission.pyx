@@ -1,0 +1,279 @@
+"""Submission: the one way in, for everything that asks a model: front doors, streams, and the server itself."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from _native.caching.coalescer cimport coalescer_enter
+from _native.atomic cimport load32
+from _native.clock cimport now_ns
+from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
+from _native.protobuf.codec cimport (
+    DECODE_OK,
+    InferMessage,
+    infer_decode,
+    infer_message_add_parameters,
+    infer_message_free,
+    infer_message_init,
+)
+from _native.request.accounting cimport account_failed
+from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
+from _native.request.record cimport Record, Sampling, record_begin
+from _native.request.request cimport Request, request_fail
+from _native.request.statistics cimport FAILURE_OTHER
+from _native.request.timers cimport timers_have_room
+from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
+from _native.scheduling.order cimport order_enter, order_leave
+from _native.scheduling.split cimport split_enter
+from _native.service.access cimport ALLOWED, INFERENCE, TRUSTED, Gate, Verdict, gate_message, gate_status, gate_text
+from _native.service.binding cimport request_bind, request_decode, request_identify
+from _native.service.table cimport table_find, table_route
+from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED, STATUS_UNAVAILABLE
+from _native.text cimport format_text
+from _native.traceparent cimport TraceContext
+
+cdef int64_t FOREVER = 0x7fffffffffffffff
+
+
+cdef void submission_wake(void *context) noexcept nogil:
+    cdef Submission *self = <Submission *>context
+    cdef uint32_t i
+    for i in range(self.touched_count):
+        self.touched[i].scheduler.wake(self.touched[i])
+    self.touched_count = 0
+
+
+cdef inline void touch(Submission *self, Lane *lane) noexcept nogil:
+    cdef uint32_t i
+    for i in range(self.touched_count):
+        if self.touched[i] == lane:
+            return
+    if self.touched_count == TOUCHED:
+        submission_wake(self)
+    self.touched[self.touched_count] = lane
+    self.touched_count += 1
+
+
+cdef void drop_headers(Submission *self, InferMessage *message) noexcept nogil:
+    # parameters that stand for headers, and that the client has written itself
+    cdef uint32_t kept = 0
+    cdef uint32_t i
+    for i in range(message.parameter_count):
+        if not self.is_header(self.is_header_context, <const uint8_t *>message.parameters[i].key.data,
+                              message.parameters[i].key.size):
+            message.parameters[kept] = message.parameters[i]
+            kept += 1
+    message.parameter_count = kept
+
+
+cdef bint add_forwarded(Request *request, const uint8_t *data, size_t size) noexcept nogil:
+    # decode headers of the call; False: no memory
+    cdef InferMessage headers
+    cdef bint done
+    infer_message_init(&headers)
+    done = infer_decode(data, size, &headers) == DECODE_OK and infer_message_add_parameters(&request.message, &headers)
+    infer_message_free(&headers)
+    if not done:
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+    return done
+
+
+cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                  size_t forwarded, uint64_t caller) noexcept nogil:
+    # decode, find the model, check; False: the request carries its error
+    cdef Lane *lane
+    cdef int status = STATUS_OK
+    cdef char *details = NULL
+    if not request_decode(request, block, data, size):
+        return False
+    if self.is_header != NULL and request.message.parameter_count and caller != CALLER_SERVER:
+        drop_headers(self, &request.message)
+    if forwarded and not add_forwarded(request, data + size, forwarded):
+        return False
+    if self.gate != NULL and caller != CALLER_SERVER and not may_use(self.gate, request, caller):
+        return False
+    lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
+    if lane == NULL:
+        lane = find_by_sequence(self, request, &status, &details)
+        if lane == NULL:
+            request_fail(request, status, details)
+            return False
+    request.lane = lane
+    if request.single and lane.signature.decoupled and not lane.signature.single_answers:
+        request_fail(request, STATUS_UNIMPLEMENTED, format_text(
+            "ModelInfer RPC doesn't support models with decoupled transaction policy: ask model '%s' by "
+            "ModelStreamInfer", lane.signature.name.data))
+        return False
+    return request_bind(request, &lane.signature, &self.regions)
+
+
+cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, char **details) noexcept nogil:
+    # where what the table says depends on it
+    if status[0] != STATUS_OK:
+        return NULL
+    request_identify(request)
+    return table_route(self.table, request.message.model_name, request.message.model_version, &request.correlation,
+                       request.sequence_start, status, details)
+
+
+cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
+    cdef Verdict verdict = gate_message(gate, caller, INFERENCE, request.message.model_name)
+    if verdict != ALLOWED:
+        request_fail(request, gate_status(gate, verdict),
+                     gate_text(gate, verdict, INFERENCE, request.message.model_name))
+    return verdict == ALLOWED
+
+
+cdef inline uint64_t identity(const Request *request, uint64_t caller) noexcept nogil:
+    # who asks, as far as it is known: a token, or the user of a process on a unix socket; 0: it is not
+    if caller != 0 and caller != TRUSTED and caller != CALLER_SERVER:
+        return caller
+    if request.user < 0 or caller == CALLER_SERVER:
+        return 0
+    return ~<uint64_t>request.user  # no token has such an id, but for one in so many
+
+
+cdef inline void set_apart(const Submission *self, Request *request, uint64_t caller) noexcept nogil:
+    # callers who are known have sequences of their own
+    cdef uint64_t who = identity(request, caller)
+    request.correlation.owner = 0 if self.sequences_shared else who
+    request.audience = who if self.answers_apart else 0
+
+
+cdef inline void give_back(Request *request) noexcept nogil:
+    # it carries its error
+    bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
+
+
+cdef void record(Submission *self, Request *request, size_t size, const TraceContext *context) noexcept nogil:
+    # before it can go anywhere: what its client asked for and whether the server could use it is known
+    cdef const Lane *lane = <const Lane *>request.lane
+    record_begin(self.recorder, request, context,
+                 <Sampling *>lane.statistics.sampling if lane != NULL else NULL)
+    if request.record != NULL:
+        (<Record *>request.record).received = size
+
+
+cdef void submit_message(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                         int64_t timeout_ns, uint64_t caller, const TraceContext *context=NULL) noexcept nogil:
+    submit_call(self, request, block, data, size, 0, timeout_ns, caller, context)
+
+
+cdef void submit_call(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                      size_t forwarded, int64_t timeout_ns, uint64_t caller,
+                      const TraceContext *context) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef bint good
+    request.bridge = self.bridge
+    request.arrived_ns = now
+    if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
+        request.block = block
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+            self.bridge.in_house))
+        request.response.reason = "SERVER_FULL"
+        give_back(request)
+        return
+    request.admitted = True
+    self.bridge.in_house += 1
+    set_apart(self, request, caller)
+    good = prepare(self, request, block, data, size, forwarded, caller)
+    if self.recorder != NULL and caller != CALLER_SERVER and load32(&self.recorder.on):
+        record(self, request, size, context)
+    if not good:
+        give_back(request)
+        return
+    if timeout_ns >= 0:
+        request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
+    submit_request(self, request)
+
+
+cdef bint is_own(const Request *request) noexcept nogil:
+    # no client can change it any more, or waits for a result in its memory: it may be compared with others
+    cdef uint32_t i
+    cdef const Block *block
+    for i in range(request.signature.input_count):
+        block = request.inputs[i].block if request.inputs[i].present else NULL
+        if block != NULL and block.sharing != SHARED_WITH_NOBODY:
+            return False
+    return request.placements == NULL
+
+
+cdef void submit_request(Submission *self, Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef Request *work
+    request.bridge = self.bridge
+    if request.arrived_ns == 0:
+        request.arrived_ns = now_ns()
+    request.queued_ns = request.arrived_ns
+    if not timers_have_room(&self.bridge.timers):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
+    if (lane.coalesces or lane.caches) and not request.rehearsed and is_own(request):
+        work = coalescer_enter(&self.coalescer, request)
+        if work != request and request.deadline_ns:
+            bridge_watch(self.bridge, request)
+        if work == NULL:
+            return
+        request = work
+        request.bridge = self.bridge
+        request.queued_ns = request.arrived_ns
+    submit_work(self, request)
+
+
+cdef void submit_work(Submission *self, Request *request) noexcept nogil:
+    cdef const Lane *lane = <const Lane *>request.lane
+    if lane.signature.splits and request.rows > lane.signature.max_batch_size:
+        push_parts(self, request)
+    else:
+        push(self, request)
+
+
+cdef void push_parts(Submission *self, Request *whole) noexcept nogil:
+    cdef Request *part = split_enter(whole)
+    cdef Request *following
+    if part == NULL:
+        request_fail(whole, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(whole)
+        return
+    if whole.deadline_ns:
+        bridge_watch(self.bridge, whole)
+    while part != NULL:
+        following = part.next
+        part.bridge = self.bridge
+        part.queued_ns = part.arrived_ns
+        push(self, part)
+        part = following
+
+
+cdef void push(Submission *self, Request *request) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef Pushed pushed
+    if lane.order != NULL and not order_enter(lane.order, request):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
+    pushed = lane.scheduler.push(lane, request)
+    if pushed != PUSHED:
+        refuse(request, pushed)
+        give_back(request)
+        return
+    if request.deadline_ns or request.expires_ns:
+        bridge_watch(self.bridge, request)
+    touch(self, lane)
+
+
+cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
+    # the lane did not take it
+    cdef Lane *lane = <Lane *>request.lane
+    if request.turn != NULL:
+        order_leave(request)
+    if pushed == LANE_FULL:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
+            request.signature.name.data, request.signature.version_text.data, lane.max_queue))
+        request.response.reason = "QUEUE_FULL"
+    elif pushed == LANE_CLOSED:
+        request_fail(request, STATUS_UNAVAILABLE, format_text(
+            "Request for unknown model: '%s' version %s is not at ready state",
+            request.signature.name.data, request.signature.version_text.data))
+    account_failed(request, now_ns(), FAILURE_OTHER)

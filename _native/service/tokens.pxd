@@ -1,0 +1,48 @@
+# The tokens of callers and what each allows: built by any thread, then handed to the judge, and never changed again.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef enum:
+    MAX_SECRET = 256         # bytes of a token or of a header's value
+
+cdef struct Rights:
+    # what a line of the file allows; lines that allow the same share one
+    uint32_t groups          # bits of the RPC groups
+    bint overrides           # a load may bring a configuration and files
+    char **models            # patterns of model names; NULL: every model
+    uint32_t model_count
+
+cdef struct Token:
+    uint64_t id              # 0: the place is empty
+    uint32_t offset          # of its text
+    uint16_t size
+    uint32_t rights
+
+cdef struct Tokens:
+    uint64_t key[2]          # of the hash that makes ids
+    Token *places            # a hash table with linear probing, at most half full
+    uint32_t place_count     # a power of two
+    uint32_t count
+    uint8_t *texts
+    size_t text_size
+    size_t text_capacity
+    Rights *rights
+    uint32_t rights_count
+    uint32_t rights_capacity
+    Rights anonymous         # of callers without a token; no groups: there must be one
+
+# What this token allows, and its id; NULL when it is not known. Takes the same time for every token of one length that
+# is not known: the hash is keyed, and an equal hash is followed by a comparison of the whole text.
+cdef const Rights *tokens_find(const Tokens *tokens, const uint8_t *text, size_t size, uint64_t *id) noexcept nogil
+# What the token with this id allows now; NULL when there is none any more.
+cdef const Rights *tokens_of_id(const Tokens *tokens, uint64_t id) noexcept nogil
+# The bits of these RPC groups.
+cdef uint32_t group_bits(groups) except? 0xffffffff
+# SipHash-2-4.
+cdef uint64_t siphash(const uint64_t *key, const uint8_t *data, size_t size) noexcept nogil
+
+
+cdef class TokenTable:
+    cdef Tokens tokens
+    cdef int grow(self) except -1
+    cdef uint32_t keep_text(self, bytes token) except? 0xffffffff

@@ -1,0 +1,12 @@
+# gRPC status codes that the native path answers with.
+
+cdef enum:
+    STATUS_OK = 0
+    STATUS_CANCELLED = 1
+    STATUS_INVALID_ARGUMENT = 3
+    STATUS_DEADLINE_EXCEEDED = 4
+    STATUS_NOT_FOUND = 5
+    STATUS_RESOURCE_EXHAUSTED = 8
+    STATUS_UNIMPLEMENTED = 12
+    STATUS_INTERNAL = 13
+    STATUS_UNAVAILABLE = 14

@@ -1,0 +1,134 @@
+"""The head of a call: its request headers, read one by one and judged when they are complete."""
+
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp
+
+from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from _native.text cimport format_text, text_or_no_memory
+from _native.traceparent cimport traceparent_read
+from _native.transport.client cimport Client
+from _native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
+from _native.transport.errorinfo cimport stream_refuse
+from _native.transport.headers cimport timeout_parse
+from _native.transport.nghttp2 cimport *
+from _native.transport.stream cimport (
+    HEADER_BAD_ENCODING,
+    HEADER_BAD_TIMEOUT,
+    HEADER_GRPC,
+    HEADER_POST,
+    HEADER_TE,
+    HEADER_TOO_LARGE,
+    RECEIVING_PREFIX,
+    HeaderField,
+    Host,
+    Stream,
+    stream_drop_fields,
+    stream_fail,
+    stream_reject,
+)
+
+
+cdef inline bint equals(nghttp2_vec text, const char *literal, size_t size) noexcept nogil:
+    return text.len == size and memcmp(text.base, literal, size) == 0
+
+
+cdef int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer, nghttp2_vec name,
+                    nghttp2_vec value) noexcept nogil:
+    if stream.header_bytes > MAX_HEADER_BYTES:
+        stream.seen |= HEADER_TOO_LARGE
+    elif equals(name, ":path", 5):
+        return find_method(stream, value)
+    elif equals(name, ":method", 7):
+        if equals(value, "POST", 4):
+            stream.seen |= HEADER_POST
+    elif equals(name, "te", 2):
+        if equals(value, "trailers", 8):
+            stream.seen |= HEADER_TE
+    elif equals(name, "content-type", 12):
+        if is_grpc(value):
+            stream.seen |= HEADER_GRPC
+    elif equals(name, "grpc-timeout", 12):
+        stream.timeout_ns = timeout_parse(value.base, value.len)
+        if stream.timeout_ns < 0:
+            stream.seen |= HEADER_BAD_TIMEOUT
+    elif equals(name, "grpc-encoding", 13):
+        stream.encoding = encoding_parse(value.base, value.len)
+        if stream.encoding == ENCODING_UNKNOWN:
+            stream.seen |= HEADER_BAD_ENCODING
+    elif equals(name, "grpc-accept-encoding", 20):
+        stream.sender.accepted |= encodings_parse(value.base, value.len)
+    elif name.len and name.base[0] != c":" and stream.method != NULL:
+        if stream.conn.host.traced and equals(name, "traceparent", 11):
+            traceparent_read(&stream.context, value.base, value.len)
+        if stream.method.service.wants == NULL or stream.method.service.wants(stream, name.base, name.len):
+            return keep_field(stream, name_buffer, value_buffer)
+    return 0
+
+
+cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
+    # "application/grpc", with a subtype ("+proto") or parameters (";...") or without
+    return value.len >= 16 and memcmp(value.base, "application/grpc", 16) == 0 and (
+        value.len == 16 or value.base[16] == c"+" or value.base[16] == c";")
+
+
+cdef int find_method(Stream *stream, nghttp2_vec path) noexcept nogil:
+    cdef Host *host = stream.conn.host
+    cdef uint32_t i
+    for i in range(host.native_count):
+        if host.natives[i].path_size == path.len and memcmp(host.natives[i].path, path.base, path.len) == 0:
+            stream.method = &host.natives[i]
+            stream.method.counts.started += 1
+            stream.single = stream.method.service.single
+            return 0
+    stream.method = &host.other
+    stream.single = stream.method.service.single
+    stream.path = format_text("%.*s", <int>path.len, path.base)
+    return 0 if stream.path != NULL else NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+
+
+cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) noexcept nogil:
+    cdef HeaderField *grown
+    cdef uint32_t capacity
+    if stream.field_count == stream.field_capacity:
+        capacity = max(8, stream.field_capacity * 2)
+        grown = <HeaderField *>realloc(stream.fields, capacity * sizeof(HeaderField))
+        if grown == NULL:
+            return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+        stream.fields = grown
+        stream.field_capacity = capacity
+    nghttp2_rcbuf_incref(name)
+    nghttp2_rcbuf_incref(value)
+    stream.fields[stream.field_count].name = name
+    stream.fields[stream.field_count].value = value
+    stream.field_count += 1
+    return 0
+
+
+cdef void head_complete(Stream *stream) noexcept nogil:
+    cdef const Client *client = stream.conn.client
+    cdef char *text
+    stream.receiver.state = RECEIVING_PREFIX
+    if stream.seen & HEADER_TOO_LARGE:
+        text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
+        stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, text_or_no_memory(text))
+        free(text)
+    elif not stream.seen & HEADER_POST:
+        stream_reject(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
+    elif not stream.seen & HEADER_GRPC:
+        stream_reject(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
+                      "415")
+    elif not stream.seen & HEADER_TE:
+        stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")
+    elif stream.seen & HEADER_BAD_TIMEOUT:
+        stream_fail(stream, STATUS_INTERNAL, "grpc-timeout must be at most 8 digits and one of H M S m u n")
+    elif stream.seen & HEADER_BAD_ENCODING:
+        stream_fail(stream, STATUS_UNIMPLEMENTED,
+                    "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
+    elif client != NULL and client.max_calls and client.calls > client.max_calls:
+        stream_refuse(stream, STATUS_RESOURCE_EXHAUSTED, "CLIENT_LIMIT", format_text(
+            "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
+            client.max_calls))
+    else:
+        stream.method.service.begin(stream)
+    stream_drop_fields(stream)

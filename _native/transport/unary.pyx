@@ -1,0 +1,131 @@
+"""Native calls: judged when their headers are complete, run when their one message is.
+
+A call that is complete runs at once, unless so many answers wait on its own connection that it is parked until the peer
+has taken some of them.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
+
+from _native.chain cimport chain_pop, chain_push
+from _native.memory.resource cimport Block, block_give, block_take
+from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from _native.transport.budget cimport COST_FRAME
+from _native.transport.compression cimport ENCODING_UNKNOWN
+from _native.transport.incoming cimport stream_drop_message
+from _native.transport.stream cimport (
+    Conn,
+    Forwarding,
+    Gatekeeper,
+    Incoming,
+    Stream,
+    end_round,
+    stream_compress,
+    stream_drop_request,
+    stream_fail,
+    stream_time_left,
+)
+
+cdef enum:
+    UNSENT_LIMIT = 4 << 20   # bytes of answers on a connection while which its further calls are parked
+
+
+cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
+    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
+    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
+    if gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name, size):
+        return True
+    return forwarding.wants != NULL and forwarding.wants(forwarding.context, name, size)
+
+
+cdef void begin(Stream *stream) noexcept nogil:
+    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
+    cdef const Forwarding *forwarding = &stream.conn.host.forwarding
+    stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
+    if gatekeeper.admits != NULL and not gatekeeper.admits(gatekeeper.context, stream):
+        return
+    if forwarding.attach != NULL and stream.field_count:
+        forwarding.attach(forwarding.context, stream)
+
+
+cdef Block *place(Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil:
+    cdef const Unary *unary = <const Unary *>stream.method.context
+    if unary.place == NULL:
+        return NULL
+    return unary.place(unary.context, stream, head, head_size, size)
+
+
+cdef void nothing(Stream *stream) noexcept nogil:
+    pass
+
+
+cdef void half_closed(Stream *stream) noexcept nogil:
+    if stream.incoming.first == NULL:
+        stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
+    elif stream.conn.unsent > UNSENT_LIMIT:
+        chain_push(&stream.conn.parked, stream)
+    else:
+        run(stream)
+
+
+cdef void run(Stream *stream) noexcept nogil:
+    cdef const Unary *unary = <const Unary *>stream.method.context
+    cdef Incoming *message = <Incoming *>stream.incoming.first
+    cdef Block *block = message.block
+    cdef const uint8_t *data = message.data
+    cdef size_t size = message.size
+    cdef int64_t left = stream_time_left(stream)
+    if left == 0:
+        stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        stream_drop_request(stream)
+        return
+    if stream.forwarded_size:
+        block = with_forwarded(stream, message)
+        if block == NULL:
+            stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the request message")
+            stream_drop_request(stream)
+            return
+        data = block.data + (message.data - message.block.data if block == message.block else 0)
+        if block != message.block:
+            block_give(message.block)
+    message.block = NULL  # it goes on to who answers, and its charge stays with the stream
+    stream_drop_message(stream)
+    unary.run(unary.context, stream, block, data, size, left)
+
+
+cdef Block *with_forwarded(const Stream *stream, const Incoming *message) noexcept nogil:
+    # A block in which the forwarded headers follow the message; there is room for them but when it was inflated. A new
+    # block begins with the message. NULL: no memory.
+    cdef Block *block = message.block
+    cdef uint8_t *end = <uint8_t *>message.data + message.size
+    if message.compressed:
+        block = block_take(message.size + stream.forwarded_size)
+        if block == NULL:
+            return NULL
+        memcpy(block.data, message.data, message.size)
+        end = block.data + message.size
+    memcpy(end, stream.forwarded, stream.forwarded_size)
+    return block
+
+
+cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
+    (<const Unary *>stream.method.context).cancel(stream.call)
+
+
+cdef void calls_resume(Conn *conn) noexcept nogil:
+    if conn.parked.first == NULL:
+        return
+    while conn.parked.first != NULL and conn.unsent <= UNSENT_LIMIT:
+        run(<Stream *>chain_pop(&conn.parked))
+    end_round(conn.host)
+
+
+UNARY.single = True
+UNARY.reset_cost = COST_FRAME
+UNARY.wants = wants
+UNARY.begin = begin
+UNARY.place = place
+UNARY.message = nothing
+UNARY.half_closed = half_closed
+UNARY.writable = nothing
+UNARY.closed = closed

@@ -1,0 +1,35 @@
+"""Where a name that stands in a configuration leads: the one rule for all of them.
+
+A name is relative and has no `..`. What it leads to, links followed, lies in the model's folder, or in the folder that
+it is relative to: an operator may lay a link in the place of a version's folder. A file that has its backend's usual
+name is not named by the configuration: it may be a link to anywhere, since only the operator can have laid it there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+
+class OutsideError(ValueError):
+    """The name leads out of the model's folder. The text does not say where to, nor whether something is there."""
+
+
+def inside(base: Path, name: str, model_dir: Path) -> Path:
+    """`base`/`name`; whether it exists is not looked at.
+
+    Args:
+        base: the folder that the name is relative to: the model's, a version's, or another in the model's.
+        name: as the configuration has it.
+        model_dir: the model's folder.
+
+    Raises:
+        OutsideError: it leads out of both.
+    """
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in name:
+        raise OutsideError(f"'{name}' must stay within the model directory: write a name relative to {base}")
+    path = base / name
+    found = path.resolve()
+    if not any(found.is_relative_to(folder.resolve()) for folder in (model_dir, base)):
+        raise OutsideError(f"'{name}' must stay within the model directory, but it is a link to another place")
+    return path

@@ -1,0 +1,163 @@
+"""The supervisor of one worker: a small process between the server and the worker, run as a program of its own.
+
+    <python> -I -S supervisor.py <path of _spawn> <name of the instance>
+
+The worker is its child, and whatever the worker starts is its descendant, also in a session of its own: it is the
+subreaper, to which the kernel gives processes whose parent has ended. When the worker ends, when the server says so, or
+when the server is gone (however it ended: then the socket to it is closed), it kills every descendant, waits for them,
+and exits. So nothing that a model has started outlives its worker, and no worker the server. That takes no
+privileges.
+
+Its descriptors are those of the worker (0 to 6), then the socket to the server and a file with what `spawn` takes, as
+`marshal` writes it: the program, its arguments, environment and folder. To the server it says in one packet each:
+"started <pid>" or "failed <errno>", and last "ended <wait status of the worker>". The server says nothing: closing its
+direction of the socket means that all shall end.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import marshal
+import os
+import select
+import signal
+import sys
+import time
+
+# Each further import would make every start of a worker later.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+SERVER, CONFIGURATION = 7, 8
+WORKERS = range(SERVER)  # the worker's descriptors
+PATIENCE = 5.0  # seconds for killed processes to end; one that waits for a broken device may not
+LOOK_AGAIN = 0.05  # seconds between looks for processes that were forked meanwhile
+OOM_SCORE = 300  # how much rather than the server a worker is killed when memory runs out (of 1000)
+
+
+def load_spawn(path: str) -> ModuleType:
+    """The extension, without the package that it belongs to."""
+    loader = importlib.machinery.ExtensionFileLoader("_spawn", path)
+    module = loader.create_module(importlib.machinery.ModuleSpec("_spawn", loader, origin=path))
+    loader.exec_module(module)
+    return module
+
+
+def children() -> list[int]:
+    """The process ids of this process's children."""
+    own = str(os.getpid()).encode()
+    out = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = file.read().rpartition(b")")[2].split()[1]
+            except OSError:
+                continue
+            if parent == own:
+                out.append(int(name))
+    return out
+
+
+class Supervisor:
+    """One worker and its descendants."""
+
+    def __init__(self) -> None:
+        self.worker = 0
+        self.status: int | None = None  # of the worker, once it has ended
+        # A byte comes when a child has ended.
+        self.woken, self.wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(self.wake, False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def start(self, spawn: Callable[..., int], configuration: tuple[object, ...]) -> bool:
+        """Start the worker; False: it cannot be."""
+        try:
+            self.worker = spawn(*configuration, list(WORKERS))
+        except OSError as error:
+            os.write(SERVER, b"failed %d" % (error.errno or 0))
+            return False
+        # Its ends of the sockets and pipes are the worker's alone, so that the server sees them close.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in WORKERS:
+            os.dup2(nothing, descriptor)
+        prefer_when_memory_runs_out(self.worker)
+        os.write(SERVER, b"started %d" % self.worker)
+        return True
+
+    def watch(self) -> None:
+        """Until the worker has ended, or the server wants that."""
+        poll = select.poll()
+        poll.register(SERVER, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        while self.status is None:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            self.bury()
+            if SERVER in ready:
+                return
+
+    def bury(self) -> bool:
+        """Wait for all children that have ended; False: there are none left."""
+        try:
+            os.read(self.woken, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.worker:
+                self.status = status
+
+    def end_all(self) -> None:
+        """Kill every descendant: the children, and those that become children by that."""
+        until = time.monotonic() + PATIENCE
+        while self.bury() and time.monotonic() < until:
+            for pid in children():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:  # ended, or another user's
+                    pass
+            select.select([self.woken], [], [], LOOK_AGAIN)
+
+
+def prefer_when_memory_runs_out(pid: int) -> None:
+    """Have the kernel kill the worker and not the server."""
+    try:
+        with open("/proc/self/oom_score_adj") as file:
+            own = int(file.read())
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(min(1000, own + OOM_SCORE)))
+    except (OSError, ValueError):  # it may have ended already
+        pass
+
+
+def main() -> None:
+    """Supervise one worker."""
+    extension = load_spawn(sys.argv[1])
+    extension.adopt_orphans()
+    with open(CONFIGURATION, "rb") as file:
+        file.seek(0)
+        configuration = marshal.load(file)
+    supervisor = Supervisor()
+    if supervisor.start(extension.spawn, configuration):
+        supervisor.watch()
+        supervisor.end_all()
+        if supervisor.status is not None:
+            try:
+                os.write(SERVER, b"ended %d" % supervisor.status)
+            except OSError:  # nobody is there to hear it
+                pass
+    # The interpreter has nothing to clean up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

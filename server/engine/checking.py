@@ -1,0 +1,100 @@
+"""What would keep models from being served, or is ignored in their configurations: `inferd check`.
+
+The steps are those of a load, up to where code of a model would run; each model is looked at, whatever is wrong with
+others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.api import BackendError, ModelSource
+from backends.loader import BackendLoader
+from server.engine import config as configuration
+from server.engine.repository import ModelFolder, scan
+from server.errors import ConfigError, ServerError
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found about one model.
+
+    Attributes:
+        name: of the model.
+        problem: why it cannot be served; empty when nothing was found.
+        warnings: what is ignored.
+    """
+
+    name: str
+    problem: str
+    warnings: tuple[str, ...]
+
+
+def check(repositories: Iterable[Path], options: configuration.Options, loader: BackendLoader) -> Iterator[Report]:
+    """A report for each model, by name; blocks for as long as the frameworks need to read the models.
+
+    Raises:
+        ConfigError: a repository cannot be read.
+    """
+    prepared: dict[str, configuration.Prepared | None] = {}
+    problems: dict[str, str] = {}
+    warnings: dict[str, tuple[str, ...]] = {}
+    for folder in scan(repositories):
+        with _warnings() as said:
+            prepared[folder.name], problems[folder.name] = _look_at(folder, options, loader)
+        warnings[folder.name] = tuple(dict.fromkeys(said))
+    for name, composed in configuration.compose(prepared).items():
+        if isinstance(composed, ConfigError):
+            problems[name] = problems[name] or str(composed)
+    for name in sorted(prepared):
+        yield Report(name, problems[name], warnings[name])
+
+
+def _look_at(
+    folder: ModelFolder, options: configuration.Options, loader: BackendLoader
+) -> tuple[configuration.Prepared | None, str]:
+    """The model's configuration, as far as it can be had, and what is wrong."""
+    prepared = None
+    try:
+        prepared = configuration.prepare(folder, options, loader)
+        if prepared.spec.ensemble is None:
+            backend = loader.backend(prepared.spec.backend)
+            for version in prepared.versions:
+                text = configuration.config_to_json(prepared.config)
+                backend.check(ModelSource(prepared.spec, version, folder.version_path(version), text))
+    except ServerError as error:
+        return prepared, str(error)
+    except BackendError as error:
+        return prepared, f"{folder.path}: {error}"
+    except OSError as error:
+        return prepared, f"{error.filename or folder.path}: {(error.strerror or str(error)).lower()}"
+    except Exception as error:  # frameworks raise anything; the other models are looked at
+        return prepared, f"{folder.path}: {type(error).__name__}: {error}"
+    return prepared, ""
+
+
+class _Collector(logging.Handler):
+    def __init__(self, add: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._add = add
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._add(record.getMessage())
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What is logged as a warning inside of the block, in place of a log."""
+    said: list[str] = []
+    log, handler = logging.getLogger("inferd"), _Collector(said.append)
+    propagates, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield said
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates

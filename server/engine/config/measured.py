@@ -1,0 +1,71 @@
+"""What a configuration says of its model's metrics: tags that they carry, and the buckets of histograms."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from server.engine.config.findings import Finding
+from server.engine.config.source import FieldPath
+from server.pb import model_config_pb2 as pb
+
+HISTOGRAMS: Mapping[str, int] = MappingProxyType(
+    {
+        "nv_inference_first_response_histogram_ms": 1_000_000,
+        "nv_inference_request_duration_histogram_us": 1000,
+        "nv_inference_queue_duration_histogram_us": 1000,
+        "nv_inference_compute_input_duration_histogram_us": 1000,
+        "nv_inference_compute_infer_duration_histogram_us": 1000,
+        "nv_inference_compute_output_duration_histogram_us": 1000,
+        "inference_inter_response_histogram_us": 1000,
+    }
+)
+"""Histograms of times that each model has, and the nanoseconds in the unit of each."""
+
+FIRST_RESPONSE = tuple(bound * 1_000_000 for bound in (100, 500, 2000, 5000))
+"""Bounds of the first one that every model has, in nanoseconds: Triton's."""
+
+MOST_BUCKETS = 32
+"""Of one model, all its histograms together: each further one costs memory and time for every request."""
+
+_TAG = re.compile(r"[a-zA-Z0-9_]+")
+
+
+def wrong_metrics(config: pb.ModelConfig) -> Iterator[Finding]:
+    """Tags that are no labels, and buckets that cannot be served."""
+    for tag in config.metric_tags:
+        if not _TAG.fullmatch(tag):
+            yield Finding(("metric_tags",), f"metric_tags key {tag!r} is not of letters, digits and _")
+    for index, control in enumerate(config.model_metrics.metric_control):
+        path: FieldPath = ("model_metrics", "metric_control", index)
+        family = control.metric_identifier.family
+        if family not in HISTOGRAMS:
+            yield Finding(path, f"model_metrics names '{family}'", f"use one of {', '.join(HISTOGRAMS)}")
+        buckets = list(control.histogram_options.buckets)
+        if not all(0 < bound < math.inf for bound in buckets) or buckets != sorted(set(buckets)):
+            yield Finding(path, f"the buckets of '{family}' are {buckets}", "write positive numbers in ascending order")
+    if len(_bounds(config)) > MOST_BUCKETS:
+        yield Finding(
+            ("model_metrics",), f"model_metrics has {len(_bounds(config))} buckets, at most {MOST_BUCKETS} are served"
+        )
+
+
+def bounds_of(config: pb.ModelConfig) -> list[int]:
+    """The bounds, in nanoseconds, by which the times of the model's requests are counted beside the usual ones."""
+    return sorted({*FIRST_RESPONSE, *_bounds(config)})
+
+
+def own_bounds(config: pb.ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The bounds of histograms that the configuration has others for, in nanoseconds."""
+    found = {}
+    for control in config.model_metrics.metric_control:
+        family = control.metric_identifier.family
+        if family in HISTOGRAMS and control.histogram_options.buckets:
+            found[family] = tuple(round(bound * HISTOGRAMS[family]) for bound in control.histogram_options.buckets)
+    return found
+
+
+def _bounds(config: pb.ModelConfig) -> set[int]:
+    return {bound for bounds in own_bounds(config).values() for bound in bounds if 0 < bound < 2**62}

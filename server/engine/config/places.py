@@ -1,0 +1,42 @@
+"""The paths in a configuration: checked before anything looks for a file, and whoever wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from server.engine.config.files import inside
+from server.engine.config.findings import Finding, raise_any
+from server.engine.config.source import FieldPath, Source
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+
+def check_paths(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> None:
+    """Refuse names of model files that lead out of the model's folder, before it is filled in what the file is.
+
+    Raises:
+        ConfigError: one does; or the configuration came from a client, and an accelerator's parameter is a path.
+    """
+    named: list[tuple[FieldPath, str]] = [
+        (("cc_model_filenames",), name) for name in config.cc_model_filenames.values()
+    ]
+    if config.default_model_filename:
+        named.append((("default_model_filename",), config.default_model_filename))
+    for path, name in named:
+        try:
+            for version_dir in version_dirs or [model_dir / "1"]:
+                inside(version_dir, name, model_dir)
+        except ConfigError as error:
+            raise ConfigError(f"{source.at(*path)}: {path[0]} {error}") from None
+    if source.from_client:
+        raise_any(_accelerator_paths(config), config.name or model_dir.name, source)
+
+
+def _accelerator_paths(config: pb.ModelConfig) -> Iterator[Finding]:
+    accelerators = config.optimization.execution_accelerators
+    for each in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        for key in each.parameters:
+            if "path" in key:  # of caches that are written, of libraries that are loaded
+                text = f"parameter '{key}' of accelerator '{each.name}' is a path of the server"
+                yield Finding(("optimization",), text, "a configuration that a client brings may not have one")

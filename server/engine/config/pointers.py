@@ -1,0 +1,24 @@
+"""Files that stand for others: a clone without Git LFS has a small text in the place of each model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server.errors import ConfigError
+
+BEGINNING = b"version https://git-lfs.github.com/spec/"
+LARGEST = 1024  # bytes of such a text, by its specification
+
+
+def refuse_pointers(version: Path) -> None:
+    """Nothing if there is none in the version's folder.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    try:
+        for file in sorted(version.iterdir()):
+            if file.is_file() and file.stat().st_size < LARGEST and file.read_bytes().startswith(BEGINNING):
+                raise ConfigError(f"{file}: it is a pointer of Git LFS, not the file itself: run git lfs pull")
+    except OSError as error:
+        raise ConfigError(f"{error.filename or version}: {(error.strerror or str(error)).lower()}") from None

@@ -1,0 +1,37 @@
+"""What there is, for people: one line while models are loaded, and a table when they have been."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from server.engine.models import LOADING, Models
+from server.engine.version import LoadedVersion
+
+SHOWN = 8
+"""Names of models in a line."""
+
+
+def progress(models: Models) -> str:
+    """How many versions are loaded, and which are being loaded now."""
+    entries = [(name, *each) for name, state in models.items() for each in state.versions.items()]
+    loaded = sum(entry.loaded is not None for _, _, entry in entries)
+    names = [f"'{name}' version {version}" for name, version, entry in entries if entry.state == LOADING]
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"{loaded} loaded, {len(names)} to go: {shown}" if names else f"{loaded} loaded"
+
+
+def table(models: Models) -> list[str]:
+    """A line for each version: model, version, status, seconds that it took to load, instances and where they are."""
+    rows = [("model", "version", "status", "seconds", "instances")]
+    for entry in models.index():
+        found = [each for each in models.versions(entry.name) if str(each.version) == entry.version]
+        seconds, where = (f"{found[0].seconds:.2f}", _placement(found[0])) if found else ("", "")
+        rows.append((entry.name, entry.version, entry.state or "UNAVAILABLE", seconds, where))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _placement(version: LoadedVersion) -> str:
+    """Its instances, such as "2 on CPU, 1 on GPU 0"."""
+    counts = Counter(f"GPU {each.device}" if each.kind == "GPU" else "CPU" for each in version.spec.instances)
+    return ", ".join(f"{count} on {where}" for where, count in sorted(counts.items())) or "those of its steps"

@@ -1,0 +1,217 @@
+"""The listener for scrapers: HTTP/1.1, GET only, for /metrics.
+
+A scraper costs little whatever it does. There are at most `MOST` at a time, each has `ASK_SECONDS` to ask and
+`READ_SECONDS` to read, and a request has at most `LONGEST` bytes. What was rendered is shared by all who came
+meanwhile, and handed to the socket in small pieces, as fast as its reader takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.addresses import Address, TcpAddress, UnixAddress
+from server.observe.metrics.text import OPENMETRICS, PROMETHEUS
+
+log = logging.getLogger("inferd.metrics")
+
+MOST = 32
+"""Connections at a time; further ones are closed at once."""
+
+LONGEST = 8192
+"""Bytes of a request."""
+
+ASK_SECONDS = 5.0
+READ_SECONDS = 30.0
+
+PIECE = 64 << 10
+"""Bytes that are handed to a socket at once."""
+
+PATH = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, understood."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]  # by name in lower case
+
+    @property
+    def openmetrics(self) -> bool:
+        """Whether the scraper prefers OpenMetrics to the text format."""
+        return _quality(self.headers.get("accept", ""), "application/openmetrics-text") > max(
+            _quality(self.headers.get("accept", ""), "text/plain") - 1e-9, 0
+        )
+
+    @property
+    def packed(self) -> bool:
+        return _quality(self.headers.get("accept-encoding", ""), "gzip") > 0
+
+
+class BadRequestError(ValueError):
+    """It is no HTTP; the text says why."""
+
+
+def understood(head: bytes) -> Asked:
+    """The request that these bytes are, up to and with the empty line.
+
+    Raises:
+        BadRequestError: they are none.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    parts = lines[0].split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[0].isalpha() or not parts[1].startswith("/"):
+        raise BadRequestError("expected METHOD /PATH HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in filter(None, lines[1:]):
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise BadRequestError("expected NAME: VALUE in each header")
+        name = name.lower()
+        headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
+    return Asked(parts[0].upper(), parts[1].partition("?")[0], headers)
+
+
+def _quality(accept: str, kind: str) -> float:
+    """How much a header such as Accept wants this kind; 0: not at all."""
+    for entry in accept.split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        if name.lower() != kind:
+            continue
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip().lower() == "q":
+                try:
+                    return max(0.0, min(1.0, float(value)))
+                except ValueError:
+                    return 0.0
+        return 1.0
+    return 0.0
+
+
+Render = Callable[[bool, bool], Awaitable[list[bytes]]]
+"""Gives the page in pieces: as OpenMetrics or not, packed by gzip or not."""
+
+
+class ScrapeListener:
+    """Serves the page.
+
+    Args:
+        render: makes it.
+    """
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._server: asyncio.Server | None = None
+        self._file: Path | None = None
+        self._open = 0
+
+    async def start(self, address: Address) -> str:
+        """Listen; the address as it is written, with the port that was found free for port 0.
+
+        Raises:
+            OSError: it cannot listen there; the text names the address.
+        """
+        try:
+            if isinstance(address, UnixAddress):
+                self._file = Path(address.path)
+                _remove_old(self._file)
+                self._server = await asyncio.start_unix_server(self._serve, address.path, limit=LONGEST)
+                self._file.chmod(0o660)
+                return f"unix://{address.path}"
+            self._server = await asyncio.start_server(self._serve, address.host or None, address.port, limit=LONGEST)
+        except OSError as error:
+            text = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(
+                f"metrics cannot be served at {address}: {text}; see --metrics-address and --metrics-port"
+            ) from error
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://{TcpAddress(address.host, port)}{PATH}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.remove_file()
+
+    def remove_file(self) -> None:
+        """Remove the file of a unix socket."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MOST:
+            writer.transport.abort()
+            return
+        self._open += 1
+        try:
+            await self._answer(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the scraper has left, or is too slow
+        except Exception:
+            log.exception("metrics could not be rendered")
+        finally:
+            self._open -= 1
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                asked = understood(await reader.readuntil(b"\r\n\r\n"))
+        except asyncio.LimitOverrunError:
+            await _send(writer, "431 Request Header Fields Too Large")
+            return
+        except BadRequestError as error:
+            await _send(writer, "400 Bad Request", f"{error}\n".encode())
+            return
+        if asked.method not in ("GET", "HEAD"):
+            await _send(writer, "405 Method Not Allowed", extra="Allow: GET, HEAD\r\n")
+        elif asked.path != PATH:
+            await _send(writer, "404 Not Found", f"metrics are at {PATH}\n".encode())
+        else:
+            await self._send_page(writer, asked)
+
+    async def _send_page(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        pieces = await self._render(asked.openmetrics, asked.packed)
+        extra = "Content-Encoding: gzip\r\n" if asked.packed else ""
+        extra += "Vary: Accept, Accept-Encoding\r\n"
+        kind = OPENMETRICS if asked.openmetrics else PROMETHEUS
+        body = pieces if asked.method == "GET" else []
+        await _send(writer, "200 OK", *body, kind=kind, extra=extra, size=sum(map(len, pieces)))
+
+
+def _remove_old(path: Path) -> None:
+    """Remove the socket of a server that has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+
+
+async def _send(
+    writer: asyncio.StreamWriter,
+    status: str,
+    *body: bytes,
+    kind: str = "text/plain; charset=utf-8",
+    extra: str = "",
+    size: int | None = None,
+) -> None:
+    """Answer, and return when the socket has taken all."""
+    length = sum(map(len, body)) if size is None else size
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{extra}Connection: close\r\n\r\n"
+    async with asyncio.timeout(READ_SECONDS):
+        writer.write(head.encode())
+        for piece in body:
+            view = memoryview(piece)
+            for start in range(0, len(view), PIECE):
+                writer.write(view[start : start + PIECE])
+                await writer.drain()
+        writer.transport.set_write_buffer_limits(0)  # the rest, too, must have gone
+        await writer.drain()

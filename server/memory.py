@@ -1,0 +1,23 @@
+"""How much memory the server may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of the container that the process is in, of both versions of control groups."""
+
+
+def usable_memory() -> int:
+    """Bytes: the machine's memory, or what the container has of it."""
+    limits = [int(psutil.virtual_memory().total)]
+    for path in _LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(limits)

@@ -1,0 +1,199 @@
+"""What a server does now, from two looks at its metrics: of this server, or of tritonserver."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+TIMEOUT = 5.0
+MOST_BYTES = 64 << 20
+
+Labels = frozenset[tuple[str, str]]
+Model = tuple[str, str]
+"""Name and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Metrics at one moment: values by name and labels."""
+
+    at: float
+    samples: Mapping[str, Mapping[Labels, float]]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Of all samples with these labels, together; 0 without any."""
+        wanted = labels.items()
+        return sum(value for having, value in self.samples.get(name, {}).items() if wanted <= set(having))
+
+    def has(self, name: str) -> bool:
+        return name in self.samples
+
+
+def look(url: str) -> Look:
+    """Read the page at `url`.
+
+    Raises:
+        OSError: nobody serves it there.
+        ValueError: it is no page of metrics.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"expected http://HOST:PORT/metrics, got {url}")
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+        text = answer.read(MOST_BYTES).decode("utf-8", "replace")
+    return understood(text, time.monotonic())
+
+
+def understood(text: str, at: float) -> Look:
+    """A page in Prometheus' text format, read at this time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        found = _SAMPLE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"this is no line of metrics: {line[:80]!r}")
+        samples[found[1]][frozenset(_LABEL.findall(found[2] or ""))] = float(found[3])
+    return Look(at, dict(samples))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRates:
+    """One model version; None: the server does not tell. Times in microseconds."""
+
+    model: str
+    version: str
+    requests: float  # per second, as are failures
+    failures: float
+    pending: float
+    batch: float | None  # mean rows of a batch
+    mean_us: float | None
+    p50_us: float | None
+    p99_us: float | None
+    queue_us: float | None  # p99, else mean
+    compute_us: float | None
+    busy: float | None  # part of the time in which its instances executed
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The server, between two looks."""
+
+    seconds: float
+    models: tuple[ModelRates, ...]
+    server: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        models = [{name: _rounded(getattr(each, name)) for name in each.__slots__} for each in self.models]
+        return {
+            "seconds": round(self.seconds, 3),
+            "models": models,
+            "server": {name: _rounded(value) for name, value in self.server.items()},
+        }
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def between(before: Look, after: Look) -> Rates:
+    """What was done from one look to the other. A counter that has gone back has begun anew."""
+    seconds = max(after.at - before.at, 1e-3)
+    models = sorted(
+        {(dict(having)["model"], dict(having)["version"]) for having in after.samples.get("nv_inference_count", {})}
+    )
+    return Rates(
+        seconds, tuple(_of_model(before, after, model, seconds) for model in models), _of_server(before, after, seconds)
+    )
+
+
+def _grown(before: Look, after: Look, name: str, **labels: str) -> float:
+    now, then = after.total(name, **labels), before.total(name, **labels)
+    return now - then if now >= then else now
+
+
+def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelRates:
+    labels = {"model": model[0], "version": model[1]}
+
+    def grown(name: str) -> float:
+        return _grown(before, after, name, **labels)
+
+    succeeded, executed = grown("nv_inference_request_success"), grown("nv_inference_exec_count")
+
+    def mean(part: str) -> float | None:
+        return grown(f"nv_inference_{part}_duration_us") / succeeded if succeeded else None
+
+    def quantile(part: str, which: float) -> float | None:
+        return _quantile(before, after, f"nv_inference_{part}_duration_histogram_us", labels, which)
+
+    instances = after.total("inferd_instances", **labels)
+    busy = grown("inferd_instance_busy_seconds_total") / seconds / instances if instances else None
+    queue, compute = quantile("queue", 0.99), quantile("compute_infer", 0.99)
+    return ModelRates(
+        model=model[0],
+        version=model[1],
+        requests=succeeded / seconds,
+        failures=grown("nv_inference_request_failure") / seconds,
+        pending=after.total("nv_inference_pending_request_count", **labels),
+        batch=grown("nv_inference_count") / executed if executed else None,
+        mean_us=mean("request"),
+        p50_us=quantile("request", 0.5),
+        p99_us=quantile("request", 0.99),
+        queue_us=mean("queue") if queue is None else queue,
+        compute_us=mean("compute_infer") if compute is None else compute,
+        busy=busy,
+    )
+
+
+def _quantile(before: Look, after: Look, name: str, labels: Mapping[str, str], which: float) -> float | None:
+    """As histogram_quantile() of Prometheus: by its bucket, and there in proportion."""
+    counts = sorted(_buckets(before, after, f"{name}_bucket", labels))
+    if not counts or counts[-1][1] <= 0:
+        return None
+    wanted = which * counts[-1][1]
+    low, below = 0.0, 0.0
+    for bound, count in counts:
+        if count >= wanted:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / max(count - below, 1e-9)
+        low, below = bound, count
+    return low
+
+
+def _buckets(before: Look, after: Look, name: str, labels: Mapping[str, str]) -> Iterator[tuple[float, float]]:
+    for having in after.samples.get(name, {}):
+        found = dict(having)
+        if labels.items() <= found.items():
+            yield float(found["le"]), _grown(before, after, name, **found)
+
+
+SERVER = {
+    "connections": "inferd_connections",
+    "open_calls": "inferd_open_calls",
+    "inflight": "inferd_inflight_requests",
+    "resident_bytes": "process_resident_memory_bytes",
+    "cache_bytes": "inferd_cache_bytes",
+}
+SERVER_RATES = {
+    "cpu": "process_cpu_seconds_total",
+    "received_bytes": "inferd_received_bytes_total",
+    "sent_bytes": "inferd_sent_bytes_total",
+    "refused": "inferd_refused_requests_total",
+}
+
+
+def _of_server(before: Look, after: Look, seconds: float) -> dict[str, float]:
+    found = {shown: after.total(name) for shown, name in SERVER.items() if after.has(name)}
+    rates = {shown: _grown(before, after, name) / seconds for shown, name in SERVER_RATES.items() if after.has(name)}
+    return {**found, **rates}
