@@ -111,7 +111,12 @@ def test_the_file_may_be_named_by_the_environment(serve, monkeypatch, tmp_path: 
 
 @pytest.mark.parametrize(
     ("text", "fragment"),
-    [("grp-port = 1", "grp-port"), ("grpc-port = 'x'", "grpc-port"), ("grpc-port = [", "toml"), (None, "no file")],
+    [
+        ("grp-port = 1", "grp-port"),
+        ("grpc-port = 'x'", "grpc-port"),
+        ("grpc-port = [", "inferd.toml: "),
+        (None, "no file"),
+    ],
 )
 def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, fragment: str) -> None:
     file = tmp_path / "inferd.toml"
@@ -204,6 +209,70 @@ def test_an_ignored_option_gives_one_line(serve, capsys, name: str) -> None:
     assert line == f"inferd: warning: --{name} is ignored: {FOREIGN[name].reason}"
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "value", "instead"),
+    [
+        ("--strict-model-config=true", "disable_auto_complete_config", True, "--disable-auto-complete-config=true"),
+        ("--response-cache-byte-size=1048576", "cache_config", ("local,size=1048576",), "--cache-config=local,size="),
+    ],
+)
+def test_a_replaced_option_means_ours(serve, capsys, given: str, name: str, value: object, instead: str) -> None:
+    assert getattr(serve(given), name) == value
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"inferd: warning: {given.partition('=')[0]} is deprecated: it is taken for {instead}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model-namespacing"],
+        ["--repoagent-directory=/agents"],
+        ["--model-load-gpu-limit=0:0.5"],
+        ["--http-port", "8000", "--allow-http=true"],
+    ],
+)
+def test_an_option_of_triton_without_a_counterpart_is_a_warning(serve, capsys, arguments: list[str]) -> None:
+    serve(*arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == sum(each.startswith("--") for each in arguments)
+    assert all(line.startswith("inferd: warning: --") for line in lines)
+
+
+def test_all_that_is_wrong_is_told_at_once(capsys) -> None:
+    error = refused(capsys, "--allow-grpc=false", "--trace-rate=5", "--strict-readiness", "maybe", "--load-model")
+    assert [line.split(": ")[1] for line in error.splitlines()] == [
+        "--allow-grpc",
+        "--trace-rate",
+        "--strict-readiness",
+        "--load-model",
+    ]
+    error = refused(capsys, "--grpc-port=70000", "--drain-delay=-1", "--load-model=a")
+    assert [line.split(": ")[1] for line in error.splitlines()] == ["load-model", "drain-delay", "grpc-port"]
+
+
+def test_a_truth_value_that_is_none_is_named(capsys) -> None:
+    assert "--strict-readiness: expected true or false, got 'maybe'" in refused(capsys, "--strict-readiness", "maybe")
+
+
+def test_a_repository_is_needed(capsys) -> None:
+    assert cli.main(["serve"]) == cli.USAGE_ERROR
+    assert "serve: --model-repository is needed, with a value." in capsys.readouterr().err
+
+
+def test_a_remote_repository_is_shown_as_it_was_given(capsys) -> None:
+    assert "s3://bucket/models is not local" in refused(capsys, "--model-repository", "s3://bucket/models")
+
+
+def test_variables_that_are_no_options_are_told(serve, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("INFERD_GRPC_PROT", "1")
+    monkeypatch.setenv("INFERD_SERVICE_HOST", "10.0.0.1")  # as Kubernetes makes them for a Service called inferd
+    monkeypatch.setenv("INFERD_PORT_8001_TCP", "tcp://10.0.0.1:8001")
+    serve()
+    assert capsys.readouterr().err.splitlines() == [
+        "inferd: warning: INFERD_GRPC_PROT is ignored: there is no such option, did you mean INFERD_GRPC_PORT?"
+    ]
+
+
 def test_the_arguments_of_kserve_start_the_server(serve) -> None:
     found = serve(
         "--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--allow-grpc=true", "--allow-http=true"
@@ -282,40 +351,7 @@ def test_the_source_has_the_headings_of_the_list() -> None:
         assert f"\n    # -- {heading} --\n\n    {fields[0].name}: " in source
 
 
-# ---- check and version ----------------------------------------------------------------------------------------------
-
-
-def write_model(repository: Path, name: str, text: str) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(text)
-
-
-GOOD = """backend: "identity" max_batch_size: 8
-input { name: "x" data_type: TYPE_FP32 dims: 1 }
-output { name: "y" data_type: TYPE_FP32 dims: 1 }
-"""
-
-
-def test_check_tells_what_is_wrong_where(tmp_path: Path, capsys) -> None:
-    write_model(tmp_path, "good", GOOD)
-    assert cli.main(["check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "good: ok\n"
-    write_model(tmp_path, "bad", GOOD + "max_batch: 3")
-    write_model(tmp_path, "worse", GOOD + "instance_group { secondary_devices { } }")
-    assert cli.main(["check", str(tmp_path)]) == 1
-    bad, good, worse = capsys.readouterr().out.splitlines()
-    assert bad.startswith(f"{tmp_path / 'bad' / 'config.pbtxt'}:4:1: ")
-    assert "did you mean 'max_batch_size'?" in bad
-    assert good == "good: ok"
-    assert worse.startswith(
-        f"{tmp_path / 'worse' / 'config.pbtxt'}:4: instance_group.secondary_devices is not supported"
-    )
-
-
-def test_check_without_a_repository_is_an_error(tmp_path: Path, capsys) -> None:
-    assert cli.main(["check"]) == cli.USAGE_ERROR
-    assert cli.main(["check", str(tmp_path / "absent")]) == 1
-    assert "no such file or directory" in capsys.readouterr().err
+# ---- version --------------------------------------------------------------------------------------------------------
 
 
 def test_the_version() -> None:
@@ -346,3 +382,27 @@ def test_memory_pools_of_gpus(serve, capsys) -> None:
         assert "cuda-memory-pool-byte-size: expected GPU:BYTES" in refused(
             capsys, "--cuda-memory-pool-byte-size", wrong
         )
+
+
+def test_health_says_whether_a_server_serves(capsys) -> None:
+    """`inferd health` of a port where nobody listens: one line, status 1."""
+    assert cli.main(["health", "--url", "127.0.0.1:1", "--timeout", "1"]) == 1
+    assert capsys.readouterr().err.startswith("inferd: 127.0.0.1:1: UNAVAILABLE")
+
+
+def test_health_wants_headers_with_a_value(capsys) -> None:
+    assert cli.main(["health", "--header", "key"]) == cli.USAGE_ERROR
+    assert "expected KEY=VALUE, got 'key'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["/usr/bin/tritonserver", "--model-store=/m"], ["serve", "--model-store=/m"]),
+        (["inferd", "serve", "tritonserver", "--model-store=/m"], ["serve", "--model-store=/m"]),
+        (["inferd", "check", "tritonserver"], ["check", "tritonserver"]),
+    ],
+)
+def test_it_answers_to_tritonservers_name(command, expected) -> None:
+    """Containers get the name as a program or as the first argument behind their entry point."""
+    assert cli.as_inferd(command) == expected

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.works import works
-from server.cli import build_engine, check
+from server.cli import build_engine, check, health, top
 from server.foreign import FOREIGN
 from server.pb import model_config_pb2
 from server.settings import Settings
@@ -32,6 +32,7 @@ OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]*[a-z0-9])(?![\w-])")
 OTHERS_OPTIONS = {
     *("index-url", "protocol", "http2-prior-knowledge", "list-methods", "data-binary"),  # pip, buf, curl
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
+    *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
 }
 """Options in the pages that are not the server's."""
@@ -85,7 +86,7 @@ def test_verbs_of_make_and_programs_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "bench" / "results"], ids=name)
 def test_options_are_there(page: Path) -> None:
     ours = {field.name for field in dataclasses.fields(Settings)} | {"config", "version", "model-store"}
-    for command in (build_engine, check):
+    for command in (build_engine, check, health, top):
         ours |= set(inspect.signature(command).parameters)
     known = {option.replace("_", "-") for option in ours} | FOREIGN.keys() | OTHERS_OPTIONS
     for option in OPTION.findall(page.read_text()):

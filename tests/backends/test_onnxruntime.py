@@ -1,5 +1,7 @@
 """The ONNX Runtime backend, on models of a node or two."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -145,6 +147,22 @@ def test_external_data_outside_of_the_folder_is_refused(backend, tmp_path, locat
     for attempt in (backend.inspect, backend.load):
         with pytest.raises(BackendError, match="failed to load 'm'"):
             attempt(source(folder, [("x", "FP32", (2,))], [("y", "FP32", (2,))], max_batch_size=8))
+
+
+def test_external_data_that_is_shortened_in_place_does_not_end_the_server(backend, tmp_path):
+    """A mapped file would: the pages behind its end are gone (SIGBUS)."""
+    count = 1 << 16
+    (tmp_path / "weights").write_bytes(np.arange(count, dtype=np.float32).tobytes())
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[count], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="weights")
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    model = onnx_bytes(nodes, [value("x", shape=[count])], [value("y", shape=[count])], [tensor])
+    (tmp_path / "model.onnx").write_bytes(model)
+    runner = instance(backend, source(tmp_path, [("x", "FP32", (count,))], [("y", "FP32", (count,))]))
+    os.truncate(tmp_path / "weights", 0)
+    batch = FakeBatch({"x": np.zeros(count, np.float32)}, {"y": "FP32"})
+    runner.execute(batch)
+    assert batch.outputs["y"][-1] == count - 1
 
 
 def test_external_data_inside_of_the_folder_is_read(backend, tmp_path):

@@ -21,6 +21,31 @@ class Watched(torch.nn.Module):
         return x * self.weight
 
 
+class Previous(torch.nn.Module):
+    """Answers with the input before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(1, 2)
+
+    def forward(self, x: torch.Tensor):
+        answer = self.last
+        self.last = x
+        return answer
+
+
+class Listed(torch.nn.Module):
+    """The same, with the inputs in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = [torch.zeros(1, 2)]
+
+    def forward(self, x: torch.Tensor):
+        self.seen.append(x)
+        return self.seen[-2]
+
+
 class Weights(Watched):
     def forward(self, x: torch.Tensor):
         return self.weight
@@ -80,6 +105,27 @@ def test_what_the_module_keeps_is_not_handed_over(cuda, tmp_path):
     given = batch()
     instance.submit(given)
     assert given.outputs["y__0"].data_ptr() != instance.module.weight.data_ptr()
+
+
+@pytest.mark.parametrize("module", [Previous, Listed])
+def test_an_input_that_the_module_keeps_is_its_own(cuda, tmp_path, module):
+    """The memory of inputs is the next batch's, as it is on a GPU."""
+    instance = on_gpu(loaded(tmp_path, module()))
+    memory, answers = torch.zeros(1, 2), []
+    for number in (1.0, 2.0, 3.0):
+        memory.fill_(number)
+        given = FakeGpuBatch({"x": memory}, {"y__0"})
+        instance.submit(given)
+        answers.append(given.outputs["y__0"].tolist())
+    assert answers == [[[0, 0]], [[1, 1]], [[2, 2]]]
+
+
+@pytest.mark.parametrize("module", [Previous, Listed])
+def test_no_graph_is_made_of_a_module_that_keeps_tensors(cuda, tmp_path, module):
+    """What it keeps would be that of the capture for ever."""
+    instance = on_gpu(loaded(tmp_path, module(), gpu=GpuSpec(graphs=(GraphSpec(4, 4),))))
+    with pytest.raises(BackendError, match=r"forward\(\) keeps tensors in attributes, which no CUDA graph can follow"):
+        instance.submit(batch(capturing=True))
 
 
 def test_an_output_that_nobody_wants_is_left_out(cuda, tmp_path):

@@ -50,6 +50,7 @@ class Process:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE", "INFERD_DEBUG_COUNTERS": "1"}
         self.lines: list[str] = []
         self._listening = threading.Event()
+        self._written = threading.Condition()
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -58,7 +59,9 @@ class Process:
 
     def _read(self):
         for line in self._process.stdout:
-            self.lines.append(line.rstrip("\n"))
+            with self._written:
+                self.lines.append(line.rstrip("\n"))
+                self._written.notify_all()
             if found := _LISTENS.search(line):
                 self.address = f"127.0.0.1:{found[1] or found[2]}"
                 self._listening.set()
@@ -71,6 +74,18 @@ class Process:
             self._process.kill()
             raise RuntimeError("the server does not listen:\n" + "\n".join(self.lines))
         return self.address
+
+    def says(self, text: str, seconds: float = 30) -> str:
+        """The first line with this text, when it has come; the server may take so long."""
+        found: list[str] = []
+
+        def has_come() -> bool:
+            found[:] = [line for line in self.lines if text in line]
+            return bool(found)
+
+        with self._written:
+            assert self._written.wait_for(has_come, seconds), f"no line with {text!r}:\n" + "\n".join(self.lines)
+        return found[0]
 
     @property
     def pid(self) -> int:
@@ -101,8 +116,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*command: str):
-    """Run a server process; it must end well when it is asked to."""
+def running(*command: str, ends_with: int = 0):
+    """Run a server process; it must end with this status when it is asked to end."""
     process = Process(*command)
     try:
         process.wait_until_it_listens()
@@ -110,7 +125,7 @@ def running(*command: str):
     finally:
         process.terminate()
         status = process.wait()
-    assert status == 0, "\n".join(process.lines)
+    assert status == ends_with, "\n".join(process.lines)
     for line in process.lines:
         if line.startswith("live: "):
             assert not any(json.loads(line.removeprefix("live: ")).values()), f"native objects are left: {line}"
@@ -121,10 +136,12 @@ def running_door(name: str, *arguments: str):
     return running(sys.executable, "-m", "tests.conformance.doors", name, *arguments)
 
 
-def running_server(name: str, repository: Path, *arguments: str):
+def running_server(name: str, repository: Path, *arguments: str, ends_with: int = 0):
     """Run the real server with the door `name`."""
     command = (sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--id", "triton")
-    return running(*command, "--grpc-port", "0", "--transport", name, "--exit-on-error=false", *arguments)
+    return running(
+        *command, "--grpc-port", "0", "--transport", name, "--exit-on-error=false", *arguments, ends_with=ends_with
+    )
 
 
 @contextlib.contextmanager

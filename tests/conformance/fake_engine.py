@@ -172,6 +172,10 @@ class FakeEngine:
     async def check(self):
         return self.ready
 
+    @property
+    def names(self) -> list[str]:
+        return sorted({entry.name for entry in self.index()})
+
     def index(self) -> list[Entry]:
         entries = [
             Entry(name, str(version), "READY" if loaded.ready else "UNAVAILABLE", "" if loaded.ready else "set")
@@ -185,10 +189,10 @@ class FakeEngine:
     async def repository_index(self) -> list[Entry]:
         return self.index()
 
-    async def load(self, name: str, config: str = "", files=None) -> None:
+    async def load(self, name: str, config: str = "", files=None, *, allowed=None) -> None:
         raise Unavailable(NO_CONTROL)
 
-    async def unload(self, name: str, *, dependents: bool = False) -> None:
+    async def unload(self, name: str, *, dependents: bool = False, allowed=None) -> None:
         raise Unavailable(NO_CONTROL)
 
     def stream_ended(self, number: int) -> None:
@@ -204,13 +208,16 @@ class FakeEngine:
         stream_number: int = 0,
         caller: int = 0,
         user: int = -1,
+        traceparent: str = "",
+        peer: str = "",
+        forwarded: bytes = b"",
     ) -> Ticket:
         ticket = Ticket(self, deliver)
         request = pb.ModelInferRequest()
         delay = 0.0
         status, details = Status.OK, ""
         try:
-            _parse(request, message)
+            _parse(request, message + forwarded)
             loaded = self.model(request.model_name, request.model_version)
             response = _run(loaded, request)
             loaded.executed(_rows(loaded.spec, request))

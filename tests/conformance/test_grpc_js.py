@@ -50,5 +50,4 @@ def test_grpc_js(node, server):
     ]
     assert report["error"] == {"code": 5, "details": "Request for unknown model: 'nothing' is not found"}
     assert report["special"] == {"code": 5, "details": "Request for unknown model: '\u2603 % \n' is not found"}
-    assert report["unserved"]["code"] == 12
     assert report["deadline"]["code"] == 4

@@ -12,13 +12,6 @@ from server.rpc.metadata import EXTENSIONS
 from tests.conformance import models
 from tests.conformance.client import SERVICE, floats, request
 
-SERVED = {
-    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
-    "ModelInfer", "ModelStreamInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
-    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister", "LogSettings",
-}  # fmt: skip
-
 
 def refused(call, message, **arguments):
     """(code, details) of a call that must fail."""
@@ -200,14 +193,6 @@ def test_index_of_a_repository_by_name(stub):
 
 
 # ---- the rest of the service ----
-
-
-@pytest.mark.parametrize("name", sorted(set(SERVICE.methods_by_name) - SERVED))
-def test_not_served(stub, name):
-    message = getattr(pb, SERVICE.methods_by_name[name].input_type.name)()
-    code, details = refused(getattr(stub, name), message)
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert name in details
 
 
 @pytest.mark.parametrize("name", sorted(set(SERVICE.methods_by_name) - {"ModelInfer", "ModelStreamInfer"}))

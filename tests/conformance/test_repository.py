@@ -65,7 +65,7 @@ def served(request, tmp_path_factory):
     write(root, "chain", ENSEMBLE)
     write(root, "times", model_py=MODEL.format(factor=2))
     write(root, "broken", CONFIG.format(backend="nowhere"))
-    options = ("--model-control-mode=explicit", "--load-model=first")
+    options = ("--model-control-mode=explicit", "--load-model=first", "--model-load-overrides")
     with doors.running_server(request.param, root, *options) as process:
         yield process.address, root
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 
 import grpc
@@ -61,7 +62,7 @@ def test_what_outlasts_the_grace_period_gets_an_answer_or_a_reset(door, reposito
         pytest.skip("stops the server")
     arguments = ("--exit-timeout-secs", "1")
     with (
-        doors.running_server(door, repository, *arguments) as process,
+        doors.running_server(door, repository, *arguments, ends_with=128 + signal.SIGTERM) as process,
         grpc.insecure_channel(process.address) as channel,
     ):
         call = Stub(channel).ModelInfer.future(request("hang", floats(1)))

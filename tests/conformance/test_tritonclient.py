@@ -53,7 +53,6 @@ def test_metadata(client):
         (lambda client: client.get_model_metadata("nothing"), "NOT_FOUND"),
         (lambda client: client.load_model("simple"), "UNAVAILABLE"),
         (lambda client: client.unload_model("simple"), "UNAVAILABLE"),
-        (lambda client: client.get_trace_settings(), "UNIMPLEMENTED"),
     ],
 )
 def test_errors(client, call, code):

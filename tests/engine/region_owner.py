@@ -16,7 +16,9 @@ def own(library, ordinal, size, pipe):
     from _native.cuda.device import device
 
     driver.load(library)
-    memory, stream = device(ordinal).allocate(size), device(ordinal).stream()
+    gpu = device(ordinal)
+    gpu.use()
+    memory, stream = gpu.allocate(size), gpu.stream()
     pipe.send(memory.export())
     while (told := pipe.recv()) is not None:
         offset, data = told

@@ -107,6 +107,11 @@ class PuppetInstance(Instance):
         return hasattr(self.function, "stop")
 
     @property
+    def writes_inputs(self) -> bool:
+        """What the test's function says; one that says nothing may."""
+        return getattr(self.function, "writes_inputs", True)
+
+    @property
     def function(self) -> Any:
         return self.model.backend.models[self.model.name]
 

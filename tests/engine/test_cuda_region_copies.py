@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from _native.cuda import closing
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -305,6 +306,7 @@ async def test_a_region_is_open_until_its_input_is_copied(tmp_path, stub, other)
             engine.shared_memory.unregister(None, CUDA, "r")
             assert stub.calls("cuIpcCloseMemHandle") == closed
         np.testing.assert_array_equal((await pending.answer()).array(), values)
+        await asyncio.to_thread(closing.settle)
         assert stub.calls("cuIpcCloseMemHandle") == closed + 1
 
 
@@ -321,6 +323,7 @@ async def test_a_region_is_open_until_a_cancelled_request_is_off_the_device(tmp_
             await asyncio.sleep(0)
             assert stub.calls("cuIpcCloseMemHandle") == closed
         assert (await infer(engine, request(x=values))).status == Status.OK  # batches are answered in order
+        await asyncio.to_thread(closing.settle)
         assert stub.calls("cuIpcCloseMemHandle") == closed + 1
 
 

@@ -8,6 +8,7 @@ import gc
 
 import pytest
 
+from _native.cuda import closing
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
@@ -102,6 +103,7 @@ async def test_region_in_use_is_closed_after_its_last_user(engine, other, stub):
         engine.shared_memory.unregister(None, CUDA, "r")
         assert stub.calls("cuIpcCloseMemHandle") == closed
     assert (await computed).status == Status.OK
+    await asyncio.to_thread(closing.settle)
     assert stub.calls("cuIpcCloseMemHandle") == closed + 1
     assert other.read(0, 32) == array(1, 4).tobytes()
 

@@ -40,6 +40,7 @@ class Stream:
 
     def _deliver(self, status, text, response):
         inner = pb.ModelStreamInferResponse.FromString(response).infer_response
+        self._ticket.taken()
         self.answers.append(Answer(status, text, inner))
         if self._ticket.done:
             self._done.set()
@@ -249,3 +250,23 @@ async def test_cancelling_streams_at_random_leaves_nothing(tmp_path):
                 else:
                     found = [a.array().item() for a in answers if len(a.response.outputs)]
                     assert found == [n + 2, n + 202]
+
+
+async def test_responses_that_nobody_takes_are_not_made(tmp_path):
+    """A request of a few bytes asks for 2^40 of them."""
+    config = SPLIT.replace("max_batch_size: 8", "max_batch_size: 0").replace("dims: [ -1 ]", "dims: [ -1, -1 ]")
+    async with serving(tmp_path, m=config) as engine:
+        message = request("m", x=np.empty((1, 0), np.int64))
+        message.inputs[0].shape[0] = 1 << 40
+        got = asyncio.Queue()
+        ticket = engine.submit(message.SerializeToString(), lambda *answer: got.put_nowait(answer), stream=True)
+        for _ in range(64):
+            assert (await asyncio.wait_for(got.get(), 30))[0] == Status.OK
+        before = engine._bridge.in_house
+        for _ in range(3):  # each that is taken makes room for one
+            ticket.taken()
+            assert (await asyncio.wait_for(got.get(), 30))[0] == Status.OK
+        assert got.empty()
+        assert before == 1
+        ticket.cancel()
+        assert await values(engine, request("m", x=column(1, 2, 3))) == [[[1]], [[2]], [[3]]]

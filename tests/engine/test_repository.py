@@ -17,6 +17,7 @@ from server.engine.repository import (
     scan,
     select_versions,
     versions_of,
+    warn_misnamed_versions,
 )
 from server.errors import ConfigError, InvalidArgument
 from server.pb import model_config_pb2 as pb
@@ -32,7 +33,7 @@ def make(repository: Path, name: str, *versions: str) -> Path:
 def test_models_of_several_repositories_by_name(tmp_path: Path) -> None:
     make(tmp_path / "a", "zebra", "1")
     make(tmp_path / "a", "ant", "3", "10", "2")
-    make(tmp_path / "b", "cat")
+    (make(tmp_path / "b", "cat") / "config.pbtxt").touch()
     (tmp_path / "b" / "README.md").touch()
     (tmp_path / "b" / ".git").mkdir()
     found = scan([tmp_path / "a", tmp_path / "b"])
@@ -69,33 +70,30 @@ def test_a_repository_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
 def test_what_is_no_version_is_ignored_aloud(tmp_path: Path, caplog) -> None:
     path = make(tmp_path, "m", "1", "007", "v2", "-1", "٣", "9" * 30, "0", "warmup", "configs", "initial_state", ".x")
     (path / "5").touch()
+    assert versions_of(path) == (0, 1)
     with caplog.at_level(logging.WARNING):
-        assert versions_of(path) == (0, 1)
+        warn_misnamed_versions(path)
     assert sorted(Path(record.args[0]).name for record in caplog.records) == sorted(["007", "v2", "-1", "٣", "9" * 30])
     assert "leading zeros" in caplog.text
 
 
 NAMES = [
-    "a;id",
-    "$(id)",
-    "`id`",
     "a\nb",
-    "-c",
     ".",
     "..",
-    " ..",
+    "../b",
     "a/b",
-    "%2e%2e",
+    ".hidden",
     "x" * 300,
     "a\0b",
     "a\\b",
-    "a b",
     "é" * 200,
+    "\ufffd",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_means_something_elsewhere_is_refused(name: str) -> None:
+def test_a_name_that_leads_elsewhere_or_cannot_be_shown_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid model name"):
         check_name(name)
 
@@ -106,19 +104,30 @@ def test_an_empty_name_is_refused(name: str) -> None:
         check_name(name)
 
 
-@pytest.mark.parametrize("name", ["m", "bert-base_v1.2", "1", "模型", "a.onnx", "llm@2025"])
+@pytest.mark.parametrize(
+    "name", ["m", "bert-base_v1.2", "1", "模型", "a.onnx", "llm@2025", "a b", "model..1", "-c", "a;id", "$(id)"]
+)
 def test_ordinary_names_pass(name: str) -> None:
     check_name(name)
 
 
 def test_a_folder_with_a_refused_name_is_listed_with_its_problem(tmp_path: Path) -> None:
-    make(tmp_path, "a;id", "1")
-    (tmp_path / os.fsdecode(b"\xff\xfe")).mkdir()
+    make(tmp_path, "a\nid", "1")
+    make(tmp_path, os.fsdecode(b"\xff\xfe"), "1")
     make(tmp_path, "good", "1")
     found = {folder.name: folder.problem for folder in scan([tmp_path])}
     assert found.pop("good") == ""
     assert len(found) == 2
     assert all(problem.startswith("invalid model name") for problem in found.values())
+
+
+def test_what_file_systems_and_tools_leave_is_no_model(tmp_path: Path, caplog) -> None:
+    for name in ("lost+found", "__pycache__", ".git"):
+        make(tmp_path, name, "1")
+    make(tmp_path, "empty")
+    make(tmp_path, "good", "1")
+    assert [folder.name for folder in scan([tmp_path])] == ["good"]
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}/empty: ignored: the folder is empty"]
 
 
 @pytest.mark.parametrize(
@@ -203,3 +212,25 @@ def test_marks_follow_links_and_end(tmp_path: Path) -> None:
     assert before["1"]
     (elsewhere / "model.onnx").write_text("other")
     assert marks(folder)["1"] != before["1"]
+
+
+def test_marks_do_not_leave_by_a_link_to_what_is_around(tmp_path: Path) -> None:
+    """A link to / would have the whole system walked in each round."""
+    folder = make(tmp_path / "repository", "m", "1")
+    (folder / "1" / "model").touch()
+    (tmp_path / "repository" / "other").mkdir()
+    (tmp_path / "repository" / "other" / "model").touch()
+    for name, target in {"root": "/", "up": str(tmp_path), "repository": str(tmp_path / "repository")}.items():
+        (folder / "1" / name).symlink_to(target)
+    (folder / "1" / "beside").symlink_to(tmp_path / "repository" / "other")
+    found = marks(ModelFolder("m", folder, tmp_path / "repository", (1,)))
+    assert {name for part in found.values() for name, *_ in part} == {"1/model", "1/beside/model"}
+
+
+def test_marks_of_very_many_files_end(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("server.engine.repository.MAX_FILES", 5)
+    folder = make(tmp_path, "m", "1")
+    for number in range(9):
+        (folder / "1" / f"part {number}").touch()
+    assert sum(len(part) for part in marks(ModelFolder("m", folder, tmp_path, (1,))).values()) == 5
+    assert "more than 5 files" in caplog.text

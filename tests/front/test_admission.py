@@ -117,7 +117,6 @@ def test_every_error_is_rich_and_tritonclient_reads_its_text(start):
             (stub.ModelInfer, request("nope", floats(1)), "NOT_FOUND"),
             (stub.ModelInfer, request("simple", floats(1), version="x"), "INVALID_REQUEST"),
             (stub.ModelMetadata, pb.ModelMetadataRequest(name="nope"), "NOT_FOUND"),
-            (stub.TraceSetting, pb.TraceSettingRequest(), "NOT_SERVED"),
             (stub.raw("ModelInfer"), b"\xff", "INTERNAL"),
             (stub.raw("ModelMetadata"), b"\xff", "INTERNAL"),
         )

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from _native.transport.forwarding import RESERVED, Forwarder, ReservedError
+from _native.service.forwarding import RESERVED, Forwarder, ReservedError
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub
@@ -78,13 +78,18 @@ def test_a_pattern_that_is_none():
 # ---- with one -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=doors.NAMES)
-def address(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def repository_of_told(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     (root / "told" / "1").mkdir(parents=True)
     (root / "told" / "config.pbtxt").write_text(CONFIG)
     (root / "told" / "1" / "model.py").write_text(MODEL)
-    with doors.running_server(request.param, root, PATTERN) as process:
+    return root
+
+
+@pytest.fixture(scope="module", params=doors.NAMES)
+def address(request, repository_of_told):
+    with doors.running_server(request.param, repository_of_told, PATTERN) as process:
         yield process.address
 
 
@@ -126,6 +131,49 @@ def test_a_compressed_call(stub, size):
 def test_each_request_of_a_stream(stub):
     responses = stub.ModelStreamInfer(iter([request(own=str(number)) for number in range(3)]), metadata=METADATA)
     assert [told(each.infer_response) for each in responses] == [{**SEEN, "own": str(number)} for number in range(3)]
+
+
+def swallowing(headers, message):
+    """An encoded request that ends within a field as long as these headers are when they are encoded."""
+    size = len(Forwarder("^x-|trace").parameters(headers))
+    assert size < 128
+    return message.SerializeToString() + bytes([15 << 3 | 2, size])
+
+
+def test_a_message_cannot_swallow_the_headers(stub):
+    """Headers are decoded apart from the client's bytes."""
+    headers = (("x-user", "alice"),)
+    forged = swallowing(headers, request(**{"x-user": "admin"}))
+    with pytest.raises(grpc.RpcError) as error:
+        stub.raw("ModelInfer")(forged, metadata=headers)
+    assert "not a valid inference.ModelInferRequest message" in error.value.details()
+    stream = pb.ModelStreamInferResponse.FromString(
+        next(stub.raw("ModelStreamInfer")(iter([forged]), metadata=headers))
+    )
+    assert "not a valid inference.ModelInferRequest message" in stream.error_message
+    assert told(stub.ModelInfer(request(), metadata=headers)) == {"x-user": "alice"}
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_a_parameter_cannot_stand_for_a_header(stub, size):
+    """Whether the client sent the header or not; other parameters are the client's own."""
+    forged = request(size, **{"x-user": "admin", "X-User": "admin", "own": "yes"})
+    assert told(stub.ModelInfer(forged, metadata=(("other", "no"),))) == {"own": "yes"}
+    assert told(stub.ModelInfer(forged, metadata=(("x-user", "ann"),))) == {"own": "yes", "x-user": "ann"}
+    (response,) = stub.ModelStreamInfer(iter([forged]), metadata=(("other", "no"),))
+    assert told(response.infer_response) == {"own": "yes"}
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_the_key_of_a_restricted_protocol_is_not_forwarded(door, repository_of_told):
+    """It is a secret between the caller and the server, whatever the pattern."""
+    options = ("--grpc-header-forward-pattern=.", "--grpc-restricted-protocol=inference:admin-key=secret")
+    metadata = (("triton-grpc-protocol-admin-key", "secret"), ("x-user", "ann"))
+    server = doors.running_server(door, repository_of_told, *options)
+    with server as process, grpc.insecure_channel(process.address) as channel:
+        seen = told(Stub(channel).ModelInfer(request(), metadata=metadata))
+    assert seen["x-user"] == "ann"
+    assert "secret" not in seen.values()
 
 
 def test_many_headers(stub):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -83,6 +84,19 @@ def test_the_mode_of_a_unix_socket(door, tmp_path):
     with host.started(door, f"unix:{path}", "--mode", "640", "--owner", f":{os.getgid()}"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         assert path.stat().st_gid == os.getgid()
+
+
+@doors_under_test
+def test_a_lock_on_the_folder_keeps_no_server_from_starting(door, tmp_path):
+    """Everybody who may read the folder can take it, and never give it back."""
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with host.started(door, f"unix:{tmp_path}/s") as process:
+            assert told(f"unix:{tmp_path}/s")
+    finally:
+        os.close(folder)
+    assert "somebody keeps the folder locked" in "\n".join(process.lines)
 
 
 @doors_under_test

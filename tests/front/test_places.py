@@ -167,7 +167,7 @@ def test_tls_at_one_address_and_none_at_another(repository, tmp_path):
     arguments = ("--grpc-server-cert", str(pair.certificate), "--grpc-server-key", str(pair.key))
     arguments += ("--grpc-address", "127.0.0.1,tls=on", "--grpc-address", "localhost:0")
     with doors.running_server("native", repository, *arguments) as process:
-        while len(listening := [each.split()[-2] for each in process.lines if "Service at" in each]) < 2:
+        while len(listening := [each.split()[-2] for each in process.lines if "GRPCInferenceService at" in each]) < 2:
             time.sleep(0.01)  # they are told one after the other
         encrypted, plain = listening
         with connected(plain) as stub:

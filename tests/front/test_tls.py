@@ -205,6 +205,55 @@ def test_a_changed_root_counts_for_new_connections(door, authority, stranger, se
         assert host.ask(old)
 
 
+@both_doors
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_is_not_resumed(door, authority, server_pair, client_pair, version):
+    """A client whose certificate has expired, or is of a root that was replaced, could go on with an old session."""
+    context = client_context(authority, "h2")
+    context.load_cert_chain(client_pair.certificate, client_pair.key)
+    context.minimum_version = context.maximum_version = version
+
+    def connected(session=None):
+        name, port = process.address.rsplit(":", 1)
+        plain = socket.create_connection((name, int(port)), timeout=20)
+        made = context.wrap_socket(plain, server_hostname=name, session=session)
+        made.settimeout(20)
+        assert made.recv(9), "the server's SETTINGS, behind which all tickets have come"
+        return made
+
+    with started(door, server_pair, "--root", authority.root) as process, connected() as first:
+        for _ in range(2):
+            with connected(first.session) as again:
+                assert not again.session_reused
+                assert again.session is None or again.session.id != first.session.id or not first.session.id
+
+
+def test_where_openssl_cannot_be_told_resumed_connections_are_refused(authority, server_pair, monkeypatch):
+    """As in interpreters into which OpenSSL is linked: see server.front.sessions."""
+    from server.front import sessions
+
+    monkeypatch.setattr(sessions, "_control", lambda: None)
+    server = Credentials(server_pair.certificate, server_pair.key, authority.root).material.context
+    context = client_context(authority)
+    context.check_hostname = False
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(server_pair.certificate, server_pair.key)
+
+    def joined(session=None):
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = server.wrap_bio(up, down, server_side=True), context.wrap_bio(down, up, session=session)
+        for turn in range(6):
+            try:
+                ends[1 - turn % 2].do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        return ends
+
+    first = joined()
+    assert not sessions.is_resumed(first[0])
+    assert sessions.is_resumed(joined(first[1].session)[0])
+
+
 def test_a_client_that_never_shakes_hands_is_dropped(authority, server_pair):
     with started("native", server_pair) as process:
         name, port = process.address.rsplit(":", 1)

@@ -38,7 +38,9 @@ def gpu():
     missing = _missing()
     if missing:
         pytest.skip(f"needs a GPU: {missing}")
-    return device(0)
+    found = device(0)
+    found.use()
+    return found
 
 
 @pytest.fixture

@@ -58,6 +58,8 @@ class Stub:
         lib.stub_await.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_double]
         lib.stub_bytes.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
         lib.stub_bytes.restype = ctypes.c_void_p
+        lib.stub_wrote.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
+        lib.stub_loop.argtypes = [ctypes.c_int]
         lib.stub_kernel.argtypes = [
             ctypes.c_void_p,
             KERNEL,
@@ -95,7 +97,7 @@ class Stub:
             self.lib.stub_break(device, 0)
 
     def hold(self, kind: str) -> None:
-        """Operations of this kind (h2d, d2h, d2d, fill, host) do not run until `release`."""
+        """Operations of this kind (h2d, d2h, d2d, fill, kernel) do not run until `release`."""
         self.lib.stub_hold(kind.encode(), 1)
 
     def release(self, kind: str) -> None:
@@ -108,6 +110,15 @@ class Stub:
             yield
         finally:
             self.release(kind)
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        """This thread is an event loop's meanwhile: it must not wait for a device, nor leave its context current."""
+        self.lib.stub_loop(1)
+        try:
+            yield
+        finally:
+            self.lib.stub_loop(0)
 
     def executed(self, kind: str) -> int:
         """How many operations of this kind have run."""
@@ -160,6 +171,7 @@ class Stub:
     def write(self, address: int, data: bytes) -> None:
         """Change device memory, as a fake kernel does."""
         ctypes.memmove(self._bytes(address, len(data)), data, len(data))
+        self.lib.stub_wrote(address, len(data))
 
     def _bytes(self, address: int, size: int) -> int:
         found = self.lib.stub_bytes(address, size)

@@ -10,9 +10,9 @@ int initialized, devices = 1, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 long long memory_size = 1LL << 30, memory_used[MAX_DEVICES], copy_us, d2d_us;
 int held[KINDS];
 uint64_t executed[KINDS];
-const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "host", "record", "wait", "graph",
-                                       "kernel"};
-_Thread_local int current_device = -1;
+const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "record", "wait", "graph", "kernel"};
+_Thread_local int current_device = -1, is_loop;
+static _Thread_local int device_before;
 
 static struct { const char *name; uint64_t calls; } counted[MAX_COUNTED];
 static struct { char name[64]; long long after; int code; } faults[MAX_FAULTS];
@@ -50,11 +50,23 @@ __attribute__((constructor)) static void read_settings(void) {
     free(copy);
 }
 
+/* Calls that return only when the device has come to an end of something, or may. */
+static int may_wait(const char *name) {
+    static const char *const names[] = {
+        "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2",
+        "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuIpcOpenMemHandle_v2",
+        "cuIpcCloseMemHandle", "cuMemcpyDtoH_v2"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i], name)) return 1;
+    return 0;
+}
+
 /* Counts the call; the error that it has to return, be it planted by the test or what the device died of. */
 CUresult enter(const char *name) {
     int i;
     for (i = 0; i < MAX_COUNTED && counted[i].name && counted[i].name != name; i++) {}
     if (i < MAX_COUNTED) counted[i].name = name, counted[i].calls++;
+    if (is_loop && may_wait(name)) violation("the loop calls %s, which may wait for the device", name);
     for (i = 0; i < MAX_FAULTS; i++)
         if (faults[i].code && !strcmp(faults[i].name, name) && faults[i].after-- == 0) {
             CUresult code = faults[i].code;
@@ -88,6 +100,23 @@ void stub_break(int device, int code) {
     pthread_mutex_lock(&guard);
     sticky[device] = code;
     pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&guard);
+}
+/* From now on this thread is an event loop's, or no more. */
+void stub_loop(int begins) {
+    pthread_mutex_lock(&guard);
+    if (begins) device_before = current_device;
+    else if (current_device != device_before)
+        violation("the context of device %d was left current on the loop's thread, which had that of %d (-1: none)",
+                  current_device, device_before);
+    is_loop = begins;
+    pthread_mutex_unlock(&guard);
+}
+/* The bytes were written by the test itself. */
+void stub_wrote(CUdeviceptr address, size_t size) {
+    pthread_mutex_lock(&guard);
+    Memory *m = find(address, 1);
+    if (within(m, address, size)) mark_written(m, address, size);
     pthread_mutex_unlock(&guard);
 }
 static int kind_of(const char *name) {

@@ -15,6 +15,10 @@
  *   - accesses of two streams to the same bytes, one of them a write, that no event orders (vector clocks, so that the
  *     report depends on what was submitted and not on who was quicker);
  *   - memory freed while work on it is pending, work on freed memory, copies beyond an allocation;
+ *   - memory freed while a graph that can be launched uses it;
+ *   - bytes of the device that are copied or read by a kernel, and that nobody has written since they were allocated;
+ *   - a call that may wait for the device on a thread that says it is an event loop (stub_loop), and another context
+ *     current there at the end than at the beginning;
  *   - the default stream; a stream used with another device's context current;
  *   - what is still alive at the end.
  *
@@ -64,6 +68,7 @@ typedef struct Memory {
     uint64_t address;       /* what the caller sees */
     size_t size;
     uint8_t *bytes;         /* where it really lies */
+    uint8_t *written;       /* of each byte: whether somebody has; NULL: not known, others may write it */
     int fd, device, alive, pending, opened;
     CUipcMemHandle handle;  /* of an imported one */
     Access *accesses;
@@ -73,14 +78,13 @@ typedef struct Memory {
 typedef struct Graph Graph;
 
 typedef struct Event {
-    int alive, device, timing, references;
+    int alive, device, references;
     uint64_t recorded, reached;
-    int64_t reached_ns;
     Clock clock;
     Graph *captured_in;
 } Event;
 
-typedef enum { COPY_IN, COPY_OUT, COPY_DEVICE, FILL, HOST, RECORD, WAIT, GRAPH, KERNEL, KINDS } Kind;
+typedef enum { COPY_IN, COPY_OUT, COPY_DEVICE, FILL, RECORD, WAIT, GRAPH, KERNEL, KINDS } Kind;
 
 /* Bytes of the device that a kernel reads or writes. */
 typedef struct { uint64_t address, size, writes; } Argument;
@@ -108,6 +112,7 @@ typedef struct Operation {
 struct Graph {
     int is_exec, alive, invalid, references;
     Operation *first, *last;
+    Graph *next;                         /* of those alive */
 };
 
 typedef struct Stream {
@@ -131,7 +136,7 @@ extern long long memory_size, memory_used[MAX_DEVICES], copy_us, d2d_us;
 extern int held[KINDS];
 extern uint64_t executed[KINDS];
 extern const char *const kind_names[KINDS];
-extern _Thread_local int current_device;
+extern _Thread_local int current_device, is_loop;
 void violation(const char *format, ...);
 CUresult enter(const char *name);
 
@@ -147,13 +152,14 @@ uint8_t *bytes_of(const Memory *m, uint64_t address);
 uint64_t checksum(const uint8_t *bytes, size_t size);
 void check_idle(const Memory *m);
 void unmap(Memory *m);
+void mark_written(Memory *m, uint64_t address, size_t size);
+void check_written(const Memory *m, uint64_t address, size_t size, const char *reader);
 
 /* streams.c */
 extern Stream *slots[MAX_STREAMS];
 extern Clock host_clock;
 extern int live_events;
 void join_clock(Clock *into, const Clock *from);
-int64_t now_ns(void);
 CUresult usable(const Stream *s);
 void submit(Stream *s, Operation *o);
 void wait_for(Stream *s, uint64_t operations);
@@ -168,6 +174,7 @@ void note_accesses(const Operation *o, const Stream *s);
 
 /* graphs.c */
 extern int live_graphs;
+extern Graph *graphs;
 void graph_unreference(Graph *graph);
 
 #pragma GCC visibility pop

@@ -5,6 +5,7 @@ import gc
 
 import pytest
 
+from _native.cuda import closing
 from tests import gpu_stub
 
 PAGE = 4096
@@ -15,9 +16,11 @@ def stub():
     """The stub driver; the test fails when it reports a violation or something alive."""
     stub = gpu_stub.load()
     gc.collect()
+    closing.settle()
     before = stub.leftovers()
     yield stub
     gc.collect()
+    closing.settle()
     after = stub.leftovers()
     assert after == before, f"{before} before, {after} after"
 

@@ -3,6 +3,19 @@
 #include "cuda_stub.h"
 
 int live_graphs;
+Graph *graphs;
+
+static void come(Graph *graph) {
+    live_graphs++;
+    graph->next = graphs;
+    graphs = graph;
+}
+static void go(Graph *graph) {
+    Graph **at = &graphs;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    live_graphs--;
+}
 
 void graph_unreference(Graph *graph) {
     if (--graph->references) return;
@@ -23,7 +36,7 @@ CUresult cuStreamBeginCapture_v2(Stream *s, int mode) {
             s->capture->alive = s->capture->references = 1;
             s->is_origin = 1;
             s->capturing_thread = pthread_self();
-            live_graphs++;
+            come(s->capture);
         }
     }
     LEAVE;
@@ -39,7 +52,7 @@ CUresult cuStreamEndCapture(Stream *s, Graph **out) {
             *out = graph;
             if (graph->invalid) {
                 result = CAPTURE_INVALIDATED, *out = NULL;
-                live_graphs--;
+                go(graph);
                 graph_unreference(graph);
             }
         }
@@ -57,7 +70,7 @@ CUresult cuGraphInstantiateWithFlags(Graph **out, Graph *source, unsigned long l
             copy->next = NULL;
             append(&graph->first, &graph->last, copy);
         }
-        live_graphs++;
+        come(graph);
         *out = graph;
     }
     LEAVE;
@@ -75,7 +88,7 @@ CUresult cuGraphLaunch(Graph *graph, Stream *s) {
 }
 static CUresult destroy_graph(Graph *graph) {
     graph->alive = 0;
-    live_graphs--;
+    go(graph);
     graph_unreference(graph);
     return OK;
 }

@@ -16,6 +16,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
             result = INVALID_VALUE;
         } else {
             Exported e = {MAGIC, getpid(), m->fd, m->device, m->size};
+            mark_written(m, m->address, m->size);  /* others may write it */
             memset(handle, 0, sizeof *handle);
             memcpy(handle, &e, sizeof e);
         }

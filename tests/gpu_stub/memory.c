@@ -27,6 +27,8 @@ Memory *remember(MemoryKind kind, uint64_t address, size_t size, uint8_t *bytes,
 
 void forget(Memory *m) {
     m->alive = 0;
+    free(m->written);
+    m->written = NULL;
     while (m->accesses) {
         Access *a = m->accesses;
         m->accesses = a->next;
@@ -89,6 +91,7 @@ static CUresult allocate(CUdeviceptr *out, size_t size) {
     if (bytes == MAP_FAILED) return OUT_OF_MEMORY;
     memset(bytes, RUBBISH, size < 1 << 20 ? size : 1 << 20);
     Memory *m = remember(DEVICE, reserve_addresses(size), size, bytes, fd);
+    m->written = calloc(1, size);
     memory_used[current_device] += (long long)size;
     *out = m->address;
     return OK;
@@ -100,6 +103,25 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
 void check_idle(const Memory *m) {
     if (m->pending) violation("%zu bytes of %s memory were freed while %d operations on them were pending", m->size,
                               m->kind == DEVICE || m->kind == IMPORTED ? "device" : "host", m->pending);
+    for (const Graph *graph = graphs; graph; graph = graph->next)
+        if (graph->is_exec)
+            for (const Operation *o = graph->first; o; o = o->next) {
+                int used = o->to_memory == m || o->source_memory == m;
+                for (int i = 0; i < o->touched_count; i++) used |= o->touched[i].memory == m;
+                if (!used) continue;
+                violation("%zu bytes of memory were freed that a graph uses, which can still be launched", m->size);
+                return;
+            }
+}
+void mark_written(Memory *m, uint64_t address, size_t size) {
+    if (m->written) memset(m->written + (address - m->address), 1, size);
+}
+void check_written(const Memory *m, uint64_t address, size_t size, const char *reader) {
+    if (!m->written) return;
+    const uint8_t *from = m->written + (address - m->address), *unwritten = memchr(from, 0, size);
+    if (unwritten)
+        violation("a %s reads %zu bytes at %#llx, of which nobody has written number %zu", reader, size,
+                  (unsigned long long)address, (size_t)(unwritten - from));
 }
 /* What is still pending shall find the memory freed, and not crash the test. */
 void unmap(Memory *m) {

@@ -37,6 +37,8 @@ static void run_copy(Operation *o, int device) {
         sticky[device] = ILLEGAL_ADDRESS;
         return;
     }
+    if (o->source_memory) check_written(o->source_memory, o->source, o->size, kind_names[o->kind]);
+    if (o->to_memory) mark_written(o->to_memory, o->to, o->size);
     uint8_t *to = bytes_of(o->to_memory, o->to);
     uint8_t *source = o->kind == FILL ? NULL : bytes_of(o->source_memory, o->source);
     long long delay = o->kind == COPY_DEVICE ? d2d_us : copy_us;
@@ -58,19 +60,23 @@ void run_operation(Operation *o, int device) {
     if (sticky[device]) return;
     if (is_copy(o->kind)) {
         run_copy(o, device);
-    } else if (o->kind == HOST || o->kind == KERNEL) {
+    } else if (o->kind == KERNEL) {
         for (int i = 0; i < o->touched_count; i++)
             if (!within(o->touched[i].memory, o->touched[i].of.address, o->touched[i].of.size)) {
                 violation("a kernel ran on memory that was freed");
                 sticky[device] = ILLEGAL_ADDRESS;
                 return;
+            } else if (!o->touched[i].of.writes) {
+                check_written(o->touched[i].memory, o->touched[i].of.address, o->touched[i].of.size, "kernel");
             }
         pthread_mutex_unlock(&guard);
         o->function(o->argument);
         pthread_mutex_lock(&guard);
+        for (int i = 0; i < o->touched_count; i++)
+            if (o->touched[i].of.writes)
+                mark_written(o->touched[i].memory, o->touched[i].of.address, o->touched[i].of.size);
     } else if (o->kind == RECORD) {
         if (o->ticket > o->event->reached) o->event->reached = o->ticket;
-        o->event->reached_ns = now_ns();
     } else if (o->kind == GRAPH) {
         for (Operation *inner = o->graph->first; inner; inner = inner->next) run_operation(inner, device);
     }
@@ -113,6 +119,7 @@ static CUresult submit_copy(Stream *s, Kind kind, uint64_t to, uint64_t source, 
     }
     submit(s, o);
     if (pageable && !s->capture) {
+        if (is_loop) violation("the loop copies %zu bytes of pageable memory, which waits for the device", size);
         uint64_t last = s->submitted;
         wait_for(s, last);
         join_clock(&host_clock, &s->clock);
@@ -148,15 +155,5 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr source, size_t size, S
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, Stream *s) {
     ENTER(1) result = submit_copy(s, FILL, to, 0, size, value);
-    LEAVE;
-}
-CUresult cuLaunchHostFunc(Stream *s, void (*function)(void *), void *argument) {
-    ENTER(function) {
-        if ((result = usable(s)) == OK) {
-            Operation *o = operation(HOST);
-            o->function = function, o->argument = argument;
-            submit(s, o);
-        }
-    }
     LEAVE;
 }

@@ -2,8 +2,6 @@
 
 #include "cuda_stub.h"
 
-#include <time.h>
-
 Stream *slots[MAX_STREAMS];
 Clock host_clock;
 int live_events;
@@ -12,12 +10,6 @@ static uint32_t ticks[MAX_STREAMS];     /* never restart, also when a slot gets 
 void join_clock(Clock *into, const Clock *from) {
     for (int i = 0; i < MAX_STREAMS; i++)
         if (from->tick[i] > into->tick[i]) into->tick[i] = from->tick[i];
-}
-
-int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
 void event_unreference(Event *event) {
@@ -147,9 +139,10 @@ CUresult cuStreamWaitEvent(Stream *s, Event *event, unsigned flags) {
     LEAVE;
 }
 CUresult cuEventCreate(Event **out, unsigned flags) {
+    (void)flags;
     ENTER(out) {
         Event *event = calloc(1, sizeof *event);
-        event->alive = 1, event->device = current_device, event->timing = !(flags & 2), event->references = 1;
+        event->alive = 1, event->device = current_device, event->references = 1;
         *out = event;
         live_events++;
     }
@@ -195,13 +188,6 @@ CUresult cuEventSynchronize(Event *event) {
         result = sticky[event->device];
         if (result == OK) join_clock(&host_clock, &clock);
         event_unreference(event);
-    }
-    LEAVE;
-}
-CUresult cuEventElapsedTime(float *milliseconds, Event *start, Event *end) {
-    ENTER(milliseconds && start && end && start->timing && end->timing) {
-        if (start->reached < start->recorded || end->reached < end->recorded) result = NOT_READY;
-        else *milliseconds = (float)(end->reached_ns - start->reached_ns) / 1e6f;
     }
     LEAVE;
 }

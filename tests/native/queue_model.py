@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from _native.scheduling.probe import NEVER
 from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from tests.native.delay_model import Delay
+from tests.native.probe import NEVER
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Policy:
     def longest_ns(self) -> int:
         """How long the oldest request of a batch may be waited for."""
         return NEVER if self.adaptive and not self.delay_us else self.delay_us * 1000
+
+    @property
+    def largest(self) -> int:
+        """The largest preferred size."""
+        return max(self.preferred or (self.max_rows,))
 
     def spec(self) -> ModelSpec:
         tensor = TensorSpec("x", "FP32", (-1,))
@@ -162,21 +167,29 @@ class QueueModel:
         self.delay.ask(len(waiting), now)
         candidates, complete = self.candidates(waiting)
         due = min(request.queued for request in candidates) + self.policy.longest_ns
-        if now >= due or self.closed:
+        if self.policy.longest_ns and (now >= due or self.closed):
             return len(candidates), NEVER
-        preferred = self.policy.preferred or (self.policy.max_rows,)
-        for count in range(len(candidates), 0, -1):
-            if sum(request.rows for request in candidates[:count]) in preferred:
-                return count, NEVER
-        if complete:
+        early = self.leaving_early(candidates, waiting)
+        if early:
+            return early, NEVER
+        rows = sum(request.rows for request in candidates)
+        if complete or rows > self.policy.largest or not self.policy.longest_ns:
             return len(candidates), NEVER
-        if candidates[0].rows > max(preferred):
-            return 1, NEVER
         if self.policy.adaptive:
             end = min((request.ends for request in candidates if request.ends is not None), default=NEVER)
-            rows = sum(request.rows for request in candidates)
             due = min(due, self.delay.due(len(candidates), rows, end, idle))
         return (len(candidates), NEVER) if now >= due else (0, due)
+
+    def leaving_early(self, candidates: list[Waiting], waiting: list[Waiting]) -> int:
+        """How many go while the delay is not over, by Triton's rule."""
+        sums = [sum(request.rows for request in waiting[:count]) for count in range(len(waiting) + 1)]
+        for count in range(len(candidates), 0, -1):
+            if sums[count] in (self.policy.preferred or (self.policy.max_rows,)):
+                return count
+        for count in range(1, len(candidates) + 1):
+            if count < len(waiting) and sums[count + 1] > self.policy.largest:
+                return count
+        return 0
 
     def candidates(self, waiting: list[Waiting]) -> tuple[list[Waiting], bool]:
         """The longest prefix that may go together, and whether it can become no longer."""

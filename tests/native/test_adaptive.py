@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.scheduling.probe import QueueProbe
 from backends.api import QueuePolicySpec
 from tests.native.delay_model import Batches
+from tests.native.probe import QueueProbe
 from tests.native.queue_model import Policy
 
 MS = 1_000_000
@@ -162,7 +162,7 @@ def test_how_many_are_waited_for(fixed, row, gap, target):
         assert probe.wake[1] == target
     probe.push(5000, 1, now)
     assert len(probe.take(now)) == target
-    assert probe.why == ("preferred size" if target == 64 else "waiting does not pay")
+    assert probe.why == ("full" if target == 64 else "waiting does not pay")
 
 
 def test_nothing_is_waited_for_while_nothing_is_known():

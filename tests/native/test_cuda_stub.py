@@ -24,7 +24,9 @@ def stub():
 
 @pytest.fixture
 def gpu(stub):
-    return device(0)
+    found = device(0)
+    found.use()
+    return found
 
 
 def test_buffer_used_again_before_its_copy_ran(gpu, stub):
@@ -161,3 +163,59 @@ def test_kernels_are_captured(gpu, stub):
     stream.synchronize()
     assert ran == [True, True]
     assert stub.violations() == []
+
+
+def test_bytes_that_nobody_has_written(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    stream.fill(memory.pointer, 0, 64)
+    stream.copy_on_device(memory.pointer + 1024, memory.pointer, 64)
+    stub.launch(stream.handle, int, [(memory.pointer + 1024, 64, False), (memory.pointer + 2048, 8, True)])
+    stub.launch(stream.handle, int, [(memory.pointer + 2048, 8, False)])
+    stream.synchronize()
+    assert stub.violations() == []
+    stream.copy_on_device(memory.pointer + 4096, memory.pointer + 32, 64)
+    stub.launch(stream.handle, int, [(memory.pointer + 2048, 9, False)])
+    stream.synchronize()
+    copied, read = stub.violations()
+    assert f"a d2d reads 64 bytes at {memory.pointer + 32:#x}, of which nobody has written number 32" in copied
+    assert f"a kernel reads 9 bytes at {memory.pointer + 2048:#x}, of which nobody has written number 8" in read
+
+
+def test_memory_freed_under_a_graph_that_can_be_launched(gpu, stub):
+    memory, stream = gpu.allocate(SIZE), gpu.stream()
+    stream.begin_capture()
+    stream.fill(memory.pointer, 0, SIZE)
+    graph = stream.end_capture()
+    del memory
+    (found,) = stub.violations()
+    assert f"{SIZE} bytes of memory were freed that a graph uses, which can still be launched" in found
+    del graph
+
+
+def test_loop_that_waits_and_one_that_does_not(gpu, stub):
+    stream, memory = gpu.stream(), gpu.allocate(SIZE)
+    with stub.loop():
+        stream.fill(memory.pointer, 0, SIZE)
+    assert stub.violations() == []
+    with stub.loop(), HostBuffer(b"a" * 64) as pageable:
+        stream.synchronize()
+        stream.copy_to_device(memory.pointer, pageable.address, 64)
+    waits, copies = stub.violations()
+    assert "the loop calls cuStreamSynchronize, which may wait for the device" in waits
+    assert "the loop copies 64 bytes of pageable memory, which waits for the device" in copies
+    del memory, stream
+
+
+def test_context_that_is_left_current_on_the_loop(stub):
+    stub.set(devices=2)
+    try:
+        first, second = device(0), device(1)
+        first.use()
+        with stub.loop():
+            second.use()
+        first.use()
+        (found,) = stub.violations()
+        assert "the context of device 1 was left current on the loop's thread, which had that of 0" in found
+        del first, second
+    finally:
+        stub.set(devices=1)

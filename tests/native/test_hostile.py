@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 
 import pytest
 
 from _native.transport.connection import Connection, Endpoint
+from _native.transport.workers import Workers
 from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
+from tests.framing import framed
+from tests.native.h2peer import Echo, Peer
 from tests.native.readers import Buffered, Direct, Socket
 
 SPARE = 500  # frames a second that bring no call forward
@@ -257,3 +262,31 @@ def test_ten_thousand_random_byte_streams():
                 data[generator.randrange(len(data))] = generator.randrange(256)
         wire.send((PREFACE + h2cases.settings() if number % 4 else b"") + bytes(data))
         wire.close()
+
+
+def test_more_calls_at_once_than_may_be_open(native_counters):
+    """Before a client can know how many streams it may open, it opens thousands: they are refused, the connection stays
+    and the first ones are served."""
+    echo = Echo()
+    peer = Peer(echo.endpoint)
+    streams = [peer.open("/test/Echo") for _ in range(8000)]
+    for stream in streams:
+        peer.send(stream, framed(b""), end=True)
+    peer.pump()
+    statuses = [peer.answers[stream].status for stream in streams]
+    assert statuses[:256] == [0] * 256
+    assert {peer.answers[stream].reset for stream in streams[256:]} == {7}, "REFUSED_STREAM: the client may try again"
+    assert not peer.connection.finished
+    assert peer.call("/test/Echo", b"x").messages == [b"x"]
+    peer.close()
+
+
+def test_workers_that_cannot_be_made_close_nothing(monkeypatch):
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.eventfd", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        Workers(1)
+    gc.collect()
+    os.fstat(0)  # still open

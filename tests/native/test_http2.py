@@ -4,6 +4,7 @@ The client is the h2 library, in memory; nothing here has a socket, and only nat
 """
 
 import gc
+import json
 import random
 
 import h2.errors
@@ -23,12 +24,14 @@ from _native.transport.connection import (
     Connection,
     Endpoint,
 )
+from tests.conformance import h2cases
 from tests.native.h2peer import INFER, Answer, Echo, Lanes, Peer, framed, output
 
 ECHO = "/test.Echo/Echo"
 UNSENT_LIMIT = 4 << 20
 QUEUED_LIMIT = 1 << 20
 STREAM_WINDOW = 4 << 20
+INTERNAL = 13
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -145,6 +148,101 @@ def test_padding_is_given_back_to_the_window(peer):
     peer.h2.end_stream(stream)
     peer.pump()
     assert peer.answers[stream].messages == [b"x" * 40_000]
+
+
+# -- frames of streams that are over --
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_headers_of_a_stream_that_the_client_has_ended_end_the_connection(echo, answered):
+    peer = connected(echo.endpoint)
+    echo.hold = not answered
+    stream = peer.open(ECHO)
+    peer.send(stream, framed(b"x"), end=True)
+    peer.pump()
+    assert peer.answers[stream].ended == answered
+    peer.feed(h2cases.headers(stream))
+    [*_, last] = h2cases.frames(peer.take())
+    assert (type(last).__name__, last.error_code) == ("GoAwayFrame", h2cases.CLOSED)
+    assert peer.connection.finished
+    peer.close()
+
+
+def test_what_was_sent_before_an_early_answer_came_is_ignored(echo):
+    """The client cannot have known that its call was answered."""
+    peer = connected(echo.endpoint)
+    stream = peer.open("/no", (("grpc-timeout", "soon"),))
+    peer.pump()
+    assert peer.answers[stream].status == INTERNAL
+    peer.feed(h2cases.frame(h2cases.DATA, 0, stream, b"x" * 100))
+    peer.feed(h2cases.frame(h2cases.DATA, h2cases.END_STREAM, stream, b"x" * 100))
+    assert not h2cases.frames(peer.take())
+    assert peer.call(ECHO, b"alive").messages == [b"alive"]
+    peer.close()
+
+
+# -- values with spaces, and what HTTP/2 does not allow --
+
+
+@pytest.mark.parametrize("value", [b"x ", b" x", b"\t x \t", b"x"])
+def test_spaces_around_a_value_are_stripped(echo, value):
+    answer = raw_call(echo, ("x-key", value))
+    assert (answer.status, answer.headers["x-key"]) == (0, "x")
+
+
+@pytest.mark.parametrize(("key", "value"), [("x-key", b"a\x01b"), ("x-key", b"a\nb"), ("x key", b"v")])
+def test_a_header_that_is_not_allowed_is_told_to_the_server(echo, key, value):
+    told = []
+    answer = raw_call(echo, (key, value), told.append)
+    assert answer.reset == h2cases.PROTOCOL
+    assert len(told) == 1
+    assert repr(key) in told[0]
+
+
+def raw_call(echo, pair, on_refused=None):
+    """A call with a header as it stands; h2 would strip or refuse it."""
+    peer = connected(echo.endpoint)
+    peer.connection.on_refused = on_refused
+    stream = peer.open(ECHO, end=True)
+    peer.h2.data_to_send()
+    name, value = pair
+    peer.feed(h2cases.headers(stream, 5, h2cases.block(pseudo_path=ECHO, extra=((name, value.decode()),))))
+    peer.pump()
+    answer = peer.answers[stream]
+    peer.close()
+    return answer
+
+
+# -- HTTP/1 --
+
+
+@pytest.mark.parametrize("parts", [[], [1], [1, 2, 3]])
+def test_http1_is_answered_in_http1(echo, parts):
+    peer = Peer(echo.endpoint)
+    data = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n\r\n"
+    for part in parts:
+        peer.feed(data[:part])
+        data = data[part:]
+    peer.feed(data)
+    answer = peer.take()
+    head, body = answer.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 505 ")
+    assert f"content-length: {len(body)}".encode() in head
+    assert "gRPC" in json.loads(body)["error"]
+    assert peer.connection.http1
+    assert peer.connection.finished
+    assert not peer.take()
+    peer.close()
+
+
+@pytest.mark.parametrize("data", [b"INVALID CONNECTION PREFACE\r\n\r\n", b"\x16\x03\x01\x00\xc8", b"GET / FTP/1.1\r\n"])
+def test_other_protocols_get_no_answer_in_http1(echo, data):
+    peer = Peer(echo.endpoint)
+    peer.feed(data)
+    assert not peer.connection.http1
+    assert b"HTTP" not in peer.take()
+    assert peer.connection.finished
+    peer.close()
 
 
 # -- huge messages through small windows --

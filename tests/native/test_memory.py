@@ -1,6 +1,8 @@
 """Guards the block pool: size classes, blocks that never overlap however many threads take them, counters, trim."""
 
+import ctypes
 import itertools
+import resource
 import threading
 
 import numpy as np
@@ -12,7 +14,9 @@ from _native.memory import resource as memory
 from _native.memory.host import size_class
 from tests.threads import in_threads
 
-LARGEST = 64 << 20
+LARGEST = 1 << 30
+MIB = 1 << 20
+LOOKS = 4  # after which what was free all the while has gone
 ALIGNMENT = 256
 
 
@@ -89,6 +93,79 @@ def test_large_block_is_never_kept():
     block = memory._take(LARGEST + 1)
     del block
     assert memory.pooled() == 0
+
+
+@pytest.fixture
+def kept():
+    """Sets how many bytes the pool keeps; afterwards it is empty and has the default again."""
+    memory.trim()
+    yield memory.keep_at_most
+    memory.keep_at_most(128 * MIB)
+    memory.trim()
+
+
+def use(size, rounds=1):
+    """Take, write and give a block; how many pages the kernel had to bring."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _ in range(rounds):
+        block = memory.host().take(size)
+        ctypes.memset(block.address, 1, size)
+        del block
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+@pytest.mark.parametrize("size", [70_000, MIB, 3 * MIB, 20 * MIB])
+def test_a_size_that_is_asked_for_displaces_others(kept, size):
+    """Whatever filled the pool before: here a burst of another size, all of it free."""
+    kept(40 * MIB)
+    burst = [memory.host().take(7 * MIB) for _ in range(8)]
+    del burst[:]
+    assert memory.pooled() > 30 * MIB
+    first = use(size)
+    assert use(size, 50) <= first + 20, "blocks of this size are made anew each time"
+    assert memory.pooled() <= 40 * MIB
+
+
+def test_sizes_that_are_used_in_turn_stay_together(kept):
+    """A class is displaced by what is asked for after it, and not by its neighbours in use."""
+    kept(40 * MIB)
+    sizes = [70_000, MIB, 5 * MIB, 9 * MIB]
+    for size in sizes:
+        use(size)
+    assert sum(use(size) for _ in range(10) for size in sizes) < 40
+
+
+def test_the_largest_blocks_are_kept_warm(kept):
+    """Beyond 64 MiB a fresh mapping costs several times what the copy does."""
+    kept(256 * MIB)
+    use(80 * MIB)
+    assert use(80 * MIB, 3) < 100
+    kept(64 * MIB)  # more than may be kept is not, and displaces nothing
+    use(MIB)
+    use(80 * MIB)
+    assert use(MIB) < 10
+
+
+def test_what_nobody_uses_goes_back_after_some_looks(kept):
+    held = memory.host().usage()["held"]
+    blocks = [memory.host().take(MIB) for _ in range(20)]
+    del blocks[:]
+    assert memory.host().usage()["held"] >= held + 20 * MIB
+    freed = sum(memory.cool() for _ in range(LOOKS))
+    assert freed >= 20 * MIB
+    assert memory.host().usage()["held"] <= held
+    assert memory.cool() < MIB
+
+
+def test_what_is_used_between_two_looks_stays(kept):
+    """As many blocks as were in use at a time, and no more."""
+    blocks = [memory.host().take(MIB) for _ in range(20)]
+    del blocks[:]
+    for _ in range(LOOKS + 2):
+        busy = [memory.host().take(MIB) for _ in range(3)]
+        del busy[:]
+        memory.cool()
+    assert 3 * MIB <= memory.pooled() < 4.5 * MIB
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20_000)), max_size=40))

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from _native.memory.arena import ArenaHandle
 from _native.memory.resource import live_counters
+from _native.service.access import Judge
 from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Connection, Endpoint
+from server.front.tokens import parse
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import h2cases
 from tests.conformance.h2cases import DATA as DATA_FRAME
@@ -98,12 +100,42 @@ def test_a_small_message_does_not(lanes, peer):
 
 
 @pytest.mark.parametrize("first", [5, 6, 7])
-def test_a_message_whose_first_piece_does_not_name_the_model_is_served_from_ordinary_memory(lanes, peer, first):
+def test_a_message_gets_its_place_when_enough_of_it_has_come_to_name_the_model(lanes, peer, first):
     message = framed(lanes.request(DATA))
-    stream, rest = begin(peer, message, first, 20 * KIB)
+    stream, rest = begin(peer, message, first)
     assert lanes.arena.used == 0
+    peer.send(stream, rest[: 20 * KIB])
+    peer.pump()
+    assert lanes.arena.used >= 40 * KIB
+    rest = rest[20 * KIB :]
     peer.send_all(stream, rest)
     assert finish(lanes, peer, stream) == ("", DATA)
+
+
+def test_claims_take_nothing_of_the_arena(lanes, peer):
+    """A few bytes that announce a large message leave the model's memory to others."""
+    for _ in range(100):
+        begin(peer, b"\0" + (8 << 20).to_bytes(4, "big") + lanes.request(b"x")[:100], 105)
+    assert lanes.arena.used == 0
+    message = framed(lanes.request(DATA, "7"))
+    stream, rest = begin(peer, message, 20 * KIB)
+    assert lanes.arena.used >= 40 * KIB
+    peer.send_all(stream, rest)
+    assert finish(lanes, peer, stream) == ("7", DATA)
+
+
+def test_a_caller_who_may_not_use_the_model_takes_nothing_of_its_memory(lanes, peer):
+    """The call ends as soon as the message has named the model."""
+    judge = Judge()
+    judge.set_tokens(parse(b"mine groups=inference models=other\n", "tokens", judge.key))
+    judge.install(lanes.endpoint)
+    lanes.service.guard(judge)
+    stream = peer.open(metadata=(("authorization", "Bearer mine"),))
+    peer.send(stream, framed(lanes.request(DATA))[: 20 * KIB])
+    peer.pump()
+    assert lanes.arena.used == 0
+    assert peer.answers[stream].status == 7
+    assert lanes.endpoint.held == 0
 
 
 def test_the_name_behind_other_fields_is_not_looked_for(lanes, peer):
@@ -410,7 +442,7 @@ def test_others_have_their_turn():
     sent = server.reader.theirs.send(frame(DATA_FRAME, 0, 1, framed(RANDOM)[: 256 * KIB]) * 8)
     assert sent > MIB
     server.reader.read()
-    assert server.endpoint.held < MIB
+    assert server.endpoint.direct < MIB
     server.close()
 
 

@@ -102,6 +102,24 @@ def test_refused_mappings_and_full_registries_leave_nothing(shared_object):
     assert regions.count == 0
 
 
+def test_one_user_cannot_take_what_all_share(shared_object):
+    """Nor learn what the others have."""
+    regions = Regions(max_count=3, max_byte_size=3 * SIZE, scope_count=2, scope_byte_size=2 * SIZE)
+    for user in (1, 2):
+        add(regions, shared_object, "a", scope=user)
+    add(regions, shared_object, "b", scope=1, byte_size=1)
+    with pytest.raises(RegionError, match=f"2 regions of {SIZE + 1} bytes are registered .* at most 2 of {2 * SIZE} b"):
+        add(regions, shared_object, "c", scope=1, byte_size=1)
+    with pytest.raises(RegionError, match=r"of 1 bytes: all users together have as much as the server allows$"):
+        add(regions, shared_object, "b", scope=2, byte_size=1)
+    assert regions.remove(1, SYSTEM, "b")
+    add(regions, shared_object, "b", scope=2, byte_size=1)
+    regions.remove_all(2, SYSTEM)
+    add(regions, shared_object, "c", scope=1, byte_size=1)
+    regions.close()
+    assert regions.count == 0
+
+
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
 def test_bytes_of_a_region_at_any_offset(regions, shared_object, offset):
     add(regions, shared_object, offset=offset, byte_size=4097)

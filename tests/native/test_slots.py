@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.scheduling.probe import SlotsProbe
 from backends.api import InstanceSpec, ModelSpec, QueuePolicySpec, QueueSpec, SequenceSpec, TensorSpec
+from tests.native.probe import SlotsProbe
 
 NEVER = (1 << 63) - 1
 CANCELLED, UNAVAILABLE = 1, 14
@@ -213,11 +213,18 @@ class Model:
             if sum(taken) >= self.rows:
                 complete = True
                 break
-        if not taken or self.closed or now - ready[0].ready[0] >= self.policy.max_queue_delay_us * 1000:
+        delay = self.policy.max_queue_delay_us * 1000
+        if not taken or (delay and (self.closed or now - ready[0].ready[0] >= delay)):
             return len(taken)
         preferred = self.policy.preferred_sizes or (self.rows,)
-        sizes = [n for n in range(1, len(taken) + 1) if sum(taken[:n]) in preferred]
-        return max(sizes, default=len(taken) if complete else 0)
+        rows = [each.queue[0].rows for each in ready]
+        for n in range(len(taken), 0, -1):
+            if sum(rows[:n]) in preferred:
+                return n
+        for n in range(1, len(taken) + 1):
+            if n < len(rows) and sum(rows[: n + 1]) > max(preferred):
+                return n
+        return len(taken) if complete or sum(taken) > max(preferred) or not delay else 0
 
     def next_direct(self, seat: int, now: int) -> list[Live | None]:
         if any(self.seat_of[each] == seat for each in self.live if each.running):

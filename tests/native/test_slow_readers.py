@@ -1,25 +1,62 @@
-"""Memory for answers that nobody reads: capped for all connections together, and readers are served meanwhile."""
+"""Memory that clients make the server hold: bounded for all connections together, at the cost of who holds most and
+moves least, and of nobody else."""
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
-from tests.native.h2peer import Lanes, Peer, framed, output
+from _native.memory.resource import pooled
+from _native.transport.client import ClientUse
+from _native.transport.connection import Connection
+from tests.native.h2peer import Echo, Lanes, Peer, framed, output
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 4 * MIB
+ENHANCE_YOUR_CALM = 11
+RESOURCE_EXHAUSTED = 8
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(native_counters):
-    """No stream, connection, request or block survives its test."""
+    """No stream, connection, request, block or charge survives its test."""
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def lanes():
-    lanes = Lanes(max_unsent=LIMIT)
-    yield lanes
-    lanes.close()
+def made():
+    """Makes lanes; they are closed at the end."""
+    all_lanes = []
+
+    def make(**arguments):
+        lanes = Lanes(**arguments)
+        lanes.endpoint.clock = Clock()
+        all_lanes.append(lanes)
+        return lanes
+
+    yield make
+    for lanes in all_lanes:
+        lanes.close()
+
+
+@pytest.fixture
+def lanes(made):
+    return made(max_held=LIMIT)
+
+
+def advance(endpoint, seconds):
+    for _ in range(seconds):
+        endpoint.clock.now += 1
+        endpoint.expire()
 
 
 def call(lanes, peer, size=MIB):
@@ -42,71 +79,230 @@ def stalled_peers(lanes, count):
     for peer in peers:
         peer.pump()
         call(lanes, peer)
-    for _ in range(3):
         lanes.settle()
-        for peer in peers:
-            peer.pump()
+        peer.pump()
+        advance(lanes.endpoint, 1)
+    lanes.settle()
+    for peer in peers:
+        peer.pump()
     return peers
 
 
-def test_unread_answers_are_capped_over_all_connections(lanes):
-    reader = Peer(lanes.endpoint)
-    assert answered(lanes, reader)
+def test_unread_answers_are_bounded_over_all_connections(lanes):
     stalled = stalled_peers(lanes, 20)
-    assert LIMIT // 2 < lanes.endpoint.unsent <= LIMIT
-    assert lanes.endpoint.waiting
-    for _ in range(3):
-        assert answered(lanes, reader)
-    assert lanes.endpoint.unsent <= LIMIT
-    for peer in (*stalled, reader):
+    assert LIMIT // 2 < lanes.endpoint.ledger["unsent"] <= LIMIT
+    assert lanes.endpoint.ledger_agrees()
+    cut = [answer for peer in stalled for answer in peer.answers.values() if answer.reset == ENHANCE_YOUR_CALM]
+    assert len(cut) >= 16, "who holds most goes, by a reset that clients see as RESOURCE_EXHAUSTED"
+    for peer in stalled:
         peer.close()
     lanes.settle()
-    assert lanes.endpoint.unsent == 0
-    assert not lanes.endpoint.waiting
+    assert lanes.endpoint.held == 0
 
 
-def test_calls_that_wait_run_when_there_is_room(lanes):
-    reader = Peer(lanes.endpoint)
-    assert answered(lanes, reader)
-    stalled = stalled_peers(lanes, 3)
-    late = Peer(lanes.endpoint)
-    stream = call(lanes, late)
-    lanes.settle()
-    late.pump()
-    assert not late.answers[stream].ended
-    stalled.pop().close()
-    for _ in range(20):
-        lanes.settle()
-        late.pump()
-    assert late.answers[stream].ended
-    assert len(output(late.answers[stream].messages[0])[1]) == MIB
-    for peer in (*stalled, reader, late):
+def test_a_new_client_that_reads_is_served_at_once(lanes):
+    """The answers of others that are not read, and never will be, do not make it wait for anything."""
+    stalled = stalled_peers(lanes, 13)
+    advance(lanes.endpoint, 3)
+    for size in (100, MIB // 2, MIB):
+        peer = Peer(lanes.endpoint)
+        assert answered(lanes, peer, size)
+        peer.close()
+    for peer in stalled:
         peer.close()
 
 
-def test_a_waiting_call_may_be_reset(lanes):
-    reader = Peer(lanes.endpoint)
-    assert answered(lanes, reader)
-    stalled = stalled_peers(lanes, 6)
-    assert lanes.endpoint.waiting
-    late = Peer(lanes.endpoint)
-    stream = call(lanes, late)
-    late.h2.reset_stream(stream)
-    late.pump()
-    assert late.connection.streams == 0
-    for peer in (*stalled, reader, late):
-        peer.close()
-    lanes.settle()
-    assert not lanes.endpoint.waiting
-
-
-def test_small_answers_never_wait(lanes):
-    peers = [Peer(lanes.endpoint, reading=False) for _ in range(100)]
-    streams = [peer.open() for peer in peers]
-    for peer, stream in zip(peers, streams, strict=True):
-        peer.send_all(stream, framed(lanes.request(b"x" * 100)))
-    lanes.settle()
-    for peer, stream in zip(peers, streams, strict=True):
+def test_a_byte_now_and_then_is_not_reading(lanes):
+    """Peers that take their answers byte by byte owe as much as those that take nothing."""
+    slow = [Peer(lanes.endpoint, reading=False, window=1 * KIB) for _ in range(4)]
+    for peer in slow:
         peer.pump()
-        assert peer.answers[stream].ended
+        call(lanes, peer, 900 * KIB)
+    lanes.settle()
+    for _ in range(10):
+        for peer in slow:
+            for stream in peer.answers:
+                if not peer.answers[stream].ended:
+                    peer.h2.increment_flow_control_window(1, stream)
+            peer.pump()
+        advance(lanes.endpoint, 1)
+    late = Peer(lanes.endpoint)
+    assert answered(lanes, late, MIB)
+    assert lanes.endpoint.held <= LIMIT
+    for peer in (*slow, late):
         peer.close()
+
+
+def test_one_large_answer_slows_nobody(made):
+    """What one call has answered says nothing of what others will."""
+    lanes = made(max_held=8 * MIB, running=False)
+    lanes.run()
+    first = Peer(lanes.endpoint, window=1 << 24)
+    assert answered(lanes, first, 4 * MIB)
+    peers = [Peer(lanes.endpoint) for _ in range(4)]
+    streams = {peer: [call(lanes, peer, 64) for _ in range(50)] for peer in peers}
+    assert lanes.lane.in_flight == 200, "every call runs as soon as it is complete"
+    lanes.settle()
+    for peer, its in streams.items():
+        peer.pump()
+        assert all(peer.answers[stream].ended for stream in its)
+        peer.close()
+    first.close()
+
+
+def test_requests_that_wait_in_a_queue_are_bounded_in_bytes(made):
+    """Their inflated size counts, and the latest of who holds most are refused."""
+    lanes = made(max_held=LIMIT, running=False)
+    greedy, small = Peer(lanes.endpoint), Peer(lanes.endpoint)
+    packed = gzip.compress(lanes.request(bytes(MIB)))
+    first = call(lanes, small, 100)
+    streams = []
+    for _ in range(30):
+        streams.append(greedy.open(metadata=(("grpc-encoding", "gzip"),)))
+        greedy.send_all(streams[-1], framed(packed, compressed=1))
+    assert lanes.endpoint.held <= LIMIT
+    assert lanes.endpoint.ledger["executed"] > LIMIT // 2
+    refused = [greedy.answers[stream] for stream in streams if greedy.answers[stream].ended]
+    assert len(refused) >= 26
+    assert {answer.status for answer in refused} == {RESOURCE_EXHAUSTED}
+    assert all("grpc-status-details-bin" in answer.headers for answer in refused)
+    second = call(lanes, small, 100)
+    lanes.run()
+    lanes.settle()
+    small.pump()
+    greedy.pump()
+    assert (small.answers[first].status, small.answers[second].status) == (0, 0)
+    assert lanes.endpoint.held == 0 or greedy.connection.unsent
+    for peer in (greedy, small):
+        peer.close()
+
+
+def test_an_answer_must_be_taken_in_time(made):
+    lanes = made(send_timeout=30.0)
+    peer = Peer(lanes.endpoint, reading=False)
+    peer.pump()
+    stream = call(lanes, peer, MIB)
+    lanes.settle()
+    peer.pump()
+    advance(lanes.endpoint, 29)
+    peer.pump()
+    assert peer.answers[stream].reset is None
+    advance(lanes.endpoint, 8)  # 64 KiB have gone, which are 4 s
+    peer.pump()
+    assert peer.answers[stream].reset == ENHANCE_YOUR_CALM
+    assert lanes.endpoint.held == 0
+    peer.close()
+
+
+def test_a_stream_whose_responses_are_not_taken_ends_and_its_owner_is_told(native_counters):
+    echo = Echo(send_timeout=30.0)
+    echo.endpoint.clock = Clock()
+    peer = Peer(echo.endpoint, reading=False)
+    stream = peer.open("/test/Stream")
+    for _ in range(3):
+        peer.send(stream, framed(bytes(64 * KIB)))
+        peer.pump()
+    assert not echo.calls[0].writable
+    advance(echo.endpoint, 40)
+    assert (0, "closed") in echo.events
+    assert not echo.calls[0].open
+    peer.pump()
+    assert peer.answers[stream].reset == ENHANCE_YOUR_CALM
+    assert echo.endpoint.held == 0
+    peer.close()
+
+
+def test_what_a_handler_holds_counts_until_its_call_ends(native_counters):
+    echo = Echo(max_held=LIMIT)
+    echo.hold = True
+    peer = Peer(echo.endpoint)
+    peer.open("/test/Stream")
+    peer.pump()
+    echo.calls[0].hold(3 * MIB)
+    echo.calls[0].hold(-MIB)
+    assert echo.endpoint.ledger["executed"] == 2 * MIB
+    with pytest.raises(ValueError, match="holds 2097152 bytes"):
+        echo.calls[0].hold(-3 * MIB)
+    echo.calls[0].end(0)
+    assert echo.endpoint.held == 0
+    peer.close()
+
+
+def test_calls_are_parked_behind_answers_of_their_own_connection_only(made):
+    lanes = made()
+    greedy, other = Peer(lanes.endpoint, reading=False), Peer(lanes.endpoint)
+    streams = [call(lanes, greedy) for _ in range(5)]
+    lanes.settle()
+    greedy.pump()
+    parked = call(lanes, greedy, 10)
+    assert lanes.lane.in_flight == 0
+    assert answered(lanes, other, 10)
+    greedy.h2.reset_stream(streams[0])
+    greedy.h2.reset_stream(streams[1])
+    greedy.pump()
+    lanes.settle()
+    greedy.pump()
+    assert output(lanes_answer(greedy, parked))[1] == bytes(10)
+    for peer in (greedy, other):
+        peer.close()
+
+
+def lanes_answer(peer, stream):
+    peer.h2.increment_flow_control_window(1 << 20)
+    peer.pump()
+    return peer.answers[stream].messages[0]
+
+
+def test_a_parked_call_may_be_reset(made):
+    lanes = made()
+    peer = Peer(lanes.endpoint, reading=False)
+    for _ in range(5):
+        call(lanes, peer)
+    lanes.settle()
+    peer.pump()
+    stream = call(lanes, peer, 10)
+    assert lanes.endpoint.ledger["queued"] > 10
+    peer.h2.reset_stream(stream)
+    peer.pump()
+    assert lanes.endpoint.ledger["queued"] == 0
+    peer.close()
+
+
+def test_connections_of_one_client_count_together(made):
+    lanes = made(running=False)
+    use = ClientUse("10.0.0.7", max_bytes=100 * KIB)
+    peers = []
+    for _ in range(3):
+        peer = Peer(lanes.endpoint)
+        peer.connection.close()
+        peer.connection = Connection(lanes.endpoint, "test", use=use)
+        peer.connection.flush = lambda: None
+        peers.append((peer, call(lanes, peer, 45 * KIB)))
+    assert [peer.answers[stream].status for peer, stream in peers] == [None, None, RESOURCE_EXHAUSTED]
+    assert use.bytes_held < 100 * KIB
+    assert lanes.endpoint.ledger_agrees()
+    lanes.run()
+    lanes.settle()
+    for peer, _ in peers:
+        peer.close()
+    assert use.bytes_held == 0
+
+
+def test_memory_goes_back_to_the_system_when_a_peak_is_over(made):
+    lanes = made()
+    peers = [Peer(lanes.endpoint, reading=False) for _ in range(20)]
+    for peer in peers:
+        peer.pump()
+        call(lanes, peer)
+        lanes.settle()
+        peer.pump()
+    assert lanes.endpoint.held > 16 * MIB
+    lanes.endpoint.expire()
+    for peer in peers:
+        peer.close()
+    assert pooled() > MIB, "kept for the next requests"
+    advance(lanes.endpoint, 2)
+    assert pooled() > MIB
+    advance(lanes.endpoint, 2)
+    assert pooled() < MIB
+    assert not lanes.endpoint.expire(), "nothing more is to be given back"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _native.scheduling.probe import TimersProbe
+from tests.native.probe import TimersProbe
 
 COUNT = 100
 

@@ -46,6 +46,12 @@ class Packet:
     def text(self) -> str:
         return self.record.decode()
 
+    def call(self) -> tuple[Any, bytes]:
+        """What a CALL says, and its files."""
+        (size,) = p.CALL_HEAD.unpack_from(self.record)
+        end = p.CALL_HEAD.size + size
+        return json.loads(self.record[p.CALL_HEAD.size : end]), self.record[end:]
+
 
 @dataclass
 class Sent:

@@ -163,17 +163,22 @@ async def test_a_dead_callee_is_an_error_and_a_dead_caller_takes_its_calls_along
         await until_told(tmp_path, "slow", "cancelled")
 
 
+MISFIT = "sent a packet that does not fit its head"
+
+
 @pytest.mark.parametrize(
-    "packet",
+    ("packet", "rule"),
     [
-        b"too short",
-        protocol.HEAD.pack(protocol.BLS_REQUEST, protocol.IN_ARENA, 0, 100, 1, 0),  # belongs on the side socket
-        protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 100, 1, 0) + b"less",
-        protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 4, 1, 0) + b"less",  # than the head of a call
-        protocol.HEAD.pack(protocol.DONE, 0, 0, 0, 1, 0),
+        (b"too short", "sent a packet without a head"),
+        # belongs on the side socket
+        (protocol.HEAD.pack(protocol.BLS_REQUEST, protocol.IN_ARENA, 0, 100, 1, 0), MISFIT),
+        (protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 100, 1, 0) + b"less", MISFIT),
+        # than the head of a call
+        (protocol.HEAD.pack(protocol.BLS_REQUEST, 0, 0, 4, 1, 0) + b"less", "sent a call that cannot be read"),
+        (protocol.HEAD.pack(protocol.DONE, 0, 0, 0, 1, 0), "sent a packet of an unknown kind on the socket of calls"),
     ],
 )
-async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_path, packet):
+async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_path, packet, rule):
     code = f"""
     import os, time
     import triton_python_backend_utils as pb_utils
@@ -187,7 +192,7 @@ async def test_a_worker_that_sends_nonsense_where_the_loop_reads_is_ended(tmp_pa
     async with serving(tmp_path, m=code) as engine:
         answer = await ask(engine, -1)
         assert answer.status == 14
-        assert answer.text.endswith("message: its worker did not keep to the protocol and was ended")
+        assert answer.text.endswith(f"message: its worker was ended because it {rule}")
         assert (await ask(engine, 1)).array().tolist() == [[1]]
 
 

@@ -3,8 +3,10 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
+from backends.python.arenas import arena_of
 from server.engine.engine import Engine
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.exchange import EngineError, Exchange
@@ -65,10 +67,14 @@ class FakeCall:
     user: int = -1
     forwarded: bytes = b""
     connection: int = 0
+    peer: str = ""
     metadata: dict = field(default_factory=dict)
 
     def time_remaining(self):
         return None
+
+    def hold(self, size):
+        pass
 
 
 class Client:
@@ -293,3 +299,92 @@ async def test_errors_may_end_the_stream(tmp_path):
                 pass
         exchange.abandon()
         await reader
+
+
+async def test_more_responses_than_the_request_takes_hold_nobody_up(tmp_path):
+    """One of many: the request fails, the sender goes on, and so does the instance."""
+    code = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                for _ in range(int(request.inputs()[0].as_numpy().flat[0])):
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[7]], np.int64))]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    parameter = 'parameters { key: "decoupled_model_infer" value { string_value: "true" } }'
+    add_model(tmp_path, "m", code, DECOUPLED + parameter)
+    async with serving(tmp_path) as engine:
+        for count in (65, 200):
+            answer = await ask(engine, count)
+            assert (answer.status, "more than one response" in answer.text) == (13, True)
+        assert (await ask(engine, 1)).array().tolist() == [[7]]
+
+
+async def test_a_response_of_many_large_outputs(tmp_path):
+    count = 100
+    outputs = "".join(f'output {{ name: "y{i}" data_type: TYPE_INT64 dims: [ -1 ] }}\n' for i in range(count))
+    code = f"""
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                tensors = [pb_utils.Tensor(f"y{{i}}", np.full((1, 1024), i)) for i in range({count})]
+                request.get_response_sender().send(pb_utils.InferenceResponse(tensors), 1)
+    """
+    config = DECOUPLED.replace('output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }\n', outputs)
+    add_model(tmp_path, "m", code, config)
+    async with serving(tmp_path) as engine:
+        client = Client(engine)
+        client.send(request(x=row(1)))
+        [response] = await client.rest()
+        assert response.error_message == ""
+        raw = response.infer_response.raw_output_contents
+        assert [int.from_bytes(each[-8:], "little") for each in raw] == list(range(count))
+        await client.close()
+
+
+async def test_views_kept_by_a_thread_are_given_back(tmp_path):
+    """The model lets go of an input while, before or after DONE is on its way."""
+    code = """
+    import queue, threading
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.queue = queue.SimpleQueue()
+            for _ in range(4):
+                threading.Thread(target=self.work, daemon=True).start()
+        def work(self):
+            while True:
+                sender, x = self.queue.get()
+                total = np.array([[x.sum()]], np.int64)
+                del x
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", total)]), FINAL)
+                del sender
+        def execute(self, requests):
+            for request in requests:
+                self.queue.put((request.get_response_sender(), request.inputs()[0].as_numpy()))
+    """
+    add_model(tmp_path, "m", code, DECOUPLED)
+    async with serving(tmp_path) as engine:
+        arena = arena_of("m")
+        before = arena.used
+
+        async def ask_many() -> None:
+            client = Client(engine)
+            for i in range(50):
+                client.send(request(x=np.full((1, 32768), i)))
+                assert number(await client.next()) == 32768 * i
+            await client.close()
+
+        await asyncio.gather(*(ask_many() for _ in range(4)))
+        for _ in range(3000):  # what was sent last is being read
+            if arena.used <= before:
+                break
+            await asyncio.sleep(0.01)
+        assert arena.used <= before

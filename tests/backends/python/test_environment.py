@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from backends.api import BackendError, ModelSpec
-from backends.python.environment import activated, find_environment, unpack
+from backends.python.environment import activated, find_environment, passed_on, unpack
 from backends.python.options import read_backend_options, read_model_options
 from tests.backends.python.served import CONFIG, add_model, ask, serving
 
@@ -116,3 +116,55 @@ def test_options_have_their_values_and_errors(caplog):
     spec = ModelSpec("m", "python", parameters={"EXECUTION_TIMEOUT_SECONDS": "soon"})
     with pytest.raises(BackendError, match="expected a number of seconds"):
         read_model_options(spec, options)
+
+
+def test_the_server_s_secrets_are_not_passed_on():
+    theirs = {"HOME": "/", "AWS_REGION": "x", "AWS_ACCESS_KEY_ID": "y", "HF_TOKEN": "z"}
+    own = {"INFERD_GRPC_TOKENS": "a", "TRITONCACHE_REDIS_PASSWORD": "b"}
+    assert passed_on(theirs | own, ("*",)) == theirs
+    assert passed_on(theirs | own, ("HOME", "AWS_*", "INFERD_GRPC_TOKENS", "MISSING")) == {
+        "HOME": "/", "AWS_REGION": "x", "AWS_ACCESS_KEY_ID": "y",
+    }  # fmt: skip
+
+
+SHOWS = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        text = " ".join(os.environ.get(name, "-") for name in ("TRITONCACHE_REDIS_PASSWORD", "OMP_NUM_THREADS", "SEEN"))
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
+"""
+
+
+async def test_the_environment_of_a_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+    monkeypatch.setenv("SEEN", "seen")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    add_model(tmp_path, "two", SHOWS, CONFIG.replace("count: 1", "count: 2"))
+    async with serving(tmp_path, one=SHOWS) as engine:
+        cores = len(os.sched_getaffinity(0))
+        assert (await ask(engine, 0, model="one")).text == "- - seen"
+        assert (await ask(engine, 0, model="two")).text == f"- {max(1, cores // 2)} seen"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    async with serving(tmp_path, {"environment-variables": "OMP_*:PATH"}) as engine:
+        assert (await ask(engine, 0, model="two")).text == "- 5 -"
+
+
+def test_an_archive_whose_unpacking_was_interrupted_is_unpacked_again(tmp_path):
+    """Also where that was killed between the last file and what must be done to the files."""
+    content = tmp_path / "content"
+    (content / "bin").mkdir(parents=True)
+    (content / "bin" / "python").touch()
+    archive = tmp_path / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(content, arcname=".")
+    place = unpack(archive, tmp_path / "cache")
+    (place / "bin" / "python").unlink()
+    assert unpack(archive, tmp_path / "cache") == place
+    assert not (place / "bin" / "python").exists()  # complete: not looked at again
+    (place / ".inferd-complete").unlink()
+    unpack(archive, tmp_path / "cache")
+    assert (place / "bin" / "python").exists()

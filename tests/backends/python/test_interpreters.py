@@ -31,9 +31,19 @@ MODEL = f"""
 """
 
 
+def installed() -> list[str]:
+    """Where version managers keep interpreters: what they put on PATH runs only those that are chosen for a folder."""
+    roots = (
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",
+        Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "uv" / "python",
+    )
+    return [str(folder) for root in roots for folder in sorted(root.glob("*/bin"))]
+
+
 def interpreter(version: str) -> str | None:
-    """One that runs: in any folder of PATH, or of INFERD_PYTHONS, which has its form."""
+    """One that runs: in any folder of PATH, or of INFERD_PYTHONS, which has its form, or of a version manager."""
     folders = ":".join(filter(None, (os.environ.get("PATH"), os.environ.get("INFERD_PYTHONS")))).split(":")
+    folders += installed()
     for python in filter(None, (shutil.which(f"python{version}", path=folder) for folder in folders)):
         if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
             return python

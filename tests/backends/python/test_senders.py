@@ -125,7 +125,7 @@ def test_an_exception_fails_what_has_not_been_answered(tmp_path: Path) -> None:
         first, second = peer.execute(Sent({"IN": ONE}), Sent({"IN": ONE}))
         assert first.status == p.STATUS_OPEN
         assert second.status == p.STATUS_ERROR
-        assert "ValueError: in between" in second.error
+        assert "a batch of 2 requests failed" in second.error
 
 
 def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:

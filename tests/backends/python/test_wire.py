@@ -43,6 +43,17 @@ def test_constants():
         assert eval(value, vars(protocol).copy()) == expected, name
 
 
+ELSEWHERE = ("PARAMETER_", "LOG_", "CODE_UNKNOWN")
+"""What the constants begin with that C has from elsewhere, or does not look at."""
+
+
+def test_no_constant_is_missing_in_c():
+    found = {NAMES.get(name, name) for name, _ in re.findall(r"^    (\w+) = (.+?)$", TEXT, re.MULTILINE)}
+    for name, value in vars(protocol).items():
+        if isinstance(value, int) and name.isupper() and not name.startswith(ELSEWHERE):
+            assert name in found, name
+
+
 def test_every_kind_of_packet_has_a_number_of_its_own():
     kinds = re.search(r"cdef enum Kind:\n((?:    .*\n)+)", TEXT)[1]
     numbers = re.findall(r"= (\d+)", kinds)

@@ -230,6 +230,10 @@ FAILURES = {
 }
 
 
+OURS = ("return", "requests[0].set")
+"""What such statements begin with that do not raise: what is wrong is said in our words, to the whole batch."""
+
+
 @pytest.mark.parametrize("kind", FAILURES)
 def test_failures_of_execute(tmp_path: Path, kind: str) -> None:
     statement, expected = FAILURES[kind]
@@ -240,7 +244,7 @@ class TritonPythonModel:
         {statement}
 """
     with worker(tmp_path, source) as peer:
-        answers = peer.execute(Sent({"IN": row(1)}), Sent({"IN": row(2)}))
+        answers = peer.execute(*(Sent({"IN": row(1)}) for _ in range(2 if statement.startswith(OURS) else 1)))
         for answer in answers:
             assert (answer.status, answer.code) == (p.STATUS_ERROR, p.CODE_INTERNAL)
             assert expected.format(file=tmp_path / "1" / "model.py") in answer.error
@@ -250,6 +254,24 @@ class TritonPythonModel:
         assert log.text() == answers[0].error
         # and it goes on
         assert len(peer.execute(Sent({"IN": row(1)}), Sent({"IN": row(1)}))) == 2
+
+
+def test_an_exception_in_a_batch_is_for_the_log(tmp_path: Path) -> None:
+    """Its text may say what is in one of the requests, which is nothing for the clients of the others."""
+    source = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                raise ValueError("cannot read 'secret'")
+    """
+    with worker(tmp_path, source) as peer:
+        first, second = peer.execute(Sent({"IN": row(1)}), Sent({"IN": row(2)}))
+        assert first.error == second.error
+        assert "secret" not in first.error
+        assert "model.py" not in first.error
+        mark = first.error.rpartition("error ")[2]
+        log = peer.receive(peer.side).text()
+        assert log.startswith(f"error {mark}: ")
+        assert "ValueError: cannot read 'secret'" in log
 
 
 def test_a_model_without_execute(tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ async function main() {
     ]),
     error: failure(await unary("ModelInfer", request("nothing", [1], "wrong"))),
     special: failure(await unary("ModelInfer", request("\u2603 % \n", [1], "wrong"))),
-    unserved: failure(await unary("TraceSetting", {})),
     deadline: failure(await unary("ModelInfer", request("hang", [1], "late"), { deadline: Date.now() + 300 })),
   };
   client.close();

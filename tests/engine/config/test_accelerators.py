@@ -50,18 +50,6 @@ def test_one_for_the_cpu_leaves_instances_there(tmp_path):
         ),
         (accelerator("gpu", "openvino"), "onnxruntime", 1, "unknown Execution Accelerator 'openvino' is requested"),
         (accelerator("gpu", "tensorrt"), "identity", 1, "unknown Execution Accelerator 'tensorrt' is requested"),
-        (
-            accelerator("gpu", "cuda"),
-            "onnxruntime",
-            0,
-            "a gpu_execution_accelerator is for instances of KIND_GPU, and the model has none",
-        ),
-        (
-            accelerator("cpu", "openvino") + "instance_group { kind: KIND_GPU }",
-            "onnxruntime",
-            1,
-            "a cpu_execution_accelerator is for instances of KIND_CPU, and the model has none",
-        ),
     ],
 )
 def test_others_are_refused(tmp_path, text, backend, gpus, expected):

@@ -61,7 +61,7 @@ def test_a_refused_field_is_refused_by_name(prepared, io: str, field) -> None:
     with pytest.raises(ConfigError) as raised:
         prepared(f"{HEAD}{text_of(field.path)}\n{io}")
     line = 3 + field.path.count(".")
-    assert f"config.pbtxt:{line}: {field.path} is not supported, {field.why}," in str(raised.value)
+    assert f"config.pbtxt:{line}: {field.path} is not supported for model 'm': {field.why}; " in str(raised.value)
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -69,11 +69,23 @@ def test_a_value_that_asks_for_nothing_is_accepted(prepared, io: str, text: str)
     prepared(HEAD + text + io)
 
 
-def test_a_carried_field_is_kept_and_logged(prepared, io: str, caplog) -> None:
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
+        ("optimization { cuda { graphs: true } }", "optimization.cuda.graphs"),
+        (
+            'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
+            "optimization.execution_accelerators.gpu_execution_accelerator",
+        ),
+        ("instance_group { secondary_devices { kind: KIND_NVDLA } }", "instance_group.secondary_devices"),
+    ],
+)
+def test_a_hint_for_a_device_that_is_not_used_is_said_once(prepared, io: str, caplog, text: str, field: str) -> None:
     with caplog.at_level(logging.WARNING, "inferd.config"):
-        found = prepared(HEAD + 'metric_tags { key: "a" value: "b" }' + io)
-    assert found.config.metric_tags["a"] == "b"
-    assert "config.pbtxt:3: metric_tags of model 'm' has no effect" in caplog.text
+        prepared(HEAD + text + io)
+    (record,) = caplog.records
+    assert f"config.pbtxt:3: {field} of model 'm' has no effect: " in record.getMessage()
 
 
 def test_eager_batching_is_accepted(prepared, io: str, caplog) -> None:
@@ -99,6 +111,8 @@ SERVED = {
     "input",
     "instance_group",
     "max_batch_size",
+    "metric_tags",
+    "model_metrics",
     "model_transaction_policy",
     "model_warmup",
     "name",

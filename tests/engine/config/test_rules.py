@@ -102,6 +102,34 @@ def test_a_broken_rule_is_told_with_its_line(prepared, io: str, text: str, line:
     assert "for model 'm'" in error
 
 
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        (
+            "instance_group { kind: KIND_CPU count: 2147483647 }",
+            "at most 1024 instances are served for model 'm': got 2147483647",
+        ),
+        (
+            "instance_group { kind: KIND_GPU count: 1000 gpus: [ 0, 1 ] }",
+            "at most 1024 instances are served for model 'm': got 2000",
+        ),
+        ('model_warmup { name: "w" count: 4294967295 }', "at most 10000 executions for model 'm': got 4294967295"),
+        (
+            'max_batch_size: 2147483647 parameters { key: "warmup_batch_sizes" value { string_value: "all" } }',
+            "at most 10000 executions for model 'm': got 4294967294",
+        ),
+    ],
+)
+def test_numbers_that_would_take_all_memory_are_refused_before_it_is_taken(
+    prepared, io: str, text: str, fragment: str, monkeypatch
+) -> None:
+    def made(*_args):
+        raise AssertionError("a specification is made of it")
+
+    monkeypatch.setattr("server.engine.config.to_spec", made)
+    assert fragment in error_of(prepared, f"{HEAD.replace('max_batch_size: 8', '')}{text}\n{io}")
+
+
 def test_all_broken_rules_are_told_at_once(prepared, io: str) -> None:
     error = error_of(
         prepared,
@@ -134,3 +162,21 @@ def test_many_inputs_are_refused_soon(prepared, io: str, count: int) -> None:
     error = error_of(prepared, HEAD + io + many)
     assert "at most 4096 inputs" in error or "more than 1048576 bytes" in error
     assert time.monotonic() - start < 10  # a second on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('metric_tags { key: "a-b" value: "x" }', "metric_tags key 'a-b' is not of letters, digits and _"),
+        ('model_metrics { metric_control { metric_identifier { family: "x" } } }', "model_metrics names 'x'"),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
+            "histogram_options { buckets: [ 2, 1 ] } } }",
+            "the buckets of 'nv_inference_first_response_histogram_ms' are [2.0, 1.0]",
+        ),
+    ],
+)
+def test_what_is_said_of_metrics_must_be_possible(prepared, io, text, problem):
+    with pytest.raises(ConfigError) as raised:
+        prepared(HEAD + text + io)
+    assert problem in str(raised.value)

@@ -1,0 +1,206 @@
+"""Workers and all that they start end with the server, and no sooner, whatever signals come."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from backends.python import process
+from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving
+
+UNAVAILABLE = 14
+
+# Starts processes in every way that is known, and writes down their numbers.
+FAMILY = """
+import os, pathlib, subprocess, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+DAEMON = (
+    "import os, time\\n"
+    "if os.fork(): os._exit(0)\\n"
+    "os.setsid()\\n"
+    "print(os.getpid(), flush=True)\\n"
+    "time.sleep(3600)"
+)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        plain = subprocess.Popen(["sleep", "3600"])
+        session = subprocess.Popen(["sleep", "3600"], start_new_session=True, env={})
+        forked = os.fork()
+        if not forked:
+            time.sleep(3600)
+        daemon = subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, close_fds=False)
+        number = int(daemon.stdout.readline())
+        daemon.wait()
+        numbers = [os.getpid(), plain.pid, session.pid, forked, number]
+        path = pathlib.Path(args["model_repository"]) / "family"
+        path.with_suffix(".new").write_text(" ".join(map(str, numbers)))
+        path.with_suffix(".new").rename(path)
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy().flat[0] < 0:
+            os._exit(1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def family(root):
+    """The worker and what it has started: they live."""
+    numbers = (root / "m" / "family").read_text().split()
+    assert len(numbers) == 5
+    return [psutil.Process(int(number)) for number in numbers]
+
+
+def all_end(processes):
+    """Whether they do, soon."""
+    for each in processes:
+        try:
+            each.wait(30)
+        except psutil.TimeoutExpired:
+            return each.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+async def test_what_a_worker_has_started_ends_when_the_model_is_unloaded(tmp_path):
+    async with serving(tmp_path, m=FAMILY):
+        mine = family(tmp_path)
+        assert all(each.is_running() for each in mine)
+    assert not any(each.is_running() for each in mine)
+
+
+async def test_what_a_worker_has_started_ends_with_it(tmp_path):
+    async with serving(tmp_path, m=FAMILY) as engine:
+        mine = family(tmp_path)
+        assert (await ask(engine, -1)).status == UNAVAILABLE
+        assert not any(each.is_running() for each in mine)
+        assert (await ask(engine, 1)).status == 0
+
+
+SERVER = """
+import asyncio, pathlib, sys
+from tests.backends.python.served import serving
+async def main():
+    async with serving(pathlib.Path(sys.argv[1])):
+        print("serving", flush=True)
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+def test_what_a_worker_has_started_ends_with_a_server_that_is_killed(tmp_path):
+    add_model(tmp_path, "m", FAMILY)
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout.readline() == b"serving\n"
+        mine = [*family(tmp_path), *psutil.Process(server.pid).children()]
+        assert len(mine) > 5
+    finally:
+        server.kill()
+        server.communicate()
+    assert all_end(mine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signals_for_all_processes_of_a_service_do_not_end_workers(tmp_path, number):
+    code = """
+    import pathlib, time
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.folder = pathlib.Path(args["model_repository"])
+        def execute(self, requests):
+            (self.folder / "executing").touch()
+            while not (self.folder / "go").exists():
+                time.sleep(0.001)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    async with serving(tmp_path, m=code) as engine:
+        asked = asyncio.ensure_future(ask(engine, 7))
+        await asyncio.to_thread(wait_for, tmp_path / "m" / "executing")
+        theirs = psutil.Process().children(recursive=True)
+        assert len(theirs) >= 2
+        for each in theirs:
+            each.send_signal(number)
+        (tmp_path / "m" / "go").touch()
+        assert (await asked).array().tolist() == [[7]]
+
+
+def wait_for(path):
+    """Until it exists."""
+    while not path.exists():
+        time.sleep(0.001)
+
+
+NOISY = """
+import subprocess
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.noise = subprocess.Popen(["yes"], start_new_session=True)
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy().flat[0] < 0:
+            import os
+            os._exit(1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+async def test_output_without_end_keeps_no_worker_from_ending(tmp_path):
+    async with serving(tmp_path, m=NOISY) as engine:
+        assert (await ask(engine, -1)).status == UNAVAILABLE
+        assert (await asyncio.wait_for(ask(engine, 1), 20)).status == 0
+    assert [each for each in psutil.Process().children(recursive=True) if each.name() == "yes"] == []
+
+
+def children():
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+async def test_a_worker_that_cannot_be_watched_is_not_left_behind(tmp_path, monkeypatch):
+    def refuse(pid):
+        raise OSError(24, "Too many open files")
+
+    before = children()
+    monkeypatch.setattr(process.os, "pidfd_open", refuse)
+    async with serving(tmp_path, problems=1, m=MISCHIEF) as engine:
+        [entry] = engine.index()
+        assert "Too many open files" in entry.reason
+        assert children() == before
+
+
+@pytest.mark.parametrize("ready", [b"no JSON", b"[" * 50_000, b"7", b"null"])
+@pytest.mark.parametrize("mode", ["serve", "complete"])
+async def test_a_worker_that_says_nonsense_when_it_is_ready_is_ended(tmp_path, ready, mode):
+    method = "auto_complete_config" if mode == "complete" else "initialize"
+    code = f"""
+    import os, struct, time
+    class TritonPythonModel:
+        @staticmethod
+        def {method}(*_):
+            os.write(3, struct.pack("<BBHIQQ", 16, 0, 0, {len(ready)}, 0, 0) + {ready!r})
+            time.sleep(3600)
+    """
+    add_model(tmp_path, "m", code, CONFIG)
+    before = children()
+    async with serving(tmp_path, problems=1) as engine:
+        [entry] = engine.index()
+        assert "in no words that can be read" in entry.reason or "did not" in entry.reason
+    assert children() == before
+
+
+async def test_a_question_whether_the_model_is_ready_outlives_no_worker(tmp_path):
+    """Asked when its worker is gone, the model is not ready; asked later, it is."""
+    code = MISCHIEF + "\n    def is_ready(self):\n        return True\n"
+    async with serving(tmp_path, m=code) as engine:
+        readiness = Readiness(engine)
+        [instance] = engine.model("m")._instances.live
+        for _ in range(2):  # after the second end the next worker is started later
+            assert (await ask(engine, -3)).status == UNAVAILABLE
+        assert await asyncio.wait_for(asyncio.wrap_future(instance.check()), 10) is False
+        await readiness.until(*[("m", False), ("m", True)] * 2)
+        assert await engine.model("m").check()

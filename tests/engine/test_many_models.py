@@ -1,0 +1,159 @@
+"""Guards that what the server is asked all the time does not cost more with every model that it has.
+
+What is counted are looks at models, not time.
+"""
+
+import asyncio
+
+import pytest
+
+from backends.loader import BackendLoader
+from server.engine import config as configuration
+from server.engine.config import Options
+from server.engine.control import ALL, ControlMode, ModelControl
+from server.engine.engine import Engine
+from server.engine.models import ModelState
+from server.engine.slices import SLICE
+from server.engine.version import LoadedVersion
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.metadata import Identity, Information
+
+CONFIG = """
+backend: "identity"
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+"""
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling { step { model_name: "%s" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(native_counters):
+    yield
+
+
+def repository(root, count):
+    for number in range(count):
+        (root / f"m{number}" / "1").mkdir(parents=True)
+        (root / f"m{number}" / "config.pbtxt").write_text(CONFIG)
+    return root
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often a model was asked whether it is ready, and what it is made of."""
+    counted = {"ready": 0, "models_of": 0}
+    is_ready, models_of = ModelState.is_ready.fget, configuration.models_of
+
+    def count_ready(state):
+        counted["ready"] += 1
+        return is_ready(state)
+
+    def count_models(spec):
+        counted["models_of"] += 1
+        return models_of(spec)
+
+    monkeypatch.setattr(ModelState, "is_ready", property(count_ready))
+    monkeypatch.setattr(configuration, "models_of", count_models)
+    return counted
+
+
+async def started(root):
+    control = ModelControl(ControlMode.EXPLICIT, (ALL,))
+    engine = Engine([root], BackendLoader(), Options(), control=control)
+    assert await engine.start() == []
+    return engine
+
+
+async def test_start_looks_at_each_model_a_few_times_whatever_their_number(tmp_path, looks):
+    found = []
+    for count in (20, 40):
+        looks.update(ready=0, models_of=0)
+        engine = await started(repository(tmp_path / str(count), count))
+        found.append(dict(looks))
+        await engine.close()
+    few, many = found
+    assert many["ready"] <= 2 * few["ready"] + 5
+    assert many["models_of"] <= 2 * few["models_of"] + 5
+    assert many["ready"] <= 10 * 40
+
+
+async def test_readiness_is_known_and_not_found_out(tmp_path, looks):
+    engine = await started(repository(tmp_path, 30))
+    looks.update(ready=0, models_of=0)
+    for _ in range(10):
+        assert engine.ready
+        assert await engine.check()
+    assert looks == {"ready": 0, "models_of": 0}
+    await engine.unload("m3")
+    assert looks["models_of"] < 10, "no other model was looked at"
+    await engine.close()
+
+
+async def test_what_is_known_follows_every_change(tmp_path):
+    """Loads, loads that fail, unloads, loads again; and the ensembles of a model, whose answers depend on it."""
+    root = repository(tmp_path, 2)
+    (root / "e" / "1").mkdir(parents=True)
+    (root / "e" / "config.pbtxt").write_text(ENSEMBLE % "m0")
+    engine = await started(root)
+    told = []
+    engine.subscribe(lambda name, version, ready: told.append((name, ready)))
+    assert engine.ready
+    await engine.unload("m0")
+    assert engine.ready, "nobody wants it any more"
+    assert ("e", False) in told
+    told.clear()
+    await engine.load("m0")
+    assert ("e", True) in told
+    (root / "bad" / "1").mkdir(parents=True)
+    (root / "bad" / "config.pbtxt").write_text(CONFIG.replace("identity", "nothing"))
+    with pytest.raises(Exception, match="nothing"):
+        await engine.load("bad")
+    assert not engine.ready
+    (root / "bad" / "config.pbtxt").write_text(CONFIG)
+    await engine.load("bad")
+    assert engine.ready
+    (root / "e" / "config.pbtxt").write_text(ENSEMBLE % "m1")
+    await engine.load("e")
+    told.clear()
+    await engine.unload("m0")
+    assert ("e", False) not in told, "it is no step of it any more"
+    await engine.unload("m1")
+    assert ("e", False) in told
+    await engine.close()
+
+
+async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, monkeypatch):
+    engine = await started(repository(tmp_path, 5 * SLICE))
+    since, longest = 0, 0
+    statistics = LoadedVersion.statistics
+
+    def count(version):
+        nonlocal since, longest
+        since += 1
+        longest = max(longest, since)
+        return statistics(version)
+
+    async def others():
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    class Call:
+        def may_use(self, name):
+            return True
+
+    monkeypatch.setattr(LoadedVersion, "statistics", count)
+    beside = asyncio.ensure_future(others())
+    service = Information(engine, Identity("inferd", "0", ()))
+    answer = await service.model_statistics(pb.ModelStatisticsRequest(), Call())
+    beside.cancel()
+    assert len(answer.model_stats) == 5 * SLICE
+    assert longest <= SLICE
+    await engine.close()

@@ -1,0 +1,100 @@
+"""How the server starts: what is wrong is told before models are loaded, and what it loads while it does."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.conformance import doors
+
+MODEL = """
+backend: "python"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+WAITS = """
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("initializing", flush=True)
+        time.sleep(600)
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", "serve", *arguments]
+    return subprocess.run(command, cwd=doors.ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A repository with a model that takes minutes to load."""
+    (tmp_path / "models/slow/1").mkdir(parents=True)
+    (tmp_path / "models/slow/config.pbtxt").write_text(MODEL)
+    (tmp_path / "models/slow/1/model.py").write_text(WAITS)
+    return str(tmp_path / "models")
+
+
+def test_a_port_in_use_is_told_before_models_are_loaded(slow):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("--model-repository", slow, "--grpc-port", str(port))
+    assert ended.returncode == 1
+    assert f"Socket '127.0.0.1:{port}' already in use" in ended.stderr
+    assert "loading" not in ended.stderr
+
+
+def test_a_socket_that_cannot_be_made_is_told_before_models_are_loaded(slow, tmp_path):
+    ended = run("--model-repository", slow, "--grpc-address", f"unix:{tmp_path}/nowhere/socket")
+    assert ended.returncode == 1
+    assert "nowhere/socket" in ended.stderr
+    assert "loading" not in ended.stderr
+
+
+def test_a_model_that_is_not_there_is_named_with_what_is(slow):
+    ended = run(
+        "--model-repository", slow, "--model-control-mode=explicit", "--load-model=slo", "--grpc-port=0",
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "failed to load 'slo', failed to poll from model repository: it is in no repository: " in ended.stderr
+    assert f"{slow} has slow" in ended.stderr
+    assert "1 of the models could not be loaded: slo; --exit-on-error=false" in ended.stderr
+
+
+def test_a_repository_without_models_is_said(tmp_path):
+    with doors.running_server("native", tmp_path) as process:
+        assert any(f"there is no model in {tmp_path}" in line for line in process.lines)
+
+
+def test_loading_is_told_and_a_table_follows(repository):
+    with doors.running_server("native", repository, "--log-verbose=1") as process:
+        text = "\n".join(process.lines)
+    assert re.search(r'"loading \'simple\' version 1"', text)
+    assert re.search(r'"model +version +status +seconds +instances"', text)
+    assert re.search(r'"simple +1 +READY +\d+\.\d\d +1 on CPU"', text)
+    assert '"--grpc-port=0"' in text
+
+
+def test_a_second_signal_ends_a_load_at_once(slow):
+    process = doors.Process(sys.executable, "-m", "server", "serve", "--model-repository", slow, "--grpc-port=0")
+    process.says("initializing")
+    process.interrupt(signal.SIGINT)
+    process.says("a second signal ends the process at once")
+    process.interrupt(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+
+
+def test_a_load_that_outlasts_the_exit_timeout_ends_like_the_signal(slow):
+    process = doors.Process(
+        sys.executable, "-m", "server", "serve", "--model-repository", slow, "--grpc-port=0", "--exit-timeout-secs=0"
+    )
+    process.says("initializing")
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert any("Exit timeout expired" in line for line in process.lines)

@@ -1,0 +1,474 @@
+"""Schedulers with time as an argument: the native code without threads, sockets and clocks."""
+
+cimport cython
+from libc.stdint cimport int64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+
+from _native.atomic cimport fetch_add32
+from _native.request.request cimport REQUEST_TAKEN, Request, request_free, request_new, request_reserve
+from _native.request.timers cimport Timer, Timers, timers_clear, timers_due, timers_free, timers_have_room, timers_set
+from _native.scheduling.dispatcher cimport (
+    GIVEN_END,
+    SEAT_AWAY,
+    SEAT_CALLED,
+    SEAT_IDLE,
+    Pool,
+    Seat,
+    claim_give,
+    dispatcher_decide,
+    line_touch,
+    seat_ask,
+    seat_call,
+    seat_watched,
+)
+from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Pushed
+from _native.scheduling.limiter cimport ClaimHandle
+from _native.scheduling.policy cimport NEVER as NEVER_NS, Plan
+from _native.scheduling.queue cimport Queue, QueueLane, queue_is_due, queue_take_out, queue_yield
+from _native.sequences.batch cimport slots_cut, slots_plan
+from _native.sequences.entry cimport slots_push
+from _native.sequences.sequencer cimport SequenceLane
+from _native.sequences.slots cimport (
+    Slots,
+    slots_again,
+    slots_close,
+    slots_done,
+    slots_evict,
+    slots_expire,
+    slots_remove,
+    slots_settle,
+)
+
+NEVER = NEVER_NS
+
+
+cdef class QueueProbe:
+    """A queue whose requests are numbers of rows of one input "x" of any width.
+
+    Args:
+        spec: a backends.api.ModelSpec with that input.
+        max_queue, held, limiter: as for QueueLane.
+    """
+
+    cdef QueueLane handle
+    cdef Plan plan
+    cdef Timers timers
+    cdef dict requests       # tag -> address of what is queued
+
+    def __init__(self, spec, *, max_queue: int = 0, held: int = 0, limiter=None):
+        self.handle = QueueLane(spec, 1, max_queue=max_queue, held=held, limiter=limiter)
+        self.requests = {}
+
+    def __dealloc__(self):
+        for address in self.requests.values() if self.requests is not None else ():
+            request_free(<Request *><size_t>address)
+        timers_free(&self.timers)
+
+    cdef Request *forget(self, int tag) except NULL:
+        cdef Request *request = <Request *><size_t>self.requests.pop(tag)
+        timers_clear(&self.timers, &request.timer)
+        return request
+
+    cdef list forget_all(self, Request *request):
+        # the tags of a chain of requests that have been taken
+        cdef Request *following
+        taken = []
+        while request != NULL:
+            following = request.next
+            if request.state != REQUEST_TAKEN:
+                raise AssertionError("a request was taken that does not know it")
+            taken.append(<int>request.id.size)
+            request_free(self.forget(<int>request.id.size))
+            request = following
+        return taken
+
+    def push(self, tag: int, rows: int, now: int, *, priority: int = 0, timeout_us: int = 0, width: int = 1):
+        """Queue the request `tag` at the time `now`, in nanoseconds; why it was refused, None when it was not."""
+        cdef Request *request = request_new()
+        cdef Pushed pushed
+        if request == NULL or not timers_have_room(&self.timers) or not request_reserve(
+                request, &self.handle.lane.signature):
+            raise MemoryError
+        request.inputs[0].present = True
+        request.inputs[0].rank = 2
+        request.inputs[0].shape[0] = rows
+        request.inputs[0].shape[1] = width
+        request.rows = rows
+        request.arrived_ns = request.queued_ns = now
+        request.priority = priority
+        request.timeout_us = timeout_us
+        pushed = self.handle.lane.scheduler.push(self.handle.lane, request)
+        if pushed != PUSHED:
+            text = (
+                "closed" if pushed == LANE_CLOSED else
+                "lane full" if pushed == LANE_FULL else
+                request.response.details.decode()
+            )
+            request_free(request)
+            return text
+        self.requests[tag] = <size_t>request
+        request.id.size = tag
+        if request.expires_ns:
+            timers_set(&self.timers, &request.timer, request.expires_ns)
+            request.timer.owner = request
+        return None
+
+    def remove(self, tag: int) -> bool:
+        """The client of this request has gone; False: an instance has it."""
+        if tag not in self.requests:
+            return False
+        if not queue_take_out(self.handle.queue(), <Request *><size_t>self.requests[tag]):
+            return False
+        request_free(self.forget(tag))
+        return True
+
+    def expire(self, now: int) -> list[int]:
+        """What the loop does when timers are due: the requests that are refused because their time is over."""
+        cdef Timer *timer = timers_due(&self.timers, now)
+        cdef Request *request
+        refused = []
+        while timer != NULL:
+            request = <Request *>timer.owner
+            if request.yields:
+                queue_yield(self.handle.queue(), request)
+            elif queue_take_out(self.handle.queue(), request):
+                refused.append(<int>request.id.size)
+                request_free(self.forget(<int>request.id.size))
+            timer = timers_due(&self.timers, now)
+        return refused
+
+    def executed(self, rows: int, ns: int) -> None:
+        """An instance has executed a batch of so many rows within so many nanoseconds."""
+        if self.handle.lane.learn != NULL:
+            self.handle.lane.learn(self.handle.lane, rows, ns)
+
+    @property
+    def outlook(self):
+        """What has been learnt."""
+        return self.handle.outlook()
+
+    def take(self, now: int, *, idle: int = 0) -> list[int]:
+        """What an instance that asks at this time gets, while so many others wait; nothing when it has to wait."""
+        cdef Queue *queue = self.handle.queue()
+        cdef Request *request = NULL
+        queue.line.beside = idle
+        queue.line.plan(&queue.line, now, &self.plan)
+        if self.plan.count:
+            request = queue.line.cut(&queue.line, now, &self.plan)
+        return self.forget_all(request)
+
+    @property
+    def wake(self) -> tuple[int, int]:
+        """After `take` had nothing: when to ask again at the latest, and the rows at which to ask earlier."""
+        return (self.plan.wake_ns, self.plan.wake_rows)
+
+    @property
+    def why(self) -> str:
+        """Why what was taken last was a batch."""
+        return self.plan.why.decode() if self.plan.why != NULL else ""
+
+    @property
+    def pending(self) -> list[int]:
+        """What waits, in the order of service."""
+        cdef Request *request = self.handle.queue().levels.first
+        waiting = []
+        while request != NULL:
+            waiting.append(<int>request.id.size)
+            request = request.next
+        return waiting
+
+    def close(self) -> None:
+        """Refuse further requests; what waits goes without delay."""
+        self.handle.queue().closed = True
+
+
+@cython.no_gc
+cdef class DispatcherProbe:
+    """The dispatcher of some queues, or each queue with its own, and seats in them.
+
+    Everything that happens takes the time and returns what the dispatcher decided: (seat, tags) for each seat that has
+    been called, with None instead of tags for the end. A seat that has been called is away until it asks again.
+
+    Args:
+        queues: whose dispatcher it is; several only with a limiter.
+        seats: (number of the queue, claim or None) of each.
+    """
+
+    cdef list queues
+    cdef list claims
+    cdef list lines          # of each seat: the number of its queue
+    cdef Seat *seats
+    cdef int count
+
+    def __init__(self, queues, seats):
+        cdef ClaimHandle claim
+        cdef int i
+        self.queues = list(queues)
+        self.lines = [line for line, _ in seats]
+        self.claims = [claim for _, claim in seats]
+        self.count = len(self.lines)
+        self.seats = <Seat *>calloc(self.count, sizeof(Seat))
+        if self.seats == NULL:
+            raise MemoryError
+        for i in range(self.count):
+            self.seats[i].index = i
+            claim = self.claims[i]
+            if claim is not None:
+                self.seats[i].claim = &claim.claim
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.count):  # nobody waits in a queue that is freed
+            if self.seats[i].state == SEAT_IDLE:
+                seat_call(&self.seats[i], GIVEN_END)
+            if self.seats[i].claim != NULL:
+                claim_give(self.seats[i].claim)
+        if self.count:
+            self.decide(0, NULL)
+        free(self.seats)
+
+    cdef Queue *queue_of(self, int line):
+        return (<QueueProbe>self.queues[line]).handle.queue()
+
+    cdef list decide(self, int64_t now, Seat *asking):
+        cdef Seat *called
+        cdef Seat *following
+        out = []
+        for line in range(len(self.queues)):
+            called = dispatcher_decide(self.queue_of(line).dispatcher, now, asking, False)
+            while called != NULL:
+                following = called.next_called
+                called.told = False
+                if called.state == SEAT_CALLED:
+                    out.append((<int>called.index, self.fetch(called)))
+                called = following
+        return sorted(out, key=lambda each: each[0])
+
+    cdef object fetch(self, Seat *seat):
+        cdef Request *batch = seat.batch
+        seat.state = SEAT_AWAY
+        seat.batch = NULL
+        if seat.given == GIVEN_END:
+            return None
+        return (<QueueProbe>self.queues[self.lines[seat.index]]).forget_all(batch)
+
+    def ask(self, seat: int, now: int):
+        """The instance of this seat has nothing to do any more."""
+        if self.seats[seat].retired:
+            raise ValueError("it has been retired")
+        seat_ask(&self.seats[seat], &self.queue_of(self.lines[seat]).line)
+        return self.decide(now, &self.seats[seat])
+
+    def wake(self, line: int, now: int):
+        """Requests have been pushed into this queue."""
+        if queue_is_due(self.queue_of(line)):
+            line_touch(&self.queue_of(line).line)
+        return self.decide(now, NULL)
+
+    def look(self, line: int, now: int):
+        """Requests have left this queue, it has been closed, or others wait behind others."""
+        line_touch(&self.queue_of(line).line)
+        return self.decide(now, NULL)
+
+    def time_passes(self, now: int):
+        """The threads of the seats that watch the clock look, if it is time."""
+        out = []
+        for seat in range(self.count):
+            if self.seats[seat].state == SEAT_IDLE and self.seats[seat].watch_ns <= now:
+                seat_watched(&self.seats[seat])
+                out += self.decide(now, &self.seats[seat])
+        return sorted(out, key=lambda each: each[0])
+
+    def retire(self, seat: int, now: int):
+        """The instance is to end; it is called if it waits."""
+        called = []
+        self.seats[seat].retired = True
+        if self.seats[seat].state == SEAT_IDLE:
+            seat_call(&self.seats[seat], GIVEN_END)
+            called = [(seat, self.fetch(&self.seats[seat]))]
+        return called + self.decide(now, NULL)
+
+    def resize(self, number: int, total: int, now: int):
+        """There is more or less of the resource that all claims need as this one of theirs."""
+        cdef Pool *pool = (<ClaimHandle>self.claims[0]).claim.needs[number].pool
+        pool.free += total - pool.total
+        pool.total = total
+        return self.decide(now, NULL)
+
+    @property
+    def idle(self) -> list[int]:
+        """Seats that wait."""
+        return [seat for seat in range(self.count) if self.seats[seat].state == SEAT_IDLE]
+
+    @property
+    def watched(self) -> dict[int, int]:
+        """Of each queue for which a seat watches the clock: until when."""
+        return {
+            self.lines[seat]: self.seats[seat].watch_ns
+            for seat in range(self.count)
+            if self.seats[seat].state == SEAT_IDLE and self.seats[seat].watch_ns != NEVER_NS
+        }
+
+
+cdef class TimersProbe:
+    """Timers told apart by numbers from 0."""
+
+    cdef Timers timers
+    cdef Timer *each
+    cdef int count
+
+    def __cinit__(self, count: int):
+        self.count = count
+        self.each = <Timer *>calloc(count, sizeof(Timer))
+        if self.each == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.each)
+        timers_free(&self.timers)
+
+    def set(self, number: int, due: int) -> None:
+        """Set it, or move it when it is set."""
+        if not timers_have_room(&self.timers):
+            raise MemoryError
+        timers_set(&self.timers, &self.each[number], due)
+
+    def clear(self, number: int) -> None:
+        """Take it out if it is in."""
+        timers_clear(&self.timers, &self.each[number])
+
+    def due(self, now: int) -> list[int]:
+        """Those that are due, in order; they are out then."""
+        cdef Timer *timer = timers_due(&self.timers, now)
+        found = []
+        while timer != NULL:
+            found.append(timer - self.each)
+            timer = timers_due(&self.timers, now)
+        return found
+
+
+cdef class SlotsProbe:
+    """The policy of sequence batching, for requests that have no tensors.
+
+    Requests are known by the numbers that the caller gives them, from 1.
+    """
+
+    cdef SequenceLane handle
+    cdef Slots *slots
+    cdef dict taken          # number → address of what an instance has
+    cdef dict waiting
+    cdef int64_t notices
+
+    def __init__(self, spec):
+        self.handle = SequenceLane(spec, 1)
+        self.slots = &self.handle.sequencer().slots
+        self.taken = {}
+        self.waiting = {}
+
+    def push(self, number: int, sequence: int, now: int, *, start: bool = False, end: bool = False, rows: int = 1,
+             timeout_us: int = 0) -> str:
+        """Queue a request; "" when it was taken in, else why not."""
+        cdef Request *request = request_new()
+        cdef Pushed pushed
+        request_reserve(request, &self.handle.lane.signature)
+        request.priority = number
+        request.correlation.given = sequence != 0
+        request.correlation.number = sequence
+        request.sequence_start = start
+        request.sequence_end = end
+        request.rows = rows
+        request.timeout_us = timeout_us
+        request.arrived_ns = now
+        pushed = slots_push(self.slots, request, now)
+        if pushed == PUSHED:
+            self.waiting[number] = <uintptr_t>request
+            return ""
+        text = request.response.details.decode() if request.response.details != NULL else "closed or full"
+        request_free(request)
+        return text
+
+    def take(self, seat: int, now: int) -> tuple[list[tuple[int, int, int]], int]:
+        """A batch as (number, sequence, end reason) for each row, and when to ask again.
+
+        The number of an idle row is 0; requests by which the model hears of an end count from -1 downwards.
+        """
+        cdef Plan plan
+        cdef Request *request = NULL
+        cdef Request *following
+        slots_plan(self.slots, seat, now, &plan)
+        if plan.count:
+            plan.wake_ns = NEVER_NS
+            request = slots_cut(self.slots, seat, now, &plan)
+        rows = []
+        while request != NULL:
+            following = request.next
+            if request.null:
+                rows.append((0, 0, 0))
+                request_free(request)
+            else:
+                self.notices += request.unasked
+                number = -self.notices if request.unasked else <int64_t>request.priority
+                rows.append((number, request.correlation.number, request.end_reason))
+                self.taken[number] = <uintptr_t>request
+                self.waiting.pop(number, None)
+            request = following
+        return rows, plan.wake_ns
+
+    def settle(self, number: int, now: int) -> None:
+        """An instance has answered the request."""
+        cdef Request *request = <Request *><uintptr_t>self.taken.pop(number)
+        slots_settle(self.slots, request, now)
+        if request.unasked:
+            fetch_add32(&self.handle.lane.in_flight, -1)
+        request_free(request)
+
+    def again(self, number: int, now: int) -> None:
+        """An instance gives the request back to be run again."""
+        self.waiting[number] = self.taken.pop(number)
+        slots_again(self.slots, <Request *><uintptr_t>self.waiting[number], now)
+
+    def remove(self, number: int, now: int) -> None:
+        """Nobody waits for this request any more, which waits itself."""
+        cdef Request *request = <Request *><uintptr_t>self.waiting.pop(number)
+        if not slots_remove(self.slots, request, now):
+            raise ValueError("the request does not wait")
+        request_free(request)
+
+    def expire(self, number: int, now: int) -> None:
+        """Its time in the backlog is over."""
+        slots_expire(self.slots, <Request *><uintptr_t>self.waiting[number], now)
+
+    def expires(self, number: int) -> int:
+        """When its time in the backlog is over; 0 when it is not limited."""
+        return (<Request *><uintptr_t>self.waiting[number]).expires_ns
+
+    def fallen(self) -> list[tuple[int, int]]:
+        """(number, status) of what has failed in the lane since the last call."""
+        cdef Request *request = self.slots.fallen
+        cdef Request *following
+        out = []
+        self.slots.fallen = NULL
+        while request != NULL:
+            following = request.next
+            out.append((request.priority, request.response.status))
+            self.waiting.pop(request.priority, None)
+            request_free(request)
+            request = following
+        return sorted(out)
+
+    def evict(self, now: int) -> int:
+        """End what has idled for too long; when to ask again."""
+        return slots_evict(self.slots, now)
+
+    def close(self, now: int) -> None:
+        """No further requests."""
+        slots_close(self.slots, now)
+
+    def done(self, seat: int) -> bool:
+        """Nothing will come for this instance any more."""
+        return slots_done(self.slots, seat)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Sequences that live, those in the backlog, requests that wait, free slots."""
+        return (self.slots.live, self.slots.backlog.count, self.slots.waiting, self.slots.vacant_count)

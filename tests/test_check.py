@@ -1,0 +1,192 @@
+"""`inferd check` finds what keeps a model from being served, as `inferd serve` does, and looks at every model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server import cli
+from tests.backends.models import identity_onnx
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOAT = 1  # of ONNX
+ONNX = identity_onnx(FLOAT, ["N", 4])
+PYTHON = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1000\n"
+
+
+def config(backend="onnxruntime", *, tensor="x", datatype="TYPE_FP32", dims="4", more=""):
+    tensors = "\n".join(
+        f'{kind} [ {{ name: "{name}" data_type: {datatype} dims: [ {dims} ] }} ]'
+        for kind, name in (("input", tensor), ("output", "y"))
+    )
+    return f'backend: "{backend}"\nmax_batch_size: 8\n{tensors}\n{more}\n'
+
+
+GOOD = {"config.pbtxt": config(), "1/model.onnx": ONNX}
+WRONG: dict[str, tuple[dict[str, str | bytes], str]] = {
+    "missing": (
+        {"config.pbtxt": config(), "1/.keep": ""},
+        r"unable to find '.*1/model.onnx' for model 'missing': the folder is empty",
+    ),
+    "misnamed": (
+        {"config.pbtxt": config(), "1/my.onnx": ONNX},
+        r"unable to find .*: the folder has my.onnx; rename the file",
+    ),
+    "outside": (
+        {"config.pbtxt": config("python"), "model.py": PYTHON, "1/.keep": ""},
+        r"it lies beside the version folder, move it into .*/outside/1",
+    ),
+    "no_version": (
+        {"config.pbtxt": config("python"), "model.py": PYTHON},
+        r"versions with a folder: none; the model's file belongs into a folder .* such as .*/no_version/1",
+    ),
+    "wrong_name": ({**GOOD, "config.pbtxt": config(tensor="input")}, r"unexpected inference input 'input'"),
+    "wrong_type": ({**GOOD, "config.pbtxt": config(datatype="TYPE_INT32")}, r"unexpected datatype INT32 for input 'x'"),
+    "wrong_dims": ({**GOOD, "config.pbtxt": config(dims="5")}, r"the model expects shape \[-1,4\]"),
+    "fixed": ({**GOOD, "1/model.onnx": identity_onnx(FLOAT, [1, 4])}, r"model does not support batching"),
+    "truncated": ({**GOOD, "1/model.onnx": ONNX[: len(ONNX) // 2]}, r"failed to load 'truncated'"),
+    "pointer": ({**GOOD, "1/model.onnx": POINTER}, r"1/model.onnx: it is a pointer of Git LFS.*: run git lfs pull"),
+    "syntax": (
+        {"config.pbtxt": config("python"), "1/model.py": b"def f(:\n"},
+        r"1/model.py:1: SyntaxError: ",
+    ),
+    "no_class": (
+        {"config.pbtxt": config("python"), "1/model.py": b"class Model:\n    pass\n"},
+        r"1/model.py: it must define the class TritonPythonModel",
+    ),
+    "provider": (
+        {
+            **GOOD,
+            "config.pbtxt": config(
+                more='optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
+            ),
+        },
+        r"needs OpenVINOExecutionProvider",
+    ),
+    "plan": ({"config.pbtxt": config("tensorrt"), "1/model.plan": b"x"}, r"needs a GPU"),
+    "other_name": ({"config.pbtxt.txt": config(), "1/model.onnx": ONNX}, r"Its name must be config.pbtxt"),
+    "typo": ({**GOOD, "config.pbtxt": config(more="max_batch: 3")}, r"typo/config.pbtxt:\d+:\d+: .*'max_batch_size'"),
+}
+
+
+def write(repository: Path, name: str, files: dict[str, str | bytes]) -> None:
+    for file, content in files.items():
+        path = repository / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def check(capsys, repository: Path, *options: str) -> tuple[int, list[str]]:
+    status = cli.main(["check", str(repository), *options])
+    return status, capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, capsys, name: str) -> None:
+    files, expected = WRONG[name]
+    write(tmp_path, name, files)
+    status, lines = check(capsys, tmp_path)
+    assert status == 1
+    assert len(lines) == 1
+    assert re.search(expected, lines[0])
+
+
+def test_what_torch_saves_is_no_torchscript(tmp_path: Path, capsys) -> None:
+    torch = pytest.importorskip("torch")
+    write(tmp_path, "state", {"config.pbtxt": config("pytorch"), "1/.keep": ""})
+    torch.save({"w": torch.zeros(2)}, tmp_path / "state/1/model.pt")
+    status, [line] = check(capsys, tmp_path)
+    assert status == 1
+    assert "it is what torch.save makes, such as a state_dict" in line
+
+
+def test_check_and_serve_refuse_the_same_models(tmp_path: Path) -> None:
+    for name, (files, _) in WRONG.items():
+        write(tmp_path, name, files)
+    write(tmp_path, "good", GOOD)
+    write(tmp_path, "a b", GOOD)
+    write(tmp_path, "with..dots", {**GOOD, "config.pbtxt": "\ufeff" + config()})
+    for name in ("lost+found", "__pycache__", "empty"):
+        (tmp_path / name).mkdir()
+    command = [sys.executable, "-m", "server"]
+    found = subprocess.run([*command, "check", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert [line for line in found.stdout.splitlines() if line.endswith(": ok")] == [
+        "a b: ok",
+        "good: ok",
+        "with..dots: ok",
+    ]
+    assert "Traceback" not in found.stdout + found.stderr
+    served = subprocess.run(
+        [*command, "serve", "--model-repository", str(tmp_path), "--grpc-port=0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert served.returncode == 1
+    [last] = re.findall(r"(\d+) of the models could not be loaded: (.*); --exit-on-error", served.stderr)
+    assert last == (str(len(WRONG)), ", ".join(sorted(WRONG)))
+
+
+def test_an_unreadable_model_is_one_line_and_the_next_is_looked_at(tmp_path: Path, capsys) -> None:
+    write(tmp_path, "first", GOOD)
+    write(tmp_path, "second", GOOD)
+    os.mkfifo(tmp_path / "first" / "labels")  # a regular file is expected
+    (tmp_path / "first" / "config.pbtxt").unlink()
+    (tmp_path / "first" / "config.pbtxt").mkdir()
+    status, lines = check(capsys, tmp_path)
+    assert status == 1
+    assert re.match(r".*first/config.pbtxt: is a directory", lines[0])
+    assert lines[1:] == ["second: ok"]
+
+
+def test_a_hint_is_shown_once_with_its_model(tmp_path: Path, capsys) -> None:
+    write(tmp_path, "m", {**GOOD, "config.pbtxt": config(more="optimization { priority: PRIORITY_MAX }")})
+    (tmp_path / "m" / "v2").mkdir()
+    status, lines = check(capsys, tmp_path)
+    assert status == 0
+    assert lines[0] == "m: ok"
+    assert sorted(line.partition(": ")[2].partition(": ")[2].partition(": ")[0] for line in lines[1:]) == [
+        "ignored",
+        "optimization.priority of model 'm' has no effect",
+    ]
+
+
+def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys) -> None:
+    write(
+        tmp_path,
+        "late",
+        {
+            "config.pbtxt": config("python"),
+            "1/model.py": PYTHON + b"    def initialize(self, args):\n        raise RuntimeError('no weights')\n",
+        },
+    )
+    assert check(capsys, tmp_path) == (0, ["late: ok"])
+    status, lines = check(capsys, tmp_path, "--load")
+    assert status == 1
+    assert lines[0].startswith("failed to load 'late' version 1: ")
+    assert "no weights" in lines[0]
+
+
+def test_a_models_own_folder_is_no_repository(tmp_path: Path, capsys) -> None:
+    write(tmp_path, "m", GOOD)
+    assert cli.main(["check", str(tmp_path / "m")]) == 1
+    assert (
+        f"is the folder of one model; a repository is a folder of such folders: write --model-repository {tmp_path}"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_check_without_a_model_is_an_error(tmp_path: Path, capsys) -> None:
+    assert cli.main(["check"]) == cli.USAGE_ERROR
+    assert cli.main(["check", str(tmp_path / "absent")]) == 1
+    assert "no such file or directory" in capsys.readouterr().err
+    assert cli.main(["check", str(tmp_path)]) == 1
+    assert "there is no model in" in capsys.readouterr().err
