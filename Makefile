@@ -8,9 +8,13 @@
 #   make test     all tests, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
-#   make soak     random clients through both doors, every answer checked; then hostile clients
+#   make soak     random clients through both doors, every answer checked; hostile clients; Python workers that are
+#                 killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan: only the latter, with the whole
+#                 server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
+#   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
+#   make image    the image of the Dockerfile, TARGET=cpu, with docker or buildah (tools/image.sh); it is tried
 #   make clean    everything made here, .venv included
 #
 # What is generated and committed: tools/generate_pb.py makes server/pb/, tools/generate_docs.py tables of docs/.
@@ -22,6 +26,8 @@ PYTHON ?= python3
 PORT ?= 8001
 BUILD ?= release
 TIME ?= 60
+SECONDS ?= 1800
+TARGET ?= cpu
 ARGS ?=
 WITH ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -33,7 +39,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 TENSORRT := build/tensorrt
 LEAN := 11.4.0.106
 RTX := 1.7.1.116
-CYTHON := $(shell find _native backends bench -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
+CYTHON := $(shell find _native backends bench tests -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
 
 # The files below are stamps: empty, newer than what their step was made from.
 INSTALLED := $(VENV)/.installed
@@ -43,10 +49,10 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test lint fuzz soak bench gpu clean with-clients with-tensorrt
+.PHONY: setup build serve test lint fuzz soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorrt
 .DELETE_ON_ERROR:
 
-setup: $(COMMAND) build $(addprefix with-,$(WITH))
+setup: $(COMMAND) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
 
 $(VENV)/.created: tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
@@ -109,15 +115,22 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends bench  # it runs pycodestyle
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends bench tests  # it runs pycodestyle
 
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
-soak: setup
+soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
+
+soak-release: setup
+	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
 	$(PY) -m bench.chaos
+	$(PY) -m bench.mixed --seconds $(SECONDS)
+
+soak-asan soak-tsan: setup
+	tools/sanitize.sh $(@:soak-%=%) -m bench.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup
 	$(PY) -m bench.run
@@ -125,6 +138,18 @@ bench: setup
 gpu: setup
 	INFERD_GPU_REPORT=gpu-tests.json $(PY) -m pytest -q -rs tests/gpu $(ARGS)
 	$(PY) -m bench.gpu gpu-bench.json
+
+# INFERD_ONLY: a source distribution has no need of translated extensions.
+wheel: setup
+	rm -rf build/wheel dist
+	$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel --quiet repair --strip -w dist build/wheel/*.whl
+	INFERD_ONLY=none $(PY) setup.py -q sdist
+	$(PY) -m pytest -q tests/packaging/test_wheel.py
+
+image: setup
+	tools/image.sh $(TARGET)
+	$(PY) -m pytest -q tests/packaging/test_image.py
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus

@@ -3,11 +3,13 @@
     python -m bench.chaos                two minutes, as `make soak` does
     python -m bench.chaos --seconds 10
 
-Three models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
+Four models are served: `wild`, whose workers get SIGKILL and SIGSTOP at random and whose code raises, exits, hangs,
 prints garbage and answers with too much, as its inputs say; `caller`, which passes each request on to `wild`, and whose
-workers get the same signals; and `calm`, which nobody touches. Every request must get exactly one answer, the right one
-or an error; `calm` must never fail; no memory may have a name under which it could be left behind. Then the server
-itself is killed with SIGKILL, which must take its workers along, and started again.
+workers get the same signals; `mad`, whose workers send packets of all kinds at random instead of keeping to the
+protocol; and `calm`, which nobody touches. The signals are for workers and for their supervisors. Every request must
+get exactly one answer, the right one or an error; `calm` must never fail; no memory may have a name under which it
+could be left behind. Then the server itself is killed with SIGKILL, which must take its workers along, and started
+again.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import psutil
 
 from bench.processes import ServerProcess, free_port
 from server.pb import grpc_service_pb2 as pb
+from tests.backends.python.hostile import environment
 
 PATH = "/inference.GRPCInferenceService/ModelInfer"
 READY = "/inference.GRPCInferenceService/ModelReady"
@@ -105,10 +108,14 @@ class Tally:
 def write_models(folder: Path) -> Path:
     """The repository."""
     # A worker that dies again and again is started with growing pauses: more of them, so that some are there.
-    for name, code, count in (("wild", MODEL, 4), ("calm", MODEL, 2), ("caller", CALLER, 2)):
+    hostile = environment(folder / "mad" / "environment", "worker.storm(os.getpid(), 0.999)", again=True)
+    for name, code, count in (("wild", MODEL, 4), ("calm", MODEL, 2), ("caller", CALLER, 2), ("mad", MODEL, 4)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.py").write_text(code)
-        (folder / name / "config.pbtxt").write_text(CONFIG.replace("COUNT", str(count)))
+        config = CONFIG.replace("COUNT", str(count))
+        if name == "mad":
+            config += f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{hostile}" }} }}'
+        (folder / name / "config.pbtxt").write_text(config)
     return folder
 
 
@@ -153,7 +160,7 @@ async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally
         return
     tally.answers["OK"] += 1
     answer = pb.ModelInferResponse.FromString(data)
-    if x.flat[0] != -5 and answer.raw_output_contents[0] != x.tobytes():
+    if model != "mad" and x.flat[0] != -5 and answer.raw_output_contents[0] != x.tobytes():
         tally.wrong.append(f"{model}: a wrong answer")
 
 
@@ -165,7 +172,7 @@ async def load(address: str, model: str, until: float, seed: int, tally: Tally) 
         while time.monotonic() < until:
             size = chance.choice((1, 4, 64, 3000, 100_000))
             x = np.arange(size, dtype=np.int64).reshape(1, -1) + seed
-            if model != "calm" and chance.random() < 0.0005:
+            if model in ("wild", "caller") and chance.random() < 0.0005:
                 x[0, 0] = -chance.randrange(1, 6)
             await ask(channel, model, x, tally)
 
@@ -186,10 +193,10 @@ async def torment(server: ServerProcess, until: float, seed: int) -> int:
 
 async def run_load(server: ServerProcess, seconds: float, seed: int) -> tuple[dict[str, Tally], int]:
     """The models under load, two of them tormented; what their clients got, and the number of signals."""
-    tallies = {"wild": Tally(), "caller": Tally(), "calm": Tally()}
+    tallies = {"wild": Tally(), "caller": Tally(), "calm": Tally(), "mad": Tally()}
     until = time.monotonic() + seconds
     clients = []
-    for index, model in enumerate(("wild", "wild", "wild", "wild", "caller", "caller", "calm", "calm")):
+    for index, model in enumerate(("wild", "wild", "wild", "wild", "caller", "caller", "calm", "calm", "mad")):
         clients.append(load(server.address, model, until, seed + index, tallies[model]))
     *_, signals = await asyncio.gather(*clients, torment(server, until - 1, seed))
     return tallies, signals

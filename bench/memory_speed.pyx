@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.memory.resource cimport Block, Memory, block_give, block_share, resource_take
+from _native.memory.resource cimport Block, BlockView, Memory, block_give, block_share, block_view, resource_take
 
 cdef extern from *:
     """
@@ -121,3 +121,14 @@ def pair_ns(Memory memory not None, size_t size, long loops) -> float:
     if block == NULL:
         raise MemoryError
     return start / <double> loops
+
+
+def view_of(Memory memory not None, size: int):
+    """A block that nothing but this view of it holds: not the memory's object, as an answer does not."""
+    cdef Block *block = resource_take(memory.resource, size)
+    cdef BlockView view
+    if block == NULL:
+        raise MemoryError
+    view = block_view(block, block.data, size)
+    block_give(block)
+    return view

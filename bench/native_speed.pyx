@@ -6,12 +6,14 @@ from libc.string cimport memcpy, memset
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
 from _native.execution.gather cimport batch_describe, batch_gather_input
-from _native.inference.binding cimport request_bind, request_decode
-from _native.inference.placement cimport RegionAccess
-from _native.inference.request cimport Request, request_free, request_new
 from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.scheduling.lane cimport Lane, Seat
+from _native.request.request cimport Request, request_free, request_new
+from _native.scheduling.calling cimport seat_take
+from _native.scheduling.dispatcher cimport Seat
+from _native.scheduling.lane cimport Lane
 from _native.scheduling.queue cimport QueueLane
+from _native.service.binding cimport request_bind, request_decode
+from _native.service.placement cimport RegionAccess
 
 cdef enum:
     MOST = 64
@@ -100,7 +102,7 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
             for _ in range(loops):
                 for i in range(batch):
                     lane.scheduler.push(lane, requests[i])
-                chain = lane.scheduler.take(lane, &seat)
+                chain = seat_take(lane, &seat)
                 while chain != NULL:
                     taken += 1
                     chain = chain.next

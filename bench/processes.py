@@ -52,7 +52,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={"INFERD_METRICS_PORT": "0", **os.environ, **(env or {})},  # several may run beside each other
             )
         try:
             self._wait_listening(patience)

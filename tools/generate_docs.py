@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from server.engine.config.parameters import PARAMETERS  # noqa: E402
-from server.engine.config.refused import CARRIED, REFUSED, Field  # noqa: E402
+from server.engine.config.refused import CARRIED, ON_DEVICES, REFUSED  # noqa: E402
 from server.settings import sections, written  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
@@ -30,7 +30,8 @@ def refused() -> str:
     return table(("field", "why", "instead"), [(f"`{f.path}`", f.why, f.instead) for f in REFUSED])
 
 
-def carried(fields: Iterable[Field] = CARRIED) -> str:
+def carried() -> str:
+    fields = (*CARRIED, *(field for each in ON_DEVICES.values() for field in each))
     return table(("field", "why it has no effect"), [(f"`{field.path}`", field.why) for field in fields])
 
 

@@ -2,6 +2,7 @@
 # Run native tests on the debug and sanitizer builds, without touching the build in the checkout.
 #
 #   tools/sanitize.sh [debug|asan|tsan|all] [pytest arguments]
+#   tools/sanitize.sh debug|asan|tsan -m MODULE [its arguments]    runs a program, as -m bench.mixed --instrumented
 #
 # Default: debug and asan with tests/native tests/engine; tsan with tests of what threads share.
 #
@@ -65,7 +66,10 @@ for build in $builds; do
     # shellcheck disable=SC2086
     [ $# -gt 0 ] || { defaulted=yes && set -- $tests; }
     # Sanitizers write to the descriptor of standard error and end the process: pytest must not capture that.
-    LD_PRELOAD=${preload:-} "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@"
+    case $1 in
+        -m) LD_PRELOAD=${preload:-} "$python" "$@" ;;
+        *) LD_PRELOAD=${preload:-} "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@" ;;
+    esac
     [ -z "${defaulted:-}" ] || { unset defaulted && set --; }
     unset CFLAGS preload
 done

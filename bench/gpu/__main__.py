@@ -231,6 +231,7 @@ def main() -> int:
         print(f"bench.gpu: nothing is measured, because it needs a GPU: {error}", file=sys.stderr)
         return 1
     gpu = device(0)
+    gpu.use()
     found: dict[str, object] = {
         "gpu": gpu.name,
         "compute capability": gpu.compute_capability,
