@@ -36,7 +36,8 @@ class Served:
         (root / "m" / "config.pbtxt").write_text(config)
         policy = SharedMemoryPolicy(access=access, shared=shared)
         self.user = user
-        execute.writes_inputs = False  # it only reads them, so it gets them where they lie
+        if execute is not None:  # a function: it only reads them, so it gets them where they lie
+            execute.writes_inputs = False
         self.engine = Engine([root], Loader({"m": execute}), Options(), cache=cache, shared_memory=policy)
         self.memory = memory
 
