@@ -8,11 +8,12 @@ from libc.string cimport memcpy, memset
 
 from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_detach, execute_fn
+from _native.execution.batch cimport NativeBatch, batch_detach, batch_fail, execute_fn
 from _native.execution.gather cimport batch_gather
 from _native.execution.scatter cimport batch_set_output, batch_wants
 from _native.execution.supply cimport GatheredInput
-from _native.memory.resource cimport Block, block_give, block_share, block_wrap
+from _native.memory.resource cimport Block, block_give, block_share, block_take, block_wrap
+from _native.protobuf.datatype cimport datatype_size
 from _native.request.accounting cimport execution_add
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.request cimport (
@@ -27,6 +28,7 @@ from _native.request.request cimport (
     response_new,
 )
 from _native.request.response cimport response_complete
+from _native.request.signature cimport Signature, TensorSignature
 from _native.request.statistics cimport Execution, statistics_executed
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
@@ -56,13 +58,53 @@ cdef extern from *:
     void sleep_ns "inferd_sleep_ns"(int64_t ns) noexcept nogil
 
 
+cdef enum:
+    BYTES_HEADER = 4         # of an element of BYTES: its length
+    LARGEST = 0x7fffffff     # bytes of zeros; larger ones are refused as out of memory
+
+
+cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, OutputData *out) noexcept nogil:
+    # What stands for an optional input that was left out: zeros, or empty strings, of its configured shape, where a
+    # variable dimension is 1. Sets size and shape of `out`; NULL: no memory.
+    cdef const TensorSignature *tensor = &signature.inputs[input]
+    cdef size_t size = datatype_size(tensor.datatype)
+    cdef uint32_t batch = signature.max_batch_size > 0
+    cdef Block *block
+    cdef uint32_t i
+    if size == 0:
+        size = BYTES_HEADER
+    out.rank = tensor.rank + batch
+    if batch:
+        out.shape[0] = rows
+    for i in range(tensor.rank):
+        out.shape[batch + i] = max(1, tensor.dims[i])
+    for i in range(out.rank):
+        if size > LARGEST // <size_t>out.shape[i]:
+            return NULL
+        size *= <size_t>out.shape[i]
+    block = block_take(size)
+    if block != NULL:
+        memset(block.data, 0, size)
+        out.size = size
+    return block
+
+
 cdef void answer(Request *request, uint32_t output) noexcept nogil:
     # the output shares the memory in which the input arrived
     cdef const InputData *given = &request.inputs[output]
     cdef OutputData *out = &request.response.outputs[output]
-    if not out.wanted or not given.present:
+    if not out.wanted:
         return
     block_give(out.block)
+    out.block = NULL
+    if not given.present:
+        out.datatype = request.signature.outputs[output].datatype
+        out.block = zeros_new(request.signature, output, request.rows, out)
+        if out.block == NULL:
+            request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        else:
+            out.data = out.block.data
+        return
     out.block = block_share(given.block)
     out.data = given.data
     out.size = given.size
@@ -101,13 +143,23 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
 cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
     # the way of a real model: inputs side by side, one output for the whole batch, split among the requests
     cdef const GatheredInput *given
+    cdef OutputData zeros
+    cdef Block *block
     cdef uint32_t output
     if not batch_gather(batch):
         return
     pass_time(batch, context)
     for output in range(batch.signature.output_count):
         given = &batch.inputs[output]
-        if not given.present or not batch_wants(batch, output):
+        if not batch_wants(batch, output):
+            continue
+        if not given.present:
+            block = zeros_new(batch.signature, output, batch.rows, &zeros)
+            if block == NULL:
+                batch_fail(batch, NULL)
+                return
+            if not batch_set_output(batch, output, block, block.data, zeros.size, zeros.shape, zeros.rank):
+                return
             continue
         if not batch_set_output(batch, output, block_share(given.block), given.data, given.size, given.shape,
                                 given.rank):

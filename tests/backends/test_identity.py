@@ -1,10 +1,12 @@
 """Loading identity models; what the executor does with requests is tested with the engine."""
 
+import numpy as np
 import pytest
 
 from backends.api import BackendError, InstanceSpec, NativeInstance
 from backends.identity import IdentityBackend
 from tests.backends.models import source
+from tests.engine.serving import infer, request, serving
 
 
 @pytest.fixture
@@ -55,3 +57,31 @@ def test_pairs_have_one_datatype(backend, tmp_path):
 def test_every_output_needs_an_input(backend, tmp_path):
     with pytest.raises(BackendError, match="the configuration has 0 inputs and 1 outputs"):
         backend.load(source(tmp_path, [], [("y", "INT8", (1,))]))
+
+
+OPTIONAL = """
+backend: "identity"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }
+input { name: "extra" data_type: TYPE_FP32 dims: [ -1, 3 ] optional: true }
+input { name: "text" data_type: TYPE_STRING dims: [ 2 ] optional: true }
+output { name: "y" data_type: TYPE_INT32 dims: [ 2 ] }
+output { name: "more" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "said" data_type: TYPE_STRING dims: [ 2 ] }
+"""
+
+
+@pytest.mark.parametrize("gather", ["false", "true"])
+async def test_an_optional_input_that_is_left_out_is_answered_with_zeros(tmp_path, gather):
+    """As Triton's identity backend answers it: its configured shape, a variable dimension is 1, strings are empty."""
+    config = f'{OPTIONAL} parameters {{ key: "gather" value {{ string_value: "{gather}" }} }}'
+    async with serving(tmp_path, m=config) as engine:
+        answer = await infer(engine, request(x=np.arange(6, dtype=np.int32).reshape(3, 2)))
+    assert answer.status == 0, answer.text
+    found = {tensor.name: tensor for tensor in answer.response.outputs}
+    assert list(found["more"].shape) == [3, 1, 3]
+    assert list(found["said"].shape) == [3, 2]
+    contents = dict(zip(found, answer.response.raw_output_contents, strict=True))
+    assert contents["more"] == bytes(36)
+    assert contents["said"] == bytes(24)
+    assert contents["y"] == np.arange(6, dtype=np.int32).tobytes()
