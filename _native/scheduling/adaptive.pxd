@@ -33,9 +33,12 @@ cdef void outlook_ask(Outlook *outlook, uint32_t count, int64_t now) noexcept no
 cdef void outlook_take(Outlook *outlook) noexcept nogil
 # A request has come.
 cdef void outlook_arrival(Outlook *outlook, int64_t now) noexcept nogil
-# Until when an instance that has asked waits with `count` requests of `rows` rows, one of which must be executed by
-# `end_ns`; a time that is over by now if it does not pay.
-cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows, int64_t end_ns) noexcept nogil
+# Until when an instance that has asked waits with `count` requests of `rows` rows; a time that is over by now if it
+# does not pay.
+cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil
+# When a batch of so many rows begins at the latest that is to be executed by `end_ns`.
+cdef inline int64_t outlook_latest(const Outlook *outlook, uint64_t rows, int64_t end_ns) noexcept nogil:
+    return end_ns - outlook.fixed_ns - <int64_t>rows * outlook.row_ns
 # With how many rows, of one request each from `rows` on, it does not pay any more; `most` if it pays with fewer.
 cdef uint64_t outlook_enough(const Outlook *outlook, uint64_t count, uint64_t rows, uint64_t most) noexcept nogil
 # The mean time until the next request comes while so many wait.

@@ -11,8 +11,9 @@ while
 While another instance is free it does not pay, because the one that comes would be executed at once. Nor does it if f
 is no longer than an instance takes to wake.
 
-It is a bet on the next request, and given up when that has not come within three times g, when the instance has waited
-for f in all, and early enough for those that wait to be executed before their own time is over.
+It is a bet on the next request, and given up when that has not come within three times g, and when the instance has
+waited for f in all. Whatever the delay, those that wait are executed before their own time is over
+(`_native.scheduling.policy`).
 
 g is learnt apart for each n, as the mean time from when an instance found n requests, or the n-th came while it waited,
 until one more came; whether it waited for that one or not. So it tells requests that come by themselves, where it is
@@ -123,12 +124,10 @@ cdef inline bint pays(const Outlook *outlook, uint64_t count, uint64_t rows) noe
     return (<int64_t>count + 1) * outlook_gap(outlook, count) + <int64_t>rows * outlook.row_ns < outlook.fixed_ns
 
 
-cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows, int64_t end_ns) noexcept nogil:
-    cdef int64_t takes = outlook.fixed_ns + <int64_t>rows * outlook.row_ns
+cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil:
     if outlook.idle or not pays(outlook, count, rows):
         return outlook.since_ns
-    return min(outlook.asked_ns + PATIENCE * outlook_gap(outlook, count), outlook.since_ns + outlook.fixed_ns,
-               end_ns - takes)
+    return min(outlook.asked_ns + PATIENCE * outlook_gap(outlook, count), outlook.since_ns + outlook.fixed_ns)
 
 
 cdef uint64_t outlook_enough(const Outlook *outlook, uint64_t count, uint64_t rows, uint64_t most) noexcept nogil:

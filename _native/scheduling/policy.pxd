@@ -11,7 +11,7 @@ cdef struct Policy:
     bint uniform             # all requests have the same inputs and shapes: they need not be compared
     uint32_t max_rows
     bint adaptive            # wait only while that pays, and for the delay at most
-    int64_t delay_ns
+    int64_t delay_ns         # less for requests that have not so much time
     Preferred preferred
 
 cdef struct Plan:
@@ -20,6 +20,7 @@ cdef struct Plan:
     # when there is none:
     int64_t wake_ns          # ask again then at the latest
     uint64_t wake_rows       # and earlier when so many rows wait
+    int64_t end_ns           # when one of those that wait must have been executed; NEVER: none need be
 
 cdef struct Candidates:
     # the first requests that wait and that may share a batch, as whoever walks over them has told them
@@ -29,7 +30,7 @@ cdef struct Candidates:
     const char *why          # those do
     const char *full         # why they cannot become more; NULL: they can
     int64_t oldest_ns        # when the oldest of them came
-    int64_t end_ns           # when the first of them ends its wait itself
+    int64_t end_ns           # when the first of them must have been executed
 
 cdef const char *FULL
 cdef const char *MISFIT
@@ -48,6 +49,8 @@ cdef int policy_set_oldest(Policy *policy, object spec) except -1
 # what has been learnt, if the policy is adaptive.
 cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Request *first, int64_t now,
                       Plan *plan) noexcept nogil
+# When this request must have been executed; NEVER: whenever.
+cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil
 # Nobody waits.
 cdef void plan_nothing(Plan *plan) noexcept nogil
 

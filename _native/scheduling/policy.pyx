@@ -7,6 +7,9 @@ It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
 * While the delay is not over, and always where there is none, the longest prefix of the candidates whose rows are a
   preferred size goes. If there is none, but one of the candidates would exceed the largest preferred size, those before
   it go. The preferred size is `max_batch_size` when the configuration names none.
+* A client that waits only until a deadline is not kept waiting for others until that is over: an eighth of its time
+  before, and as long before that as such a batch takes, all candidates go. The time that a request may wait in the
+  queue shortens an adaptive delay in the same way; of a fixed one whoever configures the two has decided.
 * Once the oldest of the candidates has waited for the delay, all of them go. Before, too, when they cannot become more:
   they are full, the next one does not fit, or the first alone exceeds every preferred size. If the delay is adaptive,
   also once waiting does not pay any more (`_native.scheduling.adaptive`).
@@ -20,11 +23,12 @@ sequences of an instance.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request, request_alike
-from _native.scheduling.adaptive cimport Outlook, outlook_due, outlook_enough
+from _native.scheduling.adaptive cimport Outlook, outlook_due, outlook_enough, outlook_latest
 from _native.scheduling.preferred cimport next_preferred, preferred_set
 
 cdef enum:
     ANY_ROWS = 1
+    SPARE_LOG2 = 3           # of a client's time: an eighth of it is for the way to the server and back
 
 cdef int64_t NEVER = 0x7fffffffffffffff
 cdef int64_t LONGEST_DELAY = NEVER // 4    # 73 years
@@ -34,6 +38,7 @@ cdef const char *EVERYTHING = "no delay"
 cdef const char *WAITED = "delay over"
 cdef const char *PREFERRED = "preferred size"
 cdef const char *EXCEEDS = "next exceeds every preferred size"
+cdef const char *ENDING = "deadline near"
 cdef const char *UNPAID = "waiting does not pay"
 cdef const char *FULL = "full"
 cdef const char *MISFIT = "next has other shapes"
@@ -69,6 +74,7 @@ cdef void plan_nothing(Plan *plan) noexcept nogil:
     settle(plan, 0, NULL)
     plan.wake_ns = NEVER
     plan.wake_rows = ANY_ROWS
+    plan.end_ns = NEVER
 
 
 cdef inline void collect(Candidates *candidates, const Policy *policy, const Request *first) noexcept nogil:
@@ -79,16 +85,17 @@ cdef inline void collect(Candidates *candidates, const Policy *policy, const Req
             candidates.full = MISFIT
             return
         candidates_add(candidates, policy, request.rows, request.queued_ns)
-        if policy.adaptive:
-            note_end(candidates, request)
+        candidates.end_ns = min(candidates.end_ns, policy_end(policy, request))
         request = request.next
 
 
-cdef inline void note_end(Candidates *candidates, const Request *request) noexcept nogil:
+cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil:
+    cdef int64_t end = NEVER
     if request.deadline_ns:
-        candidates.end_ns = min(candidates.end_ns, request.deadline_ns)
-    if request.expires_ns and not request.yields:
-        candidates.end_ns = min(candidates.end_ns, request.expires_ns)
+        end = request.deadline_ns - ((request.deadline_ns - request.queued_ns) >> SPARE_LOG2)
+    if policy.adaptive and request.expires_ns and not request.yields:
+        end = min(end, request.expires_ns)
+    return end
 
 
 cdef inline void plan_all(const Policy *policy, const Request *first, Plan *plan) noexcept nogil:
@@ -141,13 +148,24 @@ cdef void candidates_plan(const Candidates *self, const Policy *policy, const Ou
         settle(plan, 0, NULL)
         plan.wake_ns = self.oldest_ns + policy.delay_ns
         plan.wake_rows = next_preferred(&policy.preferred, self.rows, policy.max_rows)
+        plan.end_ns = self.end_ns
         if policy.adaptive:
             adapt(self, outlook, now, plan)
+        if self.end_ns != NEVER and plan.count == 0:
+            hurry(self, outlook, now, plan)
 
 
 cdef inline void adapt(const Candidates *found, const Outlook *outlook, int64_t now, Plan *plan) noexcept nogil:
     # wait for less, or not at all
-    plan.wake_ns = min(plan.wake_ns, outlook_due(outlook, found.count, found.rows, found.end_ns))
+    plan.wake_ns = min(plan.wake_ns, outlook_due(outlook, found.count, found.rows))
     plan.wake_rows = outlook_enough(outlook, found.count, found.rows, plan.wake_rows)
     if now >= plan.wake_ns:
         settle(plan, found.count, UNPAID)
+
+
+cdef inline void hurry(const Candidates *found, const Outlook *outlook, int64_t now, Plan *plan) noexcept nogil:
+    # the same, for one of them has not so much time
+    cdef int64_t latest = found.end_ns if outlook == NULL else outlook_latest(outlook, found.rows, found.end_ns)
+    plan.wake_ns = min(plan.wake_ns, latest)
+    if now >= plan.wake_ns:
+        settle(plan, found.count, ENDING)

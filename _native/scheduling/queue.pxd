@@ -22,6 +22,7 @@ cdef struct Queue:
     int64_t waits_since      # since when one does although there are requests; 0: none does
     uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait
     uint64_t enough_rows     # with fewer, only more of the same kind at the end, there is no batch before watched_ns
+    int64_t end_ns           # when one of those that such a wait is for must have been executed; NEVER: none need be
     bint closed
 
 # What the Scheduler's functions do, with the guard held and without a decision. Take a request out. False: it does not

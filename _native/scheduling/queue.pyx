@@ -21,6 +21,7 @@ from _native.scheduling.adaptive cimport (
     outlook_enough,
     outlook_executed,
     outlook_gap,
+    outlook_latest,
     outlook_take,
 )
 from _native.scheduling.calling cimport line_look, line_silence
@@ -55,7 +56,7 @@ from _native.scheduling.levels cimport (
     levels_yield,
 )
 from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.policy cimport NEVER, Plan, plan_nothing, policy_plan, policy_set
+from _native.scheduling.policy cimport NEVER, Plan, plan_nothing, policy_end, policy_plan, policy_set
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
@@ -74,6 +75,17 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
+cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
+    # where requests wait for others: how often they come, and whether this one lets an instance wait for so long
+    if queue.policy.adaptive:
+        outlook_arrival(&queue.outlook, request.queued_ns)
+    if queue.line.idle_count:
+        queue.end_ns = min(queue.end_ns, policy_end(&queue.policy, request))
+        if queue.end_ns != NEVER and outlook_latest(
+                &queue.outlook, queue.levels.rows, queue.end_ns) < queue.line.watched_ns:
+            queue.enough_rows = 0
+
+
 cdef inline Pushed put(Queue *queue, Request *request, uint32_t *level) noexcept nogil:
     # PUSHED, or why not, and then its level, too
     if queue.closed:
@@ -85,8 +97,8 @@ cdef inline Pushed put(Queue *queue, Request *request, uint32_t *level) noexcept
         return LANE_REFUSED
     levels_put(&queue.levels, request, level[0])
     queue.line.bridge = request.bridge
-    if queue.policy.adaptive:
-        outlook_arrival(&queue.outlook, request.queued_ns)
+    if queue.line.timed:
+        note_arrival(queue, request)
     if queue.line.idle_count and is_new_kind(queue, request):
         queue.enough_rows = 0
     return PUSHED
@@ -119,6 +131,7 @@ cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
     if plan.count:
         return
     queue.enough_rows = plan.wake_rows
+    queue.end_ns = plan.end_ns
     if queue.levels.count == 0:
         queue.waits_since = 0
     elif queue.waits_since == 0:
@@ -134,6 +147,7 @@ cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
         queue.waited.ns += <uint64_t>(now - queue.waits_since)
         queue.waits_since = 0
     queue.enough_rows = ANY_ROWS
+    queue.end_ns = NEVER
     return levels_cut(&queue.levels, plan.count)
 
 
@@ -280,10 +294,11 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
         queue_free(&queue.lane)
         raise
     queue.line.timed = queue.policy.delay_ns > 0
-    if queue.policy.adaptive:
+    if queue.line.timed:
         queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform
     queue.enough_rows = ANY_ROWS
+    queue.end_ns = NEVER
     return queue
 
 

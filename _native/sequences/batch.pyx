@@ -24,6 +24,7 @@ from _native.scheduling.policy cimport (
     candidates_fit,
     candidates_plan,
     plan_nothing,
+    policy_end,
 )
 from _native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
 from _native.sequences.slots cimport (
@@ -115,10 +116,12 @@ cdef void plan_oldest(const Slots *slots, Bench *bench, int64_t now, Plan *plan)
             found.full = MISFIT
             break
         candidates_add(&found, &slots.policy, sequence.queue.first.rows, sequence.since_ns)
+        found.end_ns = min(found.end_ns, policy_end(&slots.policy, sequence.queue.first))
         sequence = sequence.next
     candidates_plan(&found, &slots.policy, NULL, NEVER if slots.closed else now, plan)
     if plan.count == 0:
         bench.wake_rows = plan.wake_rows
+        bench.wake_ns = plan.wake_ns
 
 
 cdef Request *cut_oldest(Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
@@ -146,6 +149,7 @@ cdef Sequence *find_like(const Slots *slots, const Bench *bench, int64_t now, in
     cdef Sequence *oldest = NULL
     cdef Sequence *sequence
     cdef uint32_t ready = 0
+    cdef int64_t due = NEVER
     cdef uint32_t slot
     if bench.running:
         return NULL   # rows keep their place from one batch to the next
@@ -153,13 +157,15 @@ cdef Sequence *find_like(const Slots *slots, const Bench *bench, int64_t now, in
         sequence = bench.slots[slot]
         if sequence != NULL and sequence.queue.first != NULL:
             ready += 1
+            due = min(due, policy_end(&slots.policy, sequence.queue.first))
             if oldest == NULL or sequence.queue.first.queued_ns < oldest.queue.first.queued_ns:
                 oldest = sequence
     if oldest == NULL or slots.closed or slots.policy.delay_ns == 0 or slots.min_utilization == 0:
         return oldest
-    if now - oldest.queue.first.queued_ns >= slots.policy.delay_ns or ready >= slots.min_utilization * slots.per_seat:
+    due = min(due, oldest.queue.first.queued_ns + slots.policy.delay_ns)
+    if now >= due or ready >= slots.min_utilization * slots.per_seat:
         return oldest
-    wake[0] = oldest.queue.first.queued_ns + slots.policy.delay_ns
+    wake[0] = due
     return NULL
 
 
@@ -293,6 +299,7 @@ cdef void slots_plan(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexc
     plan_nothing(plan)
     bench.stirred = False
     bench.wake_rows = 1
+    bench.wake_ns = NEVER
     if is_held(slots, bench):
         return
     if slots.direct:

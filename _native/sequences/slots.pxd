@@ -18,6 +18,7 @@ cdef struct Bench:
     Sequences ready          # oldest: those whose next request may run, in the order in which they came to that
     uint64_t ready_rows      # of those requests
     uint64_t wake_rows       # wake the instance when so many are ready
+    int64_t wake_ns          # or at this time; sooner if one comes that has not so much
     bint stirred             # something has changed that may give a batch
     Sequence *like           # direct: whose request decides what the batch that was planned last looks like
     uint32_t waiting         # requests of its sequences that wait

@@ -48,6 +48,7 @@ from _native.request.request cimport (
 )
 from _native.request.signature cimport Signature, TensorSignature
 from _native.scheduling.lane cimport lane_discard
+from _native.scheduling.policy cimport policy_end
 from _native.sequences.sequence cimport (
     Sequence,
     sequence_append,
@@ -139,7 +140,8 @@ cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept no
     if not slots.direct:
         sequences_append(&bench.ready, sequence, now)
         bench.ready_rows += sequence.queue.first.rows
-    if slots.direct or bench.ready_rows >= bench.wake_rows or not slots.lane.signature.uniform:
+    if (slots.direct or bench.ready_rows >= bench.wake_rows or not slots.lane.signature.uniform
+            or policy_end(&slots.policy, sequence.queue.first) < bench.wake_ns):
         bench.stirred = True
 
 

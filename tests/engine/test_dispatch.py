@@ -11,7 +11,7 @@ from server.engine.resources import Resources
 from server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, request, row, serving
 
-OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
+OK, UNAVAILABLE = Status.OK, Status.UNAVAILABLE
 LONG = 600_000_000  # of a delay, in microseconds
 
 
@@ -164,26 +164,70 @@ async def test_oldest_sequences_are_batched_by_the_same_rule(tmp_path):
         assert [size for _, size in gate.batches] == [8, 6, 1]
 
 
-@pytest.mark.parametrize("end", ["timeout", "cancelled", "deadline"])
+@pytest.mark.parametrize("end", ["timeout", "cancelled"])
 async def test_what_a_departure_leaves_behind_may_be_a_batch(tmp_path, end):
     """One row and two requests of two: without the first the others are a preferred four."""
     gate = Gate()
     policy = "default_queue_policy { allow_timeout_override: true }"
     text = config(f"preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: {LONG} {policy}")
     async with serving(tmp_path, gate, m=text) as engine:
-        first = Pending(
-            engine, rows(1, timeout_us=20_000 if end == "timeout" else 0), 20_000_000 if end == "deadline" else -1
-        )
+        first = Pending(engine, rows(1, timeout_us=20_000 if end == "timeout" else 0))
         others = [Pending(engine, rows(2)) for _ in range(2)]
         assert gate.batches == []
         gate.go(1)
         if end == "cancelled":
             first.ticket.cancel()
         else:
-            assert (await first.answer()).status == (UNAVAILABLE if end == "timeout" else DEADLINE)
+            assert (await first.answer()).status == UNAVAILABLE
         for each in others:
             assert (await each.answer()).status == OK
         assert gate.batches == [(2, 4)]
+
+
+SEQUENCES = f"""
+backend: "puppet"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_INT64 dims: [ -1 ] }}
+output {{ name: "y" data_type: TYPE_INT64 dims: [ -1 ] }}
+instance_group {{ kind: KIND_CPU count: 1 }}
+sequence_batching {{
+  max_sequence_idle_microseconds: {LONG}
+  oldest {{ max_candidate_sequences: 8 preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {LONG} }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        config(f"max_queue_delay_microseconds: {LONG}"),
+        config(f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {LONG}"),
+        SEQUENCES,
+        SEQUENCES.replace("oldest {", "direct {")
+        .replace("max_candidate_sequences: 8 preferred_batch_size: [ 4 ]", "")
+        .replace("max_queue", "minimum_slot_utilization: 0.9 max_queue"),
+    ],
+    ids=["delay", "preferred", "oldest", "direct"],
+)
+@pytest.mark.parametrize("joins", [True, False], ids=["joins a wait", "begins a wait"])
+async def test_a_delay_ends_before_a_client_gives_up(tmp_path, text, joins):
+    """Also where the instance already waits for more, and would for longer than the client."""
+    gate = Gate()
+    gate.go(100)
+
+    def asked(sequence: int):
+        message = rows(1)
+        if "sequence_batching" in text:
+            message.parameters["sequence_id"].int64_param = sequence
+            message.parameters["sequence_start"].bool_param = True
+        return message
+
+    async with serving(tmp_path, gate, m=text) as engine:
+        patient = [Pending(engine, asked(1))] if joins else []
+        hasty = Pending(engine, asked(2), 4_000_000_000)
+        for each in (hasty, *patient):
+            assert (await each.answer()).status == OK
+        assert [count for count, _ in gate.batches] == [1 + joins]
 
 
 async def test_resources_are_shared_by_priority(tmp_path):

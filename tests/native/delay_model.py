@@ -24,6 +24,10 @@ class Batches:
     def fixed_ns(self) -> int:
         return int(self.ns - self.slope * self.rows)
 
+    def latest(self, rows: int, end: int) -> int:
+        """When a batch of so many rows begins that is to be executed by `end`."""
+        return end - self.fixed_ns - rows * self.row_ns
+
     def executed(self, rows: int, ns: int) -> None:
         self.seen += 1
         if self.seen == 1:
@@ -90,11 +94,10 @@ class Delay:
             return False  # not worth the waking
         return count * gap + rows * self.batches.row_ns < self.batches.fixed_ns - gap
 
-    def due(self, count: int, rows: int, end: int, idle: int) -> int:
+    def due(self, count: int, rows: int, idle: int) -> int:
         """Until when `count` requests wait."""
         assert self.since is not None
         assert self.asked is not None
         if idle or not self.pays(count, rows):
             return self.since
-        fixed, row = self.batches.fixed_ns, self.batches.row_ns
-        return min(self.asked[1] + 3 * self.gap(count), self.since + fixed, end - fixed - rows * row)
+        return min(self.asked[1] + 3 * self.gap(count), self.since + self.batches.fixed_ns)

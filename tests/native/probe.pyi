@@ -11,7 +11,15 @@ NEVER: int
 class QueueProbe:
     def __init__(self, spec: Any, *, max_queue: int = 0, held: int = 0, limiter: RateLimiter | None = None) -> None: ...
     def push(
-        self, tag: int, rows: int, now: int, *, priority: int = 0, timeout_us: int = 0, width: int = 1
+        self,
+        tag: int,
+        rows: int,
+        now: int,
+        *,
+        priority: int = 0,
+        timeout_us: int = 0,
+        width: int = 1,
+        deadline: int = 0,
     ) -> str | None: ...
     def remove(self, tag: int) -> bool: ...
     def expire(self, now: int) -> list[int]: ...
@@ -58,6 +66,7 @@ class SlotsProbe:
         end: bool = False,
         rows: int = 1,
         timeout_us: int = 0,
+        deadline: int = 0,
     ) -> str: ...
     def take(self, seat: int, now: int) -> tuple[list[tuple[int, int, int]], int]: ...
     def settle(self, number: int, now: int) -> None: ...

@@ -82,7 +82,8 @@ cdef class QueueProbe:
             request = following
         return taken
 
-    def push(self, tag: int, rows: int, now: int, *, priority: int = 0, timeout_us: int = 0, width: int = 1):
+    def push(self, tag: int, rows: int, now: int, *, priority: int = 0, timeout_us: int = 0, width: int = 1,
+             deadline: int = 0):
         """Queue the request `tag` at the time `now`, in nanoseconds; why it was refused, None when it was not."""
         cdef Request *request = request_new()
         cdef Pushed pushed
@@ -97,6 +98,7 @@ cdef class QueueProbe:
         request.arrived_ns = request.queued_ns = now
         request.priority = priority
         request.timeout_us = timeout_us
+        request.deadline_ns = deadline
         pushed = self.handle.lane.scheduler.push(self.handle.lane, request)
         if pushed != PUSHED:
             text = (
@@ -366,7 +368,7 @@ cdef class SlotsProbe:
         self.waiting = {}
 
     def push(self, number: int, sequence: int, now: int, *, start: bool = False, end: bool = False, rows: int = 1,
-             timeout_us: int = 0) -> str:
+             timeout_us: int = 0, deadline: int = 0) -> str:
         """Queue a request; "" when it was taken in, else why not."""
         cdef Request *request = request_new()
         cdef Pushed pushed
@@ -378,7 +380,8 @@ cdef class SlotsProbe:
         request.sequence_end = end
         request.rows = rows
         request.timeout_us = timeout_us
-        request.arrived_ns = now
+        request.deadline_ns = deadline
+        request.arrived_ns = request.queued_ns = now
         pushed = slots_push(self.slots, request, now)
         if pushed == PUSHED:
             self.waiting[number] = <uintptr_t>request

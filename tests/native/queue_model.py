@@ -59,11 +59,12 @@ class Waiting:
     queued: int
     due: int | None  # when its time is over; None once that has been seen to, or when there is no such time
     yields: bool = False
+    deadline: int = 0  # of its client; 0 for none
 
-    @property
-    def ends(self) -> int | None:
-        """When it is refused, if it still waits; None for never."""
-        return None if self.yields else self.due
+    def ends(self, adaptive: bool) -> int:
+        """When it must have been executed: with an eighth of its client's time to spare, and before it is refused."""
+        end = self.deadline - (self.deadline - self.queued) // 8 if self.deadline else NEVER
+        return min(end, self.due) if adaptive and self.due is not None and not self.yields else end
 
 
 @dataclass
@@ -100,7 +101,9 @@ class QueueModel:
         """All, in the order of service: level by level, in each those in time first, each in the order of arrival."""
         return [request for level in self.levels for request in level.in_time + level.beyond]
 
-    def push(self, tag: int, rows: int, width: int, now: int, priority: int, timeout_us: int) -> str | None:
+    def push(
+        self, tag: int, rows: int, width: int, now: int, priority: int, timeout_us: int, deadline: int = 0
+    ) -> str | None:
         """Queue a request; a word of why it was refused."""
         if self.closed:
             return "closed"
@@ -112,7 +115,7 @@ class QueueModel:
             return "Exceeds maximum queue size"
         allowed = level.allowed(timeout_us)
         due = now + allowed * 1000 if allowed else None
-        level.in_time.append(Waiting(tag, rows, width, now, due, level.policy.yields))
+        level.in_time.append(Waiting(tag, rows, width, now, due, level.policy.yields, deadline))
         self.delay.arrived(now)
         return None
 
@@ -176,8 +179,10 @@ class QueueModel:
         if complete or rows > self.policy.largest or not self.policy.longest_ns:
             return len(candidates), NEVER
         if self.policy.adaptive:
-            end = min((request.ends for request in candidates if request.ends is not None), default=NEVER)
-            due = min(due, self.delay.due(len(candidates), rows, end, idle))
+            due = min(due, self.delay.due(len(candidates), idle=idle, rows=rows))
+        end = min(request.ends(self.policy.adaptive) for request in candidates)
+        if end != NEVER:
+            due = min(due, self.delay.batches.latest(rows, end))
         return (len(candidates), NEVER) if now >= due else (0, due)
 
     def leaving_early(self, candidates: list[Waiting], waiting: list[Waiting]) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.api import QueuePolicySpec
 from tests.native.delay_model import Batches
-from tests.native.probe import QueueProbe
+from tests.native.probe import DispatcherProbe, QueueProbe
 from tests.native.queue_model import Policy
 
 MS = 1_000_000
@@ -214,6 +214,22 @@ def test_a_request_whose_time_is_short_is_executed_in_time():
     probe.push(1000, 1, now)
     assert probe.take(now) == []
     assert now < probe.wake[0] <= now + 100_000
+
+
+def test_a_deadline_shortens_a_wait_that_runs():
+    """The instance waits for the next request until `probe.watched`; one comes that has not so much time."""
+    probe = probe_of()
+    now = teach(probe, 4 * MS, 0, 300_000)
+    seats = DispatcherProbe([probe], [(0, None)])
+    assert seats.ask(0, now) == []
+    probe.push(1000, 1, now)
+    assert seats.wake(0, now) == []
+    assert seats.watched[0] == now + 900_000
+    probe.push(1001, 1, now, deadline=now + 5 * MS)  # an eighth of which is for the way: 4.375 ms remain
+    assert seats.wake(0, now) == []
+    assert seats.watched[0] == now + 375_000
+    assert seats.time_passes(now + 374_999) == []
+    assert seats.time_passes(now + 375_000) == [(0, [1000, 1001])]
 
 
 # -- what that is worth --

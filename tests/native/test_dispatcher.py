@@ -127,9 +127,10 @@ class Dispatchers(RuleBasedStateMachine):
         for _ in range(count):
             rows = min(data.draw(st.integers(1, 8)), self.policies[line].max_rows)
             width, priority = data.draw(st.sampled_from([1, 1, 1, 2])), data.draw(st.sampled_from([0, 0, 1, 2]))
-            tag = next(self.tags)
-            refused = self.queues[line].push(tag, rows, self.now, priority=priority, width=width)
-            assert refused == self.models[line].push(tag, rows, width, self.now, priority, 0)
+            patience = data.draw(st.sampled_from([0, 0, 0, 1, 8000, 400_000, 4_000_000]))
+            tag, deadline = next(self.tags), self.now + patience if patience else 0
+            refused = self.queues[line].push(tag, rows, self.now, priority=priority, width=width, deadline=deadline)
+            assert refused == self.models[line].push(tag, rows, width, self.now, priority, 0, deadline)
             if refused is None:
                 self.rows[tag] = (line, rows)
         self.decided(self.probe.wake(line, self.now))
@@ -160,6 +161,14 @@ class Dispatchers(RuleBasedStateMachine):
         seat = data.draw(st.sampled_from(sorted(set(range(len(self.lines))) - self.retired)))
         self.retired.add(seat)
         self.decided(self.probe.retire(seat, self.now))
+
+    @rule(data=st.data(), rows=st.integers(1, 8), ns=st.sampled_from([0, 1000, 5000, 20_000, 1_000_000]))
+    def a_batch_has_been_executed(self, data, rows, ns):
+        """Requests are to be executed so much before their deadlines."""
+        line = data.draw(st.integers(0, len(self.queues) - 1))
+        self.queues[line].executed(rows, ns)
+        self.models[line].delay.batches.executed(rows, ns)
+        self.decided(self.probe.look(line, self.now))
 
     @precondition(lambda self: self.limited)
     @rule(k=st.integers(0, 1), total=st.integers(2, 5))

@@ -69,12 +69,16 @@ class Queues(RuleBasedStateMachine):
         width=st.sampled_from([1, 1, 1, 2]),
         priority=st.sampled_from([0, 0, 1, 2, 3, 4, 1 << 40]),
         timeout_us=st.sampled_from([0, 0, 1, 5, 500, 10_000, (1 << 63) - 1]),
+        patience=st.sampled_from([0, 0, 1, 5000, 20_000, 3_000_000, 1 << 61]),
     )
-    def push(self, rows, width, priority, timeout_us):
+    def push(self, rows, width, priority, timeout_us, patience):
         rows = min(rows, self.policy.max_rows)
         tag = self.pushed = self.pushed + 1
-        refused = self.probe.push(tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width)
-        expected = self.model.push(tag, rows, width, self.now, priority, timeout_us)
+        deadline = self.now + patience if patience else 0
+        refused = self.probe.push(
+            tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width, deadline=deadline
+        )
+        expected = self.model.push(tag, rows, width, self.now, priority, timeout_us, deadline)
         if expected is None:
             assert refused is None
             self.rows[tag] = rows
