@@ -17,6 +17,7 @@ def main() -> int:
     sys.argv[:] = [""]  # as in Triton: there are libraries that look for options of their own
 
     importlib.import_module("c_python_backend_utils")
+    importlib.import_module("inferd_worker.signals").outlive()
     link = importlib.import_module("inferd_worker.link")
     worker = importlib.import_module("inferd_worker.worker")
     # Without a server there is nobody to work for, and nobody to report to.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from tests.backends.python.test_tritonclient import config
 from tests.conformance import doors
 
 HEAD = """
-import asyncio, multiprocessing, sys
+import asyncio, multiprocessing, os, signal, subprocess, sys, time
 import numpy as np, triton_python_backend_utils as pb_utils
 def out(value):
     return pb_utils.InferenceResponse([pb_utils.Tensor("y", value)])
@@ -73,6 +74,31 @@ def execute(self, requests):
         )
         for method, work, size in (("fork", "call", 3), ("spawn", "double", 1))
     },
+    "ends": (
+        {"x": "INT64"},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    codes = []
+    for number in requests[0].inputs()[0].as_numpy().tolist():
+        for more in ({}, {"preexec_fn": lambda: None}):
+            program = subprocess.Popen(["sleep", "3600"], **more)
+            program.send_signal(number)
+            codes.append(program.wait())
+        reads, writes = os.pipe()
+        def run():
+            os.write(writes, b"1")
+            time.sleep(3600)
+        fork = multiprocessing.get_context("fork").Process(target=run)
+        fork.start()
+        if number == signal.SIGINT:  # which Python forgets where it comes within the fork
+            os.read(reads, 1)
+        os.kill(fork.pid, number)
+        fork.join()
+        codes.append(fork.exitcode)
+    return [out(np.array(codes))]
+""",
+    ),
     "doubles": (
         {"x": "INT64"},
         {"y": "INT64"},
@@ -199,6 +225,12 @@ def test_names_may_be_bytes(client: triton.InferenceServerClient) -> None:
 def test_models_start_processes(client: triton.InferenceServerClient, method: str) -> None:
     numbers = list(range(6))
     assert ask(client, method, *numbers, client_timeout=60).as_numpy("y").tolist() == [2 * n for n in numbers]
+
+
+def test_what_a_model_starts_obeys_signals(client: triton.InferenceServerClient) -> None:
+    """A worker itself ignores them; that must not be handed on, or whoever ends a process waits for ever."""
+    codes = ask(client, "ends", signal.SIGTERM, signal.SIGINT, client_timeout=60).as_numpy("y").tolist()
+    assert codes == [-signal.SIGTERM] * 3 + [-signal.SIGINT] * 2 + [1]  # a fork raises KeyboardInterrupt
 
 
 def test_a_coroutine_that_awaits_a_decoupled_call_lets_others_run(client: triton.InferenceServerClient) -> None:
