@@ -123,7 +123,7 @@ fuzz: setup
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
 soak-release: setup
-	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py
+	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
 	$(PY) -m bench.chaos

@@ -10,12 +10,12 @@ from _native.memory.resource import live_counters
 @pytest.fixture
 def native_counters():
     """Fails a test that leaves a native object alive."""
-    before = _settled()
+    before = settled_counters()
     yield before
-    assert _settled() == before
+    assert settled_counters() == before
 
 
-def _settled():
+def settled_counters() -> dict[str, int]:
     """The counters, after the collector has had its chance; it is slow where frameworks are loaded.
 
     A second one, because what coroutines of a closed loop hold is freed only after these have been finalized.

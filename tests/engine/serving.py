@@ -238,11 +238,14 @@ def strings(raw: bytes) -> list[bytes]:
 class Pending:
     """A submitted request."""
 
-    def __init__(self, engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1, user: int = -1) -> None:
+    def __init__(
+        self, engine: Engine, message: pb.ModelInferRequest | bytes, timeout_ns: int = -1, user: int = -1
+    ) -> None:
         self.answers: list[Answer] = []
         self._done = asyncio.Event()
         self._submitting = True
-        self.ticket = engine.submit(message.SerializeToString(), self._deliver, timeout_ns=timeout_ns, user=user)
+        encoded = message if isinstance(message, bytes) else message.SerializeToString()
+        self.ticket = engine.submit(encoded, self._deliver, timeout_ns=timeout_ns, user=user)
         self._submitting = False
 
     def _deliver(self, status: int, text: str, response: bytes | None) -> None:
