@@ -5,7 +5,7 @@
 #                 Debian); real packages of TensorRT in an environment of their own, for which no GPU is needed
 #   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
-#   make test     all tests, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make test     all tests, in JOBS=3 processes, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make soak     random clients through both doors, every answer checked; hostile clients; Python workers that are
@@ -28,6 +28,7 @@ BUILD ?= release
 TIME ?= 60
 SECONDS ?= 1800
 TARGET ?= cpu
+JOBS ?= 3
 ARGS ?=
 WITH ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -108,7 +109,7 @@ serve: setup $(DEMO)
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 test: setup
-	$(PY) -m pytest -q $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 	$(MAKE) --no-print-directory lint
 
 lint: setup

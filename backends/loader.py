@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from backends.api import Backend, BackendError, Services
+from backends.opening import open_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,22 @@ class Entry:
     target: str  # "module:class"
     model_filename: str = ""
     requires: str = ""  # the framework's import name; empty when it needs none
+    libraries: tuple[str, ...] = ()  # of the framework's package, to be opened before it is imported
     on_gpu: bool = False  # where there is a GPU, its instances are on it unless the configuration says otherwise
 
 
 BUILTIN: Mapping[str, Entry] = MappingProxyType(
     {
         "identity": Entry("backends.identity:IdentityBackend"),
-        "pytorch": Entry("backends.pytorch:PyTorchBackend", "model.pt", "torch", on_gpu=True),
-        "onnxruntime": Entry("backends.onnxruntime:OnnxRuntimeBackend", "model.onnx", "onnxruntime"),
+        "pytorch": Entry(
+            "backends.pytorch:PyTorchBackend", "model.pt", "torch", ("lib/libtorch_python.so",), on_gpu=True
+        ),
+        "onnxruntime": Entry(
+            "backends.onnxruntime:OnnxRuntimeBackend",
+            "model.onnx",
+            "onnxruntime",
+            ("capi/onnxruntime_pybind11_state*.so",),
+        ),
         "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }
@@ -147,6 +156,8 @@ def _builtin_class(name: str, entry: Entry) -> type[Backend]:
             f"backend '{name}' needs {entry.requires}, which {sys.executable} does not find: "
             f"{sys.executable} -m pip install {entry.requires}"
         )
+    if entry.requires:
+        open_libraries(entry.requires, entry.libraries)
     module, _, attribute = entry.target.partition(":")
     found: type[Backend] = getattr(importlib.import_module(module), attribute)
     return found

@@ -1,7 +1,10 @@
 """What holds for all tests."""
 
 import os
+from collections.abc import Generator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
@@ -10,3 +13,11 @@ os.environ.setdefault("INFERD_METRICS_PORT", "0")
 # How long an example takes says how busy the machine is.
 settings.register_profile("inferd", deadline=None)
 settings.load_profile("inferd")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, Any]:
+    """Reports go from one process to another, which lone surrogates in a test's output would not."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
