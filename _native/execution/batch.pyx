@@ -17,7 +17,7 @@ from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport Bridge, bridge_return
-from _native.request.record cimport NOTED_TEXT, Record
+from _native.request.record cimport NOTED_TEXT, Record, record_taken
 from _native.request.request cimport Request, request_expired, request_fail, request_free
 from _native.request.response cimport response_complete
 from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
@@ -87,7 +87,9 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
             let_expire(batch, chain)
         elif reserve(batch):
             chain.taken_ns = batch.taken_ns
-            batch.recorded = batch.recorded or chain.record != NULL
+            if chain.record != NULL:
+                batch.recorded = True
+                record_taken(chain)
             batch.requests[batch.count] = chain
             batch.count += 1
             batch.rows += chain.rows

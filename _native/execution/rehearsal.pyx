@@ -25,6 +25,7 @@ import select
 
 
 cdef void heard(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    # there always is a response: rehearsals have no deadline, and end when the model does
     cdef Outcome *outcome = <Outcome *>sink
     if status and outcome.status == 0:
         outcome.status = status

@@ -37,6 +37,7 @@ from _native.memory.resource cimport (
     live_add,
     resource_take,
 )
+from _native.threads cimport lock, unlock
 
 cdef extern from *:
     """
@@ -187,7 +188,12 @@ cdef Block *arena_take(Arena *arena, uint64_t size) noexcept nogil:
 
 
 cdef uint64_t arena_trim(Arena *arena) noexcept nogil:
-    return pool_cool(arena.pool)
+    # What is cooled is in nobody's reach meanwhile: who finds nothing then waits for the lock, and looks again.
+    cdef uint64_t cooled
+    lock(&arena.pool.growth)
+    cooled = pool_cool(arena.pool)
+    unlock(&arena.pool.growth)
+    return cooled
 
 
 cdef class ArenaHandle:
@@ -232,7 +238,10 @@ cdef class ArenaHandle:
 
     def trim(self) -> int:
         """Give the pages of everything free back to the system; the number of bytes."""
-        return arena_trim(self.arena)
+        cdef uint64_t cooled
+        with nogil:
+            cooled = arena_trim(self.arena)
+        return cooled
 
     # For tests: a block as Python sees it.
 

@@ -10,8 +10,10 @@ returns it to the system and leaves no hole in the heap. From HUGE_FROM on it is
 
 The pool keeps a limited number of free bytes (`host_keep`). When a block that is given back finds no room, blocks of
 classes that nobody has asked for since its own was asked for make room; the pool's time for that is counted in blocks
-that it did not have. So a size that is in use is pooled whatever was in use before. What is not used for some seconds
-goes back to the system (`host_cool`): of each class as many blocks as were free all the while.
+that it did not have. So a size that is in use is pooled whatever was in use before. To unmap memory takes time, and who
+gives a block back may be the event loop: it frees AT_ONCE bytes beside its own block at most, and larger blocks that
+make room are put aside for `host_cool`. What is not used for some seconds goes back to the system there, too: of each
+class as many blocks as were free all the while.
 
 Blocks of up to 64 KiB wait first in lists of the thread that gave them, where taking one needs neither lock nor atomic
 instruction; a list that runs full or empty is halved or filled from those of all threads. Blocks travel (the event loop
@@ -102,6 +104,7 @@ cdef enum:
     MAPPED_FROM = 1 << 20
     HUGE_FROM = 8 << 20
     IDLE_LOOKS = 3            # blocks that were free at so many looks of `host_cool`, and in between, are idle
+    AT_ONCE = 16 << 20        # bytes that make room for one block at most, and the largest that are freed on the spot
     HEAP_SLACK = 8 << 20      # free bytes more in the heap than after its last trim are worth another
 
 cdef struct SizeClass:
@@ -123,6 +126,9 @@ cdef struct OwnLists:
 cdef SizeClass pool[CLASSES]
 cdef int64_t pooled_bytes = 0  # in the lists of all threads
 cdef int64_t most_kept = KEPT_AT_FIRST  # of them; atomic
+cdef int32_t aside_guard = 0
+cdef Block *aside = NULL  # blocks that `host_cool` deletes
+cdef int64_t aside_bytes = 0  # no more than may be kept, but for one; atomic
 cdef int64_t misses = 0  # blocks that were asked for and not there; atomic
 cdef int64_t looks = 0  # of `host_cool`, which one thread at a time calls
 cdef int64_t heap_before = 0  # free bytes of the heap after its last trim, or fewer since
@@ -346,16 +352,57 @@ cdef int stalest(int index) noexcept nogil:
     return found
 
 
+cdef void put_aside(Block *block) noexcept nogil:
+    global aside
+    fetch_add64(&aside_bytes, <int64_t>block.size)
+    spin_lock(&aside_guard)
+    block.next = aside
+    aside = block
+    spin_unlock(&aside_guard)
+
+
+cdef int64_t delete_aside() noexcept nogil:
+    # the bytes
+    cdef Block *chain
+    cdef int64_t before = load64(&host_memory.held)
+    global aside
+    spin_lock(&aside_guard)
+    chain = aside
+    aside = NULL
+    spin_unlock(&aside_guard)
+    while chain != NULL:
+        fetch_add64(&aside_bytes, -<int64_t>chain.size)
+        chain = delete_first(chain)
+    return max(0, before - load64(&host_memory.held))
+
+
+cdef bint displace(int index, int64_t *freed) noexcept nogil:
+    # some blocks of the class that has been asked for the longest ago; False: there is none, or it is enough
+    cdef int victim = stalest(index) if freed[0] < AT_ONCE else -1
+    cdef int32_t count
+    cdef Block *chain
+    if victim < 0:
+        return False
+    if class_size(victim) <= AT_ONCE:
+        chain = pop(victim, most_of(class_size(victim)), &count)
+        freed[0] += <int64_t>class_size(victim) * count
+        delete_chain(chain)
+        return True
+    if load64(&aside_bytes) >= load64(&most_kept):
+        return False
+    chain = pop(victim, 1, &count)
+    if chain != NULL:
+        put_aside(chain)
+    return True
+
+
 cdef bint make_room(int index, int64_t size) noexcept nogil:
     # count `size` bytes more of a class as pooled. False: they must not be, all others are wanted more
-    cdef int32_t count
-    cdef int victim
+    cdef int64_t freed = 0
     while fetch_add64(&pooled_bytes, size) + size > load64(&most_kept):
         fetch_add64(&pooled_bytes, -size)
-        victim = stalest(index) if size <= load64(&most_kept) else -1
-        if victim < 0:
+        if size > load64(&most_kept) or not displace(index, &freed):
             return False
-        delete_chain(pop(victim, most_of(class_size(victim)), &count))
     return True
 
 
@@ -485,6 +532,7 @@ cdef int64_t host_trim() noexcept nogil:
         if index < OWN_CLASSES and lists != NULL:
             share_some(lists, index, lists.count[index])
         drop(index, load64(&pool[index].count))
+    delete_aside()
     return before - load64(&host_memory.held)
 
 
@@ -494,6 +542,7 @@ cdef int64_t host_cool() noexcept nogil:
     cdef int index, i
     global looks
     lock(&cooling)
+    dropped = delete_aside()
     for index in range(CLASSES):
         spin_lock(&pool[index].guard)
         pool[index].idle[looks % IDLE_LOOKS] = pool[index].least

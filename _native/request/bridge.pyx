@@ -20,7 +20,7 @@ from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport block_give
 from _native.request.accounting cimport account_failed, account_response
-from _native.request.record cimport Record, record_end
+from _native.request.record cimport Record, record_end, record_response
 from _native.request.request cimport (
     REQUEST_NEW,
     Request,
@@ -145,7 +145,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     cdef Request *request = <Request *>timer.owner
     cdef Bridge *bridge = <Bridge *>request.bridge
     if 0 < request.deadline_ns <= now:
-        request.deliver(request.sink, NULL, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        end_early(request, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
         drop_if_queued(request)
     elif has_waited_enough(request):
         reject(request, now)
@@ -155,6 +155,13 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Ends of a request
+
+cdef void end_early(Request *request, int status, const char *details) noexcept nogil:
+    # its sink hears of the end before the model does
+    if request.record != NULL:
+        (<Record *>request.record).status = status
+    request.deliver(request.sink, NULL, status, details)
+
 
 cdef inline void signal(Bridge *bridge) noexcept nogil:
     cdef uint64_t one = 1
@@ -312,8 +319,8 @@ cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
         return
     if request.signature != NULL and request.signature.decoupled and request.lane != NULL and request.taken_ns:
         account_response(request, response)
-    if final and request.record != NULL:
-        (<Record *>request.record).ended_ns = now_ns()  # what the answer sets off is not part of it
+    if request.record != NULL:
+        record_response(request, response)
     if final:
         bridge_clear_timer(bridge, &request.timer)
         if response.status != STATUS_OK and request.state == REQUEST_NEW:
@@ -366,10 +373,15 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
         response.receipt = NULL
         request.held = response
         return
+    if request.rehearsed:  # whose sink waits for the end of the model, too
+        if request.held.status == STATUS_OK:
+            response_fail(request.held, STATUS_INTERNAL, too_many(request))
+        response_free(response)
+        return
     # What follows is not waited for, and the model is told that nobody does.
     if response.status == STATUS_OK:
         response_fail(response, STATUS_INTERNAL, too_many(request))
-    request.deliver(request.sink, NULL, response.status, text_or_no_memory(response.details))
+    end_early(request, response.status, text_or_no_memory(response.details))
     response_free(response)
     bridge_abandon(request)
 

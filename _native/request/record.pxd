@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.request.request cimport Request
+from _native.request.request cimport Request, Response
 from _native.threads cimport Mutex
 from _native.traceparent cimport TraceContext
 
@@ -45,17 +45,17 @@ cdef struct Record:
     uint32_t batch_rows
     uint32_t batch_requests
     uint32_t rows
-    uint32_t responses
-    int status
+    uint32_t responses       # that its sink has got
+    int status               # STATUS_OK: as that of the final response
     bint cached              # answered from the response cache, or by another's execution
     size_t received          # bytes of the message
-    size_t sent              # of the tensors in the final response
+    size_t sent              # of the tensors in the responses
     int64_t version
     char instance[NOTED_TEXT]
     char *texts              # from malloc: model, request id, error, cut to these sizes, each with a zero
     size_t text_sizes[3]
-    size_t kept_bytes        # that it counts with in the recorder's list
-    void *data               # PyObject: what is known of its tensors; NULL: nothing
+    size_t kept_bytes        # that it counts with in the recorder's
+    void *data               # PyObject: what is known of its tensors, (inputs, outputs); NULL: nothing
     void *peer               # PyObject: the client's address; NULL: not known
 
 cdef struct Recorder:
@@ -72,7 +72,7 @@ cdef struct Recorder:
     Record *first
     Record *last
     uint32_t count
-    size_t bytes             # of texts and tensors in the list
+    size_t bytes             # of texts and tensors in the list, and of inputs of requests that have not ended
     uint64_t lost            # ended when there were too many, or too large ones, that nobody had taken
 
 # On the loop, for a request that has come in and is decoded: begin a record if it may be wanted. `own` is the sampling
@@ -80,6 +80,11 @@ cdef struct Recorder:
 cdef void record_begin(Recorder *recorder, Request *request, const TraceContext *context, Sampling *own) noexcept nogil
 # On the loop: the same for a request that is made on behalf of another, if that one has a record.
 cdef void record_inner(Request *request, const Request *outer) noexcept nogil
+# An instance has taken a request with a record and is about to execute it: keep its inputs, if they are wanted, before
+# the model can write to them. From any thread.
+cdef void record_taken(Request *request) noexcept nogil
+# On the loop: a request with a record gets a response, or has got the last one.
+cdef void record_response(Request *request, const Response *response) noexcept nogil
 # A request with a record ends: keep the record if it is wanted.
 cdef void record_end(Request *request) noexcept nogil
 

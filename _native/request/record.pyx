@@ -14,7 +14,7 @@ from libc.string cimport memcpy, strlen
 from _native.atomic cimport load32, store32
 from _native.clock cimport now_ns
 from _native.protobuf.datatype cimport datatype_name
-from _native.request.request cimport InputData, OutputData, Request
+from _native.request.request cimport InputData, OutputData, Request, Response
 from _native.status cimport STATUS_CANCELLED, STATUS_OK
 from _native.scheduling.lane cimport LaneHandle
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -24,9 +24,8 @@ import os
 import time
 
 cdef enum:
-    # Of records that have ended and that nobody has taken: their number and the bytes of their texts and tensors.
-    MOST_RECORDS = 8192
-    MOST_BYTES = 64 << 20
+    MOST_RECORDS = 8192      # that have ended and that nobody has taken
+    MOST_BYTES = 64 << 20    # of their texts and tensors, and of the inputs of requests that have not ended
     MOST_TENSOR = 1 << 20    # bytes of one tensor that are kept
     MOST_NAME = 256          # bytes of a model's name or of a request's id that are kept; clients choose them
     MOST_ERROR = 1024        # bytes of an error's text
@@ -156,45 +155,85 @@ cdef bint keep_texts(Record *record, const Request *request) noexcept nogil:
     return True
 
 
-cdef size_t tensor_bytes(const Request *request) noexcept nogil:
-    # that `keep_tensors` would copy
+cdef size_t input_bytes(const Request *request) noexcept nogil:
+    # that `keep_inputs` would copy
     cdef size_t total = 0
     cdef uint32_t i
     for i in range(request.signature.input_count):
         if request.inputs[i].present and request.inputs[i].size <= MOST_TENSOR:
             total += request.inputs[i].size
-    for i in range(request.signature.output_count if request.response.outputs != NULL else 0):
-        if has_output(request, i) and request.response.outputs[i].size <= MOST_TENSOR:
-            total += request.response.outputs[i].size
     return total
 
 
-cdef inline bint has_output(const Request *request, uint32_t i) noexcept nogil:
+cdef inline uint32_t output_count(const Response *response) noexcept nogil:
+    return response.request.signature.output_count if response.outputs != NULL else 0
+
+
+cdef inline bint has_output(const Response *response, uint32_t i) noexcept nogil:
     # the fields of the others hold nothing
-    return request.response.outputs[i].wanted and request.response.outputs[i].block != NULL
+    return response.outputs[i].wanted and response.outputs[i].block != NULL
 
 
-cdef bint reserve(Recorder *recorder, Record *record) noexcept nogil:
-    # room for the record in the list, before anything large is copied for it
+cdef size_t output_bytes(const Response *response) noexcept nogil:
+    # that `keep_outputs` would copy
+    cdef size_t total = 0
+    cdef uint32_t i
+    for i in range(output_count(response)):
+        if has_output(response, i) and response.outputs[i].size <= MOST_TENSOR:
+            total += response.outputs[i].size
+    return total
+
+
+cdef bint reserve(Record *record, size_t size, bint listed) noexcept nogil:
+    # room for so many bytes more before they are copied, and in the list
+    cdef Recorder *recorder = record.recorder
     cdef bint fits
     lock(&recorder.guard)
-    fits = recorder.count < MOST_RECORDS and recorder.bytes + record.kept_bytes <= MOST_BYTES
+    fits = recorder.bytes + size <= MOST_BYTES and not (listed and recorder.count >= MOST_RECORDS)
     if fits:
-        recorder.count += 1
-        recorder.bytes += record.kept_bytes
-    else:
+        recorder.count += listed
+        recorder.bytes += size
+        record.kept_bytes += size
+    elif listed:
         recorder.lost += 1
     unlock(&recorder.guard)
     return fits
+
+
+cdef void record_taken(Request *request) noexcept nogil:
+    cdef Record *record = <Record *>request.record
+    if not record.tensors or record.data != NULL or request.on_device:
+        return
+    record.tensors = reserve(record, input_bytes(request), False)
+    if record.tensors:
+        with gil:
+            keep_inputs(record, request)
+
+
+cdef void record_response(Request *request, const Response *response) noexcept nogil:
+    cdef Record *record = <Record *>request.record
+    cdef uint32_t i
+    if response.final:
+        record.ended_ns = now_ns()  # what the answer sets off is not part of it
+    if request.sink == NULL or response.empty or response.status != STATUS_OK:
+        return
+    record.responses += 1
+    for i in range(output_count(response) if request.signature != NULL else 0):
+        if has_output(response, i):
+            record.sent += response.outputs[i].size
 
 
 cdef void record_end(Request *request) noexcept nogil:
     cdef Record *record = <Record *>request.record
     cdef Recorder *recorder = record.recorder
     cdef int64_t now = record.ended_ns if record.ended_ns else now_ns()
+    cdef bint tensors = record.tensors and request.signature != NULL
     cdef bint slow, late
-    cdef uint32_t i
-    record.status = request.response.status if request.sink != NULL or request.response.status else STATUS_CANCELLED
+    cdef size_t size
+    if record.status == STATUS_OK:
+        record.status = request.response.status
+    if record.status == STATUS_OK and request.sink == NULL:
+        record.status = STATUS_CANCELLED
     slow = record.watched and (record.status != STATUS_OK or now - record.arrived_ns > recorder.slow_ns)
     late = recorder.log_slow_ns and now - record.arrived_ns > recorder.log_slow_ns and not record.inner
     record.kept = record.traced or slow
@@ -208,22 +247,19 @@ cdef void record_end(Request *request) noexcept nogil:
     record.cached = record.taken_ns == 0 and record.status == STATUS_OK
     record.rows = request.rows
     record.single = request.single
-    record.responses = request.responses + (not request.response.empty)
     if request.signature != NULL:
         record.version = request.signature.version
-        if request.response.outputs != NULL:
-            for i in range(request.signature.output_count):
-                if has_output(request, i):
-                    record.sent += request.response.outputs[i].size
-    record.kept_bytes = record.text_sizes[0] + record.text_sizes[1] + record.text_sizes[2]
-    if record.tensors and request.signature != NULL:
-        record.kept_bytes += tensor_bytes(request)
-    if not reserve(recorder, record):
+    size = record.text_sizes[0] + record.text_sizes[1] + record.text_sizes[2]
+    if tensors:
+        size += output_bytes(&request.response) + (input_bytes(request) if record.data == NULL else 0)
+    if not reserve(record, size, True):
         record_drop(request)
         return
-    if record.tensors and request.signature != NULL:
+    if tensors:
         with gil:
-            keep_tensors(record, request)
+            if record.data == NULL:  # no model has seen them
+                keep_inputs(record, request)
+            keep_outputs(record, &request.response)
     request.record = NULL
     record.next = NULL
     lock(&recorder.guard)
@@ -236,7 +272,12 @@ cdef void record_end(Request *request) noexcept nogil:
 
 
 cdef void record_drop(Request *request) noexcept nogil:
-    record_free(<Record *>request.record)
+    cdef Record *record = <Record *>request.record
+    if record.kept_bytes:
+        lock(&record.recorder.guard)
+        record.recorder.bytes -= record.kept_bytes
+        unlock(&record.recorder.guard)
+    record_free(record)
     request.record = NULL
 
 
@@ -263,27 +304,32 @@ cdef dict tensor(str name, str datatype, const int64_t *shape, uint32_t rank, co
     }
 
 
-cdef void keep_tensors(Record *record, const Request *request) noexcept:
-    # of the inputs as they came, and of the outputs of the final response
+cdef void keep_inputs(Record *record, const Request *request) noexcept:
+    # as they came
     cdef const InputData *into
-    cdef const OutputData *out
     cdef uint32_t i
     cdef list inputs = []
-    cdef list outputs = []
     for i in range(request.signature.input_count):
         into = &request.inputs[i]
         if into.present:
             inputs.append(tensor(request.signature.inputs[i].name.data.decode("utf-8", "replace"),
                                  datatype_name(request.signature.inputs[i].datatype).decode(),
                                  into.shape, into.rank, into.data, into.size))
-    for i in range(request.signature.output_count if request.response.outputs != NULL else 0):
-        out = &request.response.outputs[i]
-        if has_output(request, i):
-            outputs.append(tensor(request.signature.outputs[i].name.data.decode("utf-8", "replace"),
-                                  datatype_name(out.datatype).decode(), out.shape, out.rank, out.data, out.size))
-    found = (inputs, outputs)
+    found = (inputs, [])
     Py_INCREF(found)
     record.data = <void *>found
+
+
+cdef void keep_outputs(Record *record, const Response *response) noexcept:
+    # of the final response
+    cdef const OutputData *out
+    cdef uint32_t i
+    cdef list outputs = (<tuple>record.data)[1]
+    for i in range(output_count(response)):
+        out = &response.outputs[i]
+        if has_output(response, i):
+            outputs.append(tensor(response.request.signature.outputs[i].name.data.decode("utf-8", "replace"),
+                                  datatype_name(out.datatype).decode(), out.shape, out.rank, out.data, out.size))
 
 
 cdef str hexadecimal(const uint8_t *bytes, size_t size):
@@ -292,7 +338,7 @@ cdef str hexadecimal(const uint8_t *bytes, size_t size):
     return out[:2 * size].decode()
 
 
-cdef dict described(const Record *record, int64_t offset):
+cdef dict described(Record *record, int64_t offset):
     cdef size_t *sizes = record.text_sizes
     cdef dict out = {
         "model": record.texts[:sizes[0]].decode("utf-8", "replace"),

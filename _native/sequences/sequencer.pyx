@@ -172,8 +172,6 @@ cdef Line *line_of(Lane *lane, const Seat *seat) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef bint good = True
     cdef Line *line
-    if seat.line != NULL:
-        return seat.line
     lock(&self.dispatcher.guard)
     while good and self.slots.bench_count <= seat.index:
         good = add_line(self)

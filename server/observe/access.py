@@ -46,6 +46,7 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "request_id": record["request_id"],
         "trace_id": record["trace_id"] if record["traced"] else "",
         "status": Status(record["status"]).name,
+        "responses": record["responses"] if record["method"] == "ModelStreamInfer" else 0,
         "received_bytes": record["received"],
         "sent_bytes": record["sent"],
         "queue_us": (record["taken"] - record["queued"]) // 1000 if executed else 0,

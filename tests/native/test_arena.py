@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,28 @@ def test_no_history_of_sizes_uses_the_address_space_up():
             size //= 2
     _, view = arena._take(arena.size // 2)
     del view
+
+
+def test_nobody_is_refused_while_pages_are_given_back():
+    """What is free is in nobody's reach for the time that it takes; whoever needs it waits."""
+    arena = ArenaHandle("test")
+    _, rest = arena._take(arena.size - (64 << 20))
+    stop = threading.Event()
+
+    def trim():
+        while not stop.is_set():
+            arena.trim()
+
+    trimming = threading.Thread(target=trim)
+    trimming.start()
+    try:
+        for _ in range(3000):
+            _, view = arena._take(40 << 20)
+            del view
+    finally:
+        stop.set()
+        trimming.join()
+    del rest
 
 
 def test_small_ranges_become_large_ones_again():

@@ -146,6 +146,32 @@ def test_the_largest_blocks_are_kept_warm(kept):
     assert use(MIB) < 10
 
 
+def test_making_room_frees_little_at_once(kept):
+    """Whoever gives a block back may be the event loop; to unmap much takes long."""
+    kept(512 * MIB)
+    burst = [memory.host().take(7 * MIB) for _ in range(50)]
+    del burst[:]
+    wanted = memory.host().take(400 * MIB)
+    held = memory.host().usage()["held"]
+    del wanted
+    freed = held - memory.host().usage()["held"]
+    assert freed <= size_class(400 * MIB)[1] + 32 * MIB
+    assert memory.pooled() <= 512 * MIB
+
+
+def test_large_blocks_that_make_room_are_freed_elsewhere(kept):
+    kept(256 * MIB)
+    burst = [memory.host().take(100 * MIB) for _ in range(2)]
+    del burst[:]
+    held = memory.host().usage()["held"]
+    use(80 * MIB)
+    assert memory.pooled() <= 256 * MIB
+    assert memory.host().usage()["held"] >= held, "nothing has been freed"
+    assert memory.cool() >= 90 * MIB
+    first = use(80 * MIB)
+    assert use(80 * MIB, 3) <= first, "the size that is in use is pooled"
+
+
 def test_what_nobody_uses_goes_back_after_some_looks(kept):
     held = memory.host().usage()["held"]
     blocks = [memory.host().take(MIB) for _ in range(20)]

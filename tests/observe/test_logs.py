@@ -14,8 +14,9 @@ import pytest
 
 from server.observe.lines import LineFormatter
 from server.observe.writer import LogWriter
-from tests.conformance import doors
-from tests.observe.test_metrics import IDENTITY, tensor, triton, write
+from server.pb import grpc_service_pb2 as pb
+from tests.conformance import doors, raw
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
 
 DELAYED = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
@@ -141,6 +142,42 @@ def test_requests_are_logged_where_that_is_asked_for(tmp_path):
     [slow] = [line for line in lines_of(process, "inferd.slow") if line["request_id"] == "late"]
     assert slow["level"] == "warning"
     assert slow["total_us"] >= 20_000
+
+
+def test_responses_of_a_stream_are_counted_with_their_bytes(tmp_path):
+    root = write(tmp_path / "models", stream=DECOUPLED)
+    done = threading.Semaphore(0)
+    with (
+        doors.running_server("native", root, "--log-format", "json", "--access-log", "1") as process,
+        doors.connected(process) as client,
+    ):
+        client.start_stream(lambda result, error: done.release())
+        client.async_stream_infer("stream", [tensor(3)], enable_empty_final_response=True)
+        for _ in range(4):
+            assert done.acquire(timeout=30)
+        client.stop_stream()
+    [line] = lines_of(process, "inferd.access")
+    assert (line["method"], line["status"]) == ("ModelStreamInfer", "OK")
+    assert (line["responses"], line["sent_bytes"]) == (3, 3 * 2 * 8)
+
+
+def test_a_request_whose_time_is_over_has_exceeded_its_deadline(tmp_path):
+    """The client waits for what the server says, instead of giving up itself."""
+    root = write(tmp_path / "models", slow=DELAYED.replace("20000", "500000"))
+    message = pb.ModelInferRequest(model_name="slow")
+    message.inputs.add(name="x", datatype="INT64", shape=(1, 2))
+    message.raw_input_contents.append(bytes(16))
+    with (
+        doors.running_server("native", root, "--log-format", "json", "--access-log", "1") as process,
+        raw.Client(process.address) as client,
+    ):
+        answer = client.call(
+            "/inference.GRPCInferenceService/ModelInfer", message.SerializeToString(), grpc_timeout="50m"
+        )
+        assert answer.status == 4
+        after = client.call("/inference.GRPCInferenceService/ModelInfer", message.SerializeToString())
+        assert after.status == 0  # the only instance is done with the first one, too
+    assert [line["status"] for line in lines_of(process, "inferd.access")] == ["DEADLINE_EXCEEDED", "OK"]
 
 
 def test_json_is_one_of_the_forms_that_log_settings_takes(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 
 import grpc
 import numpy as np
@@ -105,6 +106,37 @@ def test_tensors_steps_and_files_of_so_many_traces(repository, tmp_path):
     assert step["parent_id"] == whole["id"]
     assert ("TENSOR_QUEUE_INPUT", {"name": "x", "data": "1,1", "shape": "1,2", "dtype": "INT64"}) in step["tensors"]
     assert ("TENSOR_BACKEND_OUTPUT", {"name": "y", "data": "1,1", "shape": "1,2", "dtype": "INT64"}) in whole["tensors"]
+
+
+IN_PLACE = """
+platform: "pytorch_libtorch"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+
+def test_traced_inputs_are_those_that_came_whatever_the_model_writes(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Double(torch.nn.Module):
+        def forward(self, x):
+            x *= 2
+            return x
+
+    root, file = write(tmp_path / "models", double=IN_PLACE), tmp_path / "trace.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Double()).save(str(root / "double" / "1" / "model.pt"))
+    configured = [f"--trace-config={each}" for each in ("level=TENSORS", "rate=1", f"triton,file={file}")]
+    with doors.running_server("native", root, *configured) as process, doors.connected(process) as client:
+        assert client.infer("double", [tensor()]).as_numpy("y").tolist() == [[2, 2]]
+    [found] = traces_of(file).values()
+    assert {activity: each["data"] for activity, each in found["tensors"]} == {
+        "TENSOR_QUEUE_INPUT": "1,1",
+        "TENSOR_BACKEND_OUTPUT": "2,2",
+    }
 
 
 def test_settings_are_seen_and_changed_for_the_server_and_for_a_model(repository, tmp_path):
