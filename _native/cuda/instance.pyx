@@ -26,14 +26,14 @@ from _native.cuda.driver cimport cuda
 from _native.cuda.graphs cimport Graphs
 from _native.cuda.memory cimport DevicePool, PageLocked
 from _native.cuda.transfer cimport Transfer
-from _native.execution.batch cimport batch_begin, batch_fail, batch_fetch, batch_finish
+from _native.execution.batch cimport batch_begin, batch_fail_by, batch_fetch, batch_finish
 from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_describe
 from _native.execution.loop cimport ExecutionLoop
 from _native.request.request cimport Request
 from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
-from _native.text cimport format_text, text_of, text_or_no_memory
+from _native.text cimport text_of, text_or_no_memory
 from _native.threads cimport thread_name
 
 import logging
@@ -145,7 +145,7 @@ cdef class GpuLoop(ExecutionLoop):
     cdef void execute(self, BufferSet *set):
         # whatever the backend raises, the batch is answered and the instance goes on
         cdef GpuBatch batch
-        cdef bytes text
+        cdef str text
         try:
             if set.graph >= 0:
                 self.graphs.launch(set)
@@ -156,10 +156,9 @@ cdef class GpuLoop(ExecutionLoop):
             finally:
                 batch.set = NULL
         except BaseException as error:
-            text = text_of(error).encode("utf-8", "replace")
             set.batch.blamed = not set.batch.failed and getattr(error, "blames_requests", False)
-            batch_fail(&set.batch, format_text("%s", <const char *>text))
-            logger.error("instance %s failed a batch of %d requests: %s", self.name, set.batch.count, text.decode(),
+            text = batch_fail_by(&set.batch, text_of(error))
+            logger.error("instance %s failed a batch of %d requests: %s", self.name, set.batch.count, text,
                          exc_info=logger.isEnabledFor(logging.DEBUG))
 
     # -- the thread that completes ------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ cdef inline void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
     free(batch.details)
     batch.details = details
 
+# The same for an error whose text may say what is in one of the requests: the clients of several are told a number.
+# Returns what is to be logged, which explains it. Call it once for an error.
+cdef str batch_fail_by(NativeBatch *batch, str text)
+
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
 cdef void batch_free(NativeBatch *batch) noexcept nogil
 
@@ -76,6 +80,5 @@ cdef class Batch:
     cdef uint32_t output_index(self, str name) except? 0xffffffff
     cdef int hand_over(self, uint32_t index, Block *block, const uint8_t *data, size_t size, const int64_t *shape,
                        uint32_t rank) except -1
-    cdef void fail(self, str text)
 
 cdef Batch batch_for_python(NativeBatch *batch, str instance_name)

@@ -40,9 +40,26 @@ from _native.status cimport (
 )
 from _native.text cimport format_text, text_or_no_memory
 
+import os
 from math import prod
 
 cdef int64_t batches = 0     # atomic: those with records, in the process
+
+
+cdef str batch_fail_by(NativeBatch *batch, str text):
+    cdef uint32_t asked = 0
+    cdef uint32_t i
+    cdef str told = text
+    cdef bytes encoded
+    for i in range(batch.count):
+        asked += batch.requests[i] != NULL and not batch.requests[i].unasked
+    if asked > 1 and not batch.failed:
+        mark = os.urandom(4).hex()
+        told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
+        text = f"error {mark}: {text}"
+    encoded = told.encode("utf-8", "replace")
+    batch_fail(batch, format_text("%s", <const char *>encoded))
+    return text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -481,10 +498,6 @@ cdef class Batch:
         if not good:
             raise ValueError(self.batch.details.decode() if self.batch.details != NULL else "out of memory")
         return 0
-
-    cdef void fail(self, str text):
-        cdef bytes encoded = text.encode("utf-8", "replace")
-        batch_fail(self.batch, format_text("%s", <const char *>encoded))
 
 
 cdef Batch batch_for_python(NativeBatch *batch, str instance_name):

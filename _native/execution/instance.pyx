@@ -10,6 +10,7 @@ from _native.execution.batch cimport (
     NativeBatch,
     batch_begin,
     batch_fail,
+    batch_fail_by,
     batch_fetch,
     batch_finish,
     batch_for_python,
@@ -154,7 +155,7 @@ cdef class InstanceLoop(ExecutionLoop):
         except BaseException as error:
             text = text_of(error)
             self.batch.blamed = not self.batch.failed and getattr(error, "blames_requests", False)
-            batch.fail(text)
+            text = batch_fail_by(&self.batch, text)
             if not self.watched.stopped:
                 logger.error("instance %s failed a batch of %d requests: %s", self.name, self.batch.count, text,
                              exc_info=logger.isEnabledFor(logging.DEBUG))

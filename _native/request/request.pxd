@@ -107,6 +107,7 @@ cdef struct Request:
     bint rehearsed           # made by the server itself to warm its models up: no traffic, not counted
 
     int64_t user             # whose process asks, on a unix socket; -1: not known
+    uint64_t identity        # who asks, as far as the connection tells; 0: it does not
     uint64_t audience        # who may get the answer, if answers are kept or shared; 0: everybody
     Placement *placements    # of its tensors in shared memory; NULL: there are none
     bint on_device           # some input may still lie on a device: see InputData.region

@@ -11,3 +11,4 @@ cdef class Forwarder:
     cdef object search           # of the compiled pattern
     cdef frozenset withheld      # names that are never forwarded
     cdef bint matches(self, str name) except -1
+    cdef bint finds(self, str name) except -1

@@ -67,8 +67,11 @@ cdef class Forwarder:
 
     cdef bint matches(self, str name) except -1:
         # binary metadata is no text, which a parameter must be
-        return (len(name) <= LONGEST_NAME and not name.endswith("-bin") and name not in self.withheld
-                and self.search(name) is not None)
+        return not name.endswith("-bin") and name not in self.withheld and self.finds(name)
+
+    cdef bint finds(self, str name) except -1:
+        # the pattern, whatever keeps a header of this name from being forwarded
+        return len(name) <= LONGEST_NAME and self.search(name) is not None
 
     def parameters(self, metadata) -> bytes:
         """What is to be appended to the encoded requests of a call with this metadata.
@@ -105,8 +108,8 @@ cdef bint forwarder_claims(void *context, const uint8_t *name, size_t size) noex
 
 
 cdef bint claims(Forwarder forwarder, str name) noexcept:
-    # what is reserved is never forwarded, so it is the client's to write
-    return not is_reserved(name) and forwarder.matches(name)
+    # what is reserved is Triton's, and the client's to write; of all else that is found a model thinks it was a header
+    return not is_reserved(name) and forwarder.finds(name)
 
 
 cdef bint is_reserved(str name) except -1:

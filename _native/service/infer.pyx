@@ -21,7 +21,7 @@ from _native.request.bridge cimport BridgeHandle, bridge_abandon
 from _native.request.record cimport Record, RecorderHandle
 from _native.request.request cimport Request, Response, request_free, request_new
 from _native.scheduling.lane cimport LaneHandle
-from _native.service.access cimport ALLOWED, INFERENCE, Judge, Verdict, gate_deny, gate_message
+from _native.service.access cimport ALLOWED, INFERENCE, Gate, Judge, Verdict, gate_deny, gate_message, gate_note
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport Submission, submission_wake, submit_call, submit_request
@@ -37,6 +37,9 @@ from _native.transport.stream cimport Stream, stream_end, stream_fail, stream_re
 from _native.transport.unary cimport Unary
 
 from collections import deque
+
+UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 cdef struct Door:
     # what the native ModelInfer works with
@@ -82,6 +85,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.deliver = deliver_stream
     request.sink = stream
     request.user = stream.conn.user
+    request.identity = stream.conn.identity
     stream.call = request
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)
@@ -132,12 +136,26 @@ cdef void deliver_python(void *sink, Response *response, int status, const char 
         (<Ticket>sink).answer(response, status, details)
 
 
+cdef void note_denied(Gate *gate, const Request *request) noexcept nogil:
+    if request.deliver == deliver_stream:
+        gate_note(gate, <const Stream *>request.sink, request.response.details)
+        return
+    with gil:
+        note_ticket(<Judge>gate.judge, <Ticket>request.sink, request.response.details)
+
+
+cdef void note_ticket(Judge judge, Ticket ticket, const char *text):
+    judge.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
+               text_or_no_memory(text).decode("utf-8", "replace"))
+
+
 cdef class Ticket:
     """A submitted request, for cancelling it."""
 
     cdef Request *request
     cdef object deliver
     cdef bint stream             # any number of responses is taken; else one
+    cdef str peer                # who asks, for the log
     cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
     cdef readonly bint done      # the final response has been delivered
     cdef object receipts         # of responses that were delivered, oldest first; None: of one that nobody waits for
@@ -237,6 +255,7 @@ cdef class InferService:
         self.submission.table = &table.table
         self.submission.bridge = &bridge.bridge
         self.submission.max_inflight = max_inflight
+        self.submission.denied = note_denied
         self.door.submission = &self.submission
         self.door.unary.context = &self.door
         self.door.unary.run = infer_unary
@@ -304,7 +323,7 @@ cdef class InferService:
         self.submission.gate = &judge.gate
 
     def set_callers_apart(self, *, sequences: bool, answers: bool) -> None:
-        """State what callers who are known, by a token or as the user of a unix socket, do not share.
+        """State what callers who are known (by a token, a certificate, or as a user) do not share.
 
         Args:
             sequences: a caller's sequence ids are its own; as long as nothing is said, they are.
@@ -369,14 +388,14 @@ cdef class InferService:
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
-        endpoint.add_native(b"/inference.GRPCInferenceService/ModelInfer", &self.door.unary)
+        endpoint.add_native(UNARY_PATH.encode(), &self.door.unary)
         endpoint.host.after_receive = submission_wake
         endpoint.host.after_context = &self.submission
         endpoint.host.traced = True
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
-               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, traceparent: str = "",
-               peer: str = "", forwarded: bytes = b"") -> Ticket:
+               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0,
+               traceparent: str = "", peer: str = "", forwarded: bytes = b"") -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -390,6 +409,7 @@ cdef class InferService:
             stream_number: of the stream, for sequences that end with it; 0 for none.
             caller: who asks, as `_native.service.access.Judge.judge` found.
             user: whose process asks, if the kernel has told; -1 otherwise.
+            identity: whose connection it is, as `server.front.peer` has found; 0 when nobody knows.
             traceparent: what the client has said of the trace that the request belongs to, as W3C writes it.
             peer: the client's address, for logs and traces.
             forwarded: headers of the call, as a Forwarder has encoded them.
@@ -410,6 +430,7 @@ cdef class InferService:
         ticket.request = request
         ticket.deliver = deliver
         ticket.stream = stream
+        ticket.peer = peer
         ticket.receipts = deque()
         ticket.reason = ""
         Py_INCREF(ticket)
@@ -417,6 +438,7 @@ cdef class InferService:
         request.deliver = deliver_python
         request.sink = <void *>ticket
         request.user = user
+        request.identity = identity
         request.stream = stream_number
         traceparent_read(&context, said, len(said))
         submit_call(&self.submission, request, block, data, size, len(forwarded), timeout_ns, caller, &context)

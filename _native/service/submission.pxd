@@ -25,6 +25,8 @@ cdef struct Submission:
     RegionAccess regions     # shared memory of clients
     Recorder *recorder       # notes what happens to single requests; NULL: nobody does
     Gate *gate               # who may use which model; NULL: everybody every
+    # told of a request whose caller may not use its model; it has its error
+    void (*denied)(Gate *gate, const Request *request) noexcept nogil
     bint sequences_shared    # callers go on with each other's sequences
     bint answers_apart       # no caller gets an answer that another's request has brought
     # Whether a parameter with this name stands for a header of the call, and comes from nowhere else; NULL: none does

@@ -88,7 +88,7 @@ cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_
         drop_headers(self, &request.message)
     if forwarded and not add_forwarded(request, data + size, forwarded):
         return False
-    if self.gate != NULL and caller != CALLER_SERVER and not may_use(self.gate, request, caller):
+    if self.gate != NULL and caller != CALLER_SERVER and not may_use(self, request, caller):
         return False
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
@@ -114,26 +114,26 @@ cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, cha
                        request.sequence_start, status, details)
 
 
-cdef bint may_use(const Gate *gate, Request *request, uint64_t caller) noexcept nogil:
+cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept nogil:
+    cdef const Gate *gate = self.gate
     cdef Verdict verdict = gate_message(gate, caller, INFERENCE, request.message.model_name)
-    if verdict != ALLOWED:
-        request_fail(request, gate_status(gate, verdict),
-                     gate_text(gate, verdict, INFERENCE, request.message.model_name))
-    return verdict == ALLOWED
+    if verdict == ALLOWED:
+        return True
+    request_fail(request, gate_status(gate, verdict), gate_text(gate, verdict, INFERENCE, request.message.model_name))
+    self.denied(self.gate, request)
+    return False
 
 
-cdef inline uint64_t identity(const Request *request, uint64_t caller) noexcept nogil:
-    # who asks, as far as it is known: a token, or the user of a process on a unix socket; 0: it is not
-    if caller != 0 and caller != TRUSTED and caller != CALLER_SERVER:
-        return caller
-    if request.user < 0 or caller == CALLER_SERVER:
-        return 0
-    return ~<uint64_t>request.user  # no token has such an id, but for one in so many
+cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
+    # who asks, as far as it is known: a token, else whom the connection is of; 0: it is not
+    if caller == 0 or caller == TRUSTED:
+        return request.identity
+    return caller if caller != CALLER_SERVER else 0
 
 
 cdef inline void set_apart(const Submission *self, Request *request, uint64_t caller) noexcept nogil:
     # callers who are known have sequences of their own
-    cdef uint64_t who = identity(request, caller)
+    cdef uint64_t who = asker(request, caller)
     request.correlation.owner = 0 if self.sequences_shared else who
     request.audience = who if self.answers_apart else 0
 

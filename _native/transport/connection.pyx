@@ -321,6 +321,7 @@ cdef class Connection:
         endpoint: what it belongs to.
         peer: who is at the other end, for handlers ("ipv4:127.0.0.1:40000").
         user: whose process that is, on a unix socket; -1 when it is not known.
+        identity: a number that stands for whoever has this certificate or is this user; 0 when nobody knows.
         use: what the limits of its client count; None for no such limits.
         entrance: what its native calls must pass instead of what the endpoint's must.
 
@@ -329,7 +330,7 @@ cdef class Connection:
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
-                 Entrance entrance=None):
+                 Entrance entrance=None, identity: int = 0):
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
@@ -337,6 +338,7 @@ cdef class Connection:
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
         self.conn.user = user
+        self.conn.identity = identity
         if use is not None:
             self.use = use
             self.conn.client = &use.client

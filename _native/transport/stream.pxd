@@ -201,6 +201,7 @@ cdef struct Conn:
     Chain parked             # Stream, unary calls that wait until the peer reads
     void *owner              # whom mark_dirty is about
     int64_t user             # whose process is at the other end of a unix socket; -1: not known
+    uint64_t identity        # who that is, by certificate or user; 0: not known
     Conn *next_dirty
     bint dirty               # in host's list
     bint failed              # the session is beyond use

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
 
 from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, batch_fail
+from _native.execution.batch cimport NativeBatch, batch_fail, batch_fail_by
 from _native.execution.gather cimport batch_gather
 from _native.execution.scatter cimport batch_set_output, batch_wants
 from _native.execution.supply cimport GatheredInput
@@ -24,6 +24,10 @@ from backends.pytorch._shim cimport (
     tensor_over,
     torch,
 )
+
+import logging
+
+logger = logging.getLogger("inferd.backends")
 
 
 cdef const char *reason(const Program *program) noexcept nogil:
@@ -160,6 +164,12 @@ cdef bint give_output(NativeBatch *batch, Program *program, uint32_t output, Han
     return batch_set_output(batch, output, block, <const uint8_t *>data, size, shape, <uint32_t>rank)
 
 
+cdef void fail(NativeBatch *batch, const Program *program) noexcept:
+    text = batch_fail_by(batch, "PyTorch execute failure: " + reason(program).decode("utf-8", "replace"))
+    logger.error("model '%s' failed a batch of %d requests: %s",
+                 batch.signature.name.data[:batch.signature.name.size].decode("utf-8", "replace"), batch.count, text)
+
+
 cdef void execute_program(NativeBatch *batch, void *context) noexcept nogil:
     cdef Program *program = <Program *>context
     cdef uint32_t output, i
@@ -169,7 +179,8 @@ cdef void execute_program(NativeBatch *batch, void *context) noexcept nogil:
     batch.input_end_ns = now_ns()
     if program.run(program.container, program.inputs, program.argument_count, program.outputs, program.result_count,
                    NULL, NULL) != 0:
-        batch_fail(batch, format_text("PyTorch execute failure: %s", reason(program)))
+        with gil:
+            fail(batch, program)
         return
     batch.output_start_ns = now_ns()
     for i in range(program.result_count):

@@ -219,6 +219,11 @@ class NativeContext:
         return self._client.credentials
 
     @property
+    def identity(self) -> int:
+        """Who has the client's certificate, or is that user; 0 when nobody knows."""
+        return self._client.identity
+
+    @property
     def connection(self) -> int:
         """A number that the client's connection shares with no other."""
         return self._client.number

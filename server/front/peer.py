@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import socket
 import ssl
 import struct
@@ -16,7 +18,9 @@ AuthContext = Mapping[str, Sequence[bytes]]
 
 COMMON_NAME = "x509_common_name"
 ALTERNATIVE_NAME = "x509_subject_alternative_name"
+CERTIFICATE = "x509_pem_cert"
 
+_KEY = os.urandom(16)
 _UCRED = struct.Struct("=iII")
 
 
@@ -27,6 +31,7 @@ class Peer:
     address: str  # as gRPC writes it: "ipv4:127.0.0.1:4711", "unix:"
     credentials: PeerCredentials | None = None  # of a process on a unix socket
     auth: AuthContext = field(default_factory=dict)  # of a TLS client; keys and values are grpc's
+    identity: int = 0  # see `identity_of`
     number: int = field(default_factory=itertools.count(1).__next__)
     departed: list[Callable[[], None]] = field(default_factory=list)  # called when the connection has ended
 
@@ -43,7 +48,8 @@ def peer_of(transport: Any) -> Peer:
     elif isinstance(name, Sequence) and len(name) >= 2:
         address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     tls = transport.get_extra_info("ssl_object")
-    return Peer(address, credentials, {} if tls is None else _auth(tls))
+    auth: AuthContext = {} if tls is None else _auth(tls)
+    return Peer(address, credentials, auth, identity_of(auth, None if credentials is None else credentials.uid))
 
 
 def _auth(tls: ssl.SSLObject) -> AuthContext:
@@ -62,10 +68,34 @@ def _auth(tls: ssl.SSLObject) -> AuthContext:
     names = [value.encode() for _, value in certificate.get("subjectAltName", ())]
     if names:
         found[ALTERNATIVE_NAME] = names
-    found["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(der).encode()]
+    found[CERTIFICATE] = [ssl.DER_cert_to_PEM_cert(der).encode()]
     return found
 
 
 def identity_key(auth: AuthContext) -> str | None:
     """The key of `auth` that tells who the client is: the alternative names before the common name, as grpc has it."""
     return next((key for key in (ALTERNATIVE_NAME, COMMON_NAME) if key in auth), None)
+
+
+def identity_of(auth: AuthContext, user: int | None = None) -> int:
+    """A number that stands for who the client is, whatever connections it makes; 0 when nobody knows.
+
+    It is the same for all certificates with the same names, so that one may replace another; where a certificate has
+    no name, it stands for that certificate.
+
+    Args:
+        auth: of a TLS client.
+        user: of the client's process; None when the kernel does not tell.
+    """
+    key = identity_key(auth) or (CERTIFICATE if CERTIFICATE in auth else None)
+    if key is not None:
+        return _number(key.encode(), *auth[key])
+    return 0 if user is None else _number(b"user", b"%d" % user)
+
+
+def _number(*parts: bytes) -> int:
+    """64 bits that nobody outside can foresee; not 0."""
+    digest = hashlib.blake2b(key=_KEY, digest_size=8)
+    for part in parts:
+        digest.update(b"%d:" % len(part) + part)
+    return int.from_bytes(digest.digest()) or 1

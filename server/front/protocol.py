@@ -80,7 +80,9 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.abort()
             return
         user = client.credentials.uid if client.credentials is not None else -1
-        self._connection = Connection(self._endpoint, client.address, user, self._guest.use, self._place.entrance)
+        self._connection = Connection(
+            self._endpoint, client.address, user, self._guest.use, self._place.entrance, client.identity
+        )
         if self._socket >= 0:
             self._buffer = self._connection.receive_buffer()
         self._connection.client = client

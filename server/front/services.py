@@ -26,7 +26,7 @@ from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.door import Door
 from server.front.health import Health, follow
-from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME
+from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of
 from server.front.refusal import refuse
 from server.observe.load import TRAILER, LoadMeter
 from server.observe.metrics.calls import Calls
@@ -208,13 +208,14 @@ def _note(access: Access | None, context: Context, path: str, error: Exception) 
 class ContextCall:
     """A `server.rpc.call.Call` on the context that gRPC gives to servicers."""
 
-    __slots__ = ("_access", "_context", "_hold", "_path", "caller", "forwarded", "user")
+    __slots__ = ("_access", "_context", "_hold", "_identity", "_path", "caller", "forwarded", "user")
 
     def __init__(self, context: Context, path: str = "", access: Access | None = None) -> None:
         self._context = context
         self._access = access
         self._path = path
         self.forwarded = b""
+        self._identity: int | None = None
         self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's does not count
         place = getattr(context, "place", None)  # grpc.aio's context does not tell where a call came in
         self.caller = access.caller(path, self.metadata, place) if access is not None else 0
@@ -248,6 +249,13 @@ class ContextCall:
     @property
     def peer_credentials(self) -> PeerCredentials | None:
         return getattr(self._context, "peer_credentials", None)  # grpc.aio's context has none
+
+    @property
+    def identity(self) -> int:
+        if self._identity is None:
+            known: int | None = getattr(self._context, "identity", None)  # grpc.aio's context tells the certificate
+            self._identity = identity_of(cast(AuthContext, self._context.auth_context())) if known is None else known
+        return self._identity
 
     @property
     def connection(self) -> int:

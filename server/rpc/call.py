@@ -55,6 +55,10 @@ class Call(Protocol):
         """The user of that process; -1 when it is not known."""
 
     @property
+    def identity(self) -> int:
+        """A number that stands for whoever has the client's certificate, or is that user; 0 when nobody knows."""
+
+    @property
     def connection(self) -> int:
         """A number that the client's connection shares with no other; 0 where the door does not tell of connections."""
 

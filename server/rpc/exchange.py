@@ -58,6 +58,7 @@ class Open:
             stream_number=exchange.number,
             caller=call.caller,
             user=call.user,
+            identity=call.identity,
             traceparent=exchange.traceparent,
             peer=exchange.peer,
         )

@@ -39,6 +39,7 @@ class Answer:
             timeout_ns=timeout_ns(call),
             caller=call.caller,
             user=call.user,
+            identity=call.identity,
             traceparent=traceparent(call),
             peer=call.peer,
         )

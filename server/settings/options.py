@@ -155,8 +155,8 @@ class Settings:
     --grpc-token-file the right 'overrides' of the token says so."""
 
     sequence_sharing: bool = False
-    """Let callers go on with each other's sequences, as in Triton; without it those with a token, and the users of unix
-    sockets, have sequence ids of their own."""
+    """Let callers go on with each other's sequences, as in Triton; without it those with a token or a client
+    certificate, and the users of unix sockets, have sequence ids of their own."""
 
     triton_auth_codes: bool = False
     """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
@@ -191,8 +191,8 @@ class Settings:
     password, db, ttl=SECONDS and others: see docs/operations.md. May be given several times."""
 
     cache_per_caller: bool = False
-    """Answer no caller by the response cache, or by coalescing, with what another has asked for: callers with a token,
-    and users of unix sockets."""
+    """Answer no caller by the response cache, or by coalescing, with what another has asked for: callers with a token
+    or a client certificate, and users of unix sockets."""
 
     # -- Shared memory of clients --
 

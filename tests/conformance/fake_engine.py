@@ -208,6 +208,7 @@ class FakeEngine:
         stream_number: int = 0,
         caller: int = 0,
         user: int = -1,
+        identity: int = 0,
         traceparent: str = "",
         peer: str = "",
         forwarded: bytes = b"",

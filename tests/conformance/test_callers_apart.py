@@ -8,12 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance import doors
 from tests.conformance.sums import config, inputs, output, write_onnx
+from tests.front.certificates import Authority
 
 CACHED = """
 backend: "identity"
@@ -57,8 +59,8 @@ def tokens(tmp_path_factory):
 
 
 class Caller:
-    def __init__(self, address, token=""):
-        self._client = triton.InferenceServerClient(address)
+    def __init__(self, address, token="", credentials=None):
+        self._client = triton.InferenceServerClient(address, ssl=credentials is not None, creds=credentials)
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def step(self, value, **flags):
@@ -136,6 +138,39 @@ def test_callers_share_what_the_operator_says(models, tokens, transport):
         assert bob.step(1, sequence_end=True) == 2
         alice.cached()
         assert bob.cached() == 1
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_owners_of_certificates_have_sequences_of_their_own(models, authority, transport):
+    """Whoever has a certificate of the same names is the same, so that one can be renewed."""
+    server, alice, bob = authority.issue("server", "DNS:localhost"), authority.issue("alice"), authority.issue("bob")
+
+    def caller(pair, token=""):
+        credentials = (each.read_bytes() for each in (authority.root, pair.key, pair.certificate))
+        return Caller(f"localhost:{port}", token, grpc.ssl_channel_credentials(*credentials))
+
+    files = {"root-cert": authority.root, "server-cert": server.certificate, "server-key": server.key}
+    options = [f"--grpc-{name}={path}" for name, path in files.items()]
+    cache = ("--cache-config=local,size=1048576", "--cache-per-caller")
+    with doors.running_server(transport, models, "--grpc-use-ssl-mutual", *options, *cache) as process:
+        port = process.address.rpartition(":")[2]
+        first, second = caller(alice), caller(bob)
+        assert first.step(1, sequence_start=True) == 1
+        for flags in ({}, {"sequence_end": True}):
+            assert "must specify the START flag" in second.refused(**flags)
+            assert "must specify the START flag" in second.streamed(1, **flags)
+        assert second.step(10, sequence_start=True) == 10
+        before = first.cached()
+        assert second.cached() == before
+        assert first.streamed(2) == 3
+        renewed = caller(authority.issue("alice"))
+        assert renewed.step(3, sequence_end=True) == 6
+        assert second.streamed(1, sequence_end=True) == 11
 
 
 @pytest.mark.parametrize("sharing", [False, True])

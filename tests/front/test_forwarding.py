@@ -172,6 +172,8 @@ def test_the_key_of_a_restricted_protocol_is_not_forwarded(door, repository_of_t
     server = doors.running_server(door, repository_of_told, *options)
     with server as process, grpc.insecure_channel(process.address) as channel:
         seen = told(Stub(channel).ModelInfer(request(), metadata=metadata))
+        forged = request(**{"triton-grpc-protocol-admin-key": "forged", "x-user-bin": "forged"})
+        assert "forged" not in told(Stub(channel).ModelInfer(forged, metadata=metadata)).values()
     assert seen["x-user"] == "ann"
     assert "secret" not in seen.values()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import queue
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -37,12 +39,12 @@ class Guarded:
     def __init__(self, process, file):
         self.process = process
         self.address = process.address
-        self._file = file
+        self.file = file
 
     def allow(self, text):
         """Have this in force."""
         before = sum('] "read ' in line for line in self.process.lines)
-        self._file.write_text(text)
+        self.file.write_text(text)
         end = time.monotonic() + 30
         while sum('] "read ' in line for line in self.process.lines) == before:
             assert time.monotonic() < end, self.process.lines
@@ -175,9 +177,34 @@ def test_who_is_refused_is_in_the_log(guarded):
             stub.RepositoryIndex(pb.RepositoryIndexRequest(), metadata=bearer("t"))
     line = guarded.process.says("RepositoryIndex: the token does not allow model-repository calls")
     assert "refused: ipv4:127.0.0.1:" in line
-    lines = [line for line in guarded.process.lines if 'inferd.access] "refused:' in line and "need a token" in line]
-    assert f"/{SERVICE}/ModelInfer" in lines[0]
+    lines = [line for line in guarded.process.lines if f"/{SERVICE}/ModelInfer: inference calls need a token" in line]
+    assert 'inferd.access] "refused: ipv4:127.0.0.1:' in lines[0]
     assert len(lines) < 90
+
+
+def test_who_is_refused_a_model_is_in_the_log(guarded):
+    """The request that is refused when its message has come, alone and in a stream, like a call that is refused."""
+    guarded.allow("t groups=inference,health,metadata models=mine\n")
+    with grpc.insecure_channel(guarded.address) as channel:
+        with pytest.raises(grpc.RpcError):
+            Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer("t"))
+        stream = Stream(channel, "t")
+        assert stream.ask("versions")
+        stream.end()
+    for method, model in (("ModelInfer", "simple"), ("ModelStreamInfer", "versions")):
+        line = guarded.process.says(f"{method}: the token does not allow model '{model}'")
+        assert "refused: ipv4:127.0.0.1:" in line
+        assert f" /{SERVICE}/{method}: " in line
+
+
+def test_the_server_does_not_wait_for_a_fifo_in_the_place_of_the_file(guarded):
+    guarded.file.unlink()
+    os.mkfifo(guarded.file)
+    assert "the tokens stay as they were" in guarded.process.says("expected a regular file")
+    guarded.file.unlink()
+    guarded.allow("t groups=inference\n")
+    with grpc.insecure_channel(guarded.address) as channel:
+        assert Stub(channel).ModelInfer(request("simple", floats(1)), metadata=bearer("t")).outputs
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
@@ -245,6 +272,14 @@ def test_a_file_is_used_when_two_looks_have_found_it_the_same(tmp_path):
     assert file.changed() is None  # it has changed again
     assert len(file.changed()) == 3
     assert file.changed() is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make):
+    path = tmp_path / "tokens"
+    make(path)
+    with pytest.raises(TokenFileError, match=r"tokens: (expected a regular file|Is a directory)"):
+        TokenFile(path, KEY).first()
 
 
 def test_a_file_that_everybody_can_read_is_a_warning(tmp_path, caplog):
