@@ -110,7 +110,7 @@ cdef enum:
 cdef struct SizeClass:
     int32_t guard             # a spin lock, of all but `asked`
     Block *free
-    int64_t count             # of them
+    int64_t count             # of them; atomic, for those who look without the lock
     int64_t least             # there were since the last look
     int64_t idle[IDLE_LOOKS]  # and at the looks before, in turn
     int64_t asked             # when a block was last asked for, in misses; atomic
@@ -283,7 +283,7 @@ cdef void share_some(OwnLists *lists, int index, int32_t count) noexcept nogil:
     spin_lock(&pool[index].guard)
     last.next = pool[index].free
     pool[index].free = first
-    pool[index].count += count
+    add_own(&pool[index].count, count)
     spin_unlock(&pool[index].guard)
 
 
@@ -322,7 +322,7 @@ cdef Block *pop(int index, int32_t wanted, int32_t *count) noexcept nogil:
             last = last.next
             count[0] += 1
         size_class.free = last.next
-        size_class.count -= count[0]
+        add_own(&size_class.count, -count[0])
         size_class.least = min(size_class.least, size_class.count)
         last.next = NULL
     spin_unlock(&size_class.guard)
@@ -414,7 +414,7 @@ cdef void give_shared(Block *block) noexcept nogil:
     spin_lock(&size_class.guard)
     block.next = size_class.free
     size_class.free = block
-    size_class.count += 1
+    add_own(&size_class.count, 1)
     spin_unlock(&size_class.guard)
 
 

@@ -10,7 +10,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strdup
 
-from _native.atomic cimport exchange32, load32, store32
+from _native.atomic cimport exchange32, load32, load64, store32
 from _native.clock cimport now_ns
 from _native.memory.arena cimport ArenaHandle, arena_take, arena_trim
 from _native.memory.resource cimport Block, BlockView, block_give, block_view
@@ -414,12 +414,14 @@ cdef class Link:
     cdef void look_after_memory(self) noexcept nogil:
         # nothing has come for a while: what has not been used since the last look is given back
         cdef Channel *channel = self.channel
+        cdef int64_t taken
         if not load32(&channel.watching):
             return
-        if channel.arena.taken == self.taken:
+        taken = load64(&channel.arena.taken)
+        if taken == self.taken:
             store32(&channel.watching, 0)
             arena_trim(channel.arena)
-        self.taken = channel.arena.taken
+        self.taken = taken
 
     cdef void serve(self, pollfd *fds) noexcept nogil:
         if fds[<int>AT_SIDE].revents & POLLOUT:
