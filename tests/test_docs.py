@@ -112,3 +112,24 @@ def test_programs_and_parts_of_the_benchmarks_are_listed() -> None:
     assert {program for program in programs if f"-m bench.{program} " not in text} == set()
     parts = {work.name for work in works()} | {"drivers", "idle", "window", "python_memory", "digits"}
     assert {part for part in parts if f"`{part}`" not in text} == set()
+
+
+ROW = re.compile(r"^\| `([\w./]+)` \| ((?:`[\w.]+`(?:, )?)+) \|", re.MULTILINE)
+
+
+def test_the_way_of_a_request_names_what_is_there() -> None:
+    """Each function in docs/architecture.md stands in the file that it is named with; each type exists."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    rows = ROW.findall(page)
+    assert len(rows) > 15
+    for path, names in rows:
+        source = (ROOT / path).read_text()
+        for function in CODE.findall(names):
+            assert re.search(rf"\b{function.split('.')[-1]}\(", source), f"{path} has no {function}"
+    native = "\n".join(file.read_text() for file in (ROOT / "_native").rglob("*.p[xy][dx]"))
+    python = "\n".join(
+        file.read_text() for root in ("server", "backends", "tests") for file in (ROOT / root).rglob("*.py")
+    )
+    for code in CODE.findall(page):
+        if re.fullmatch(r"[A-Z]\w+|[a-z]+(_[a-z]+)+", code) and code != "_native":
+            assert re.search(rf"\b{code}\b", native + python), f"nothing is named {code}"
