@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from backends.paths import OutsideError, inside
 
@@ -478,6 +478,25 @@ class Model(abc.ABC):
         return
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """The process in which an instance works.
+
+    Attributes:
+        state: one of WORKER_STATES.
+        restarts: how often another one was started because it had ended.
+        pid: of the process; 0: there is none now, or the work is done on a thread of the server.
+    """
+
+    state: str
+    restarts: int
+    pid: int
+
+
+WORKER_STATES: Final = ("starting", "up", "waiting")
+"""Of a worker: it is started and loads its model; it serves; it has ended several times, and the next start waits."""
+
+
 class Instance(abc.ABC):
     """What runs batches: one thread calls it, one batch at a time."""
 
@@ -521,6 +540,11 @@ class Instance(abc.ABC):
 
     def check(self) -> Future[bool] | None:
         """Ask the model itself whether it is ready; None for a model that does not say. Must not block."""
+        return None
+
+    @property
+    def worker(self) -> WorkerStatus | None:
+        """The process in which it works; None where that is the server. From any thread."""
         return None
 
     def watch(self, changed: Callable[[], object]) -> None:  # noqa: B027 (for those whose readiness changes)

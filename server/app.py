@@ -39,7 +39,7 @@ from server.front.listeners import ListenPolicy, try_to_listen
 from server.front.lobby import ClientLimits
 from server.front.native import NativeDoor
 from server.front.scrape import ScrapeListener
-from server.front.services import Policy, install
+from server.front.services import CALL_KINDS, Policy, install
 from server.front.tls import Credentials, CredentialsError
 from server.front.tokens import TokenFileError
 from server.memory import usable_memory
@@ -52,7 +52,7 @@ from server.observe.metrics.process import Machine
 from server.observe.metrics.service import Service, Traffic
 from server.observe.recording import Recording, RecordingError
 from server.rpc.metadata import EXTENSIONS, Identity
-from server.rpc.service import KINDS, table
+from server.rpc.service import table
 from server.settings import Settings
 from server.settings.shown import tell_options
 
@@ -332,7 +332,7 @@ def _service(settings: Settings, engine: Engine, door: Door, logs: Logs) -> Serv
     """What metrics of the server are read from."""
     build = {"version": metadata.version("inferd"), "transport": settings.transport}
     traffic = door.traffic if isinstance(door, NativeDoor) else Traffic
-    return Service(engine, build, kinds=KINDS, traffic=traffic, lines_lost=lambda: logs.lost)
+    return Service(engine, build, kinds=CALL_KINDS, traffic=traffic, lines_lost=lambda: logs.lost)
 
 
 async def _serve_metrics(settings: Settings, service: Service) -> ScrapeListener | None:

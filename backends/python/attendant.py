@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from _native.memory.arena import ArenaHandle
-from backends.api import BackendError
+from backends.api import BackendError, WorkerStatus
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
 from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, bury
@@ -60,7 +60,9 @@ class Attendant:
         self._lines = Lines(self._name)
         self.link = Link(post.arena, self._name, post.team, int(post.execution_timeout * 1e9), self)
         self.up = False
-        self.restarts = 0
+        self._restarts = 0
+        self._waits = False  # before the next worker is started
+        self._pid = 0
         self.said: dict[str, Any] = {}  # by the worker, when it was ready
         self._closing = threading.Event()
         self._loaded: Future[None] = Future()
@@ -80,6 +82,12 @@ class Attendant:
         self._closing.set()
         self.link.nudge()
         self._thread.join()
+
+    @property
+    def worker(self) -> WorkerStatus:
+        """See Instance."""
+        state = "up" if self.up else "waiting" if self._waits else "starting"
+        return WorkerStatus(state, self._restarts, self._pid)
 
     # -- what the link tells
 
@@ -114,6 +122,7 @@ class Attendant:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 2)) if failures > 1 else 0.0
             state = "closed" if first or self._closing.is_set() else "broken" if delay else "down"
             self.link.down(why, state)  # after this nobody uses the worker's descriptors
+            self._pid = 0
             if worker is not None:
                 worker.close()
             self._set_up(False)
@@ -123,8 +132,10 @@ class Attendant:
             if state != "closed":
                 log.error("%s: %s; %s", self._name, why,
                           f"another is started in {delay:g} s" if delay else "another is started")  # fmt: skip
-                self.restarts += 1
+                self._waits = delay > 0
                 self._closing.wait(delay)
+                self._waits = False
+                self._restarts += 1
 
     def _set_up(self, up: bool) -> None:
         if up != self.up:
@@ -138,6 +149,7 @@ class Attendant:
             worker = make(self._post.launch, self._post.arena)
         except OSError as error:
             return None, f"its worker process cannot be started: {error}"
+        self._pid = worker.pid
         link = self.link
         link.connect(
             worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors

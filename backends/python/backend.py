@@ -26,6 +26,7 @@ from backends.api import (
     NativeInstance,
     Services,
     TensorSpec,
+    WorkerStatus,
 )
 from backends.python._attend import FloodError, NonsenseError, TeamHandle
 from backends.python.arenas import arena_of
@@ -254,6 +255,11 @@ class PythonInstance(NativeInstance):
     def ready(self) -> bool:
         """Its worker is there and has loaded the model."""
         return self._attendant.up
+
+    @property
+    def worker(self) -> WorkerStatus:
+        """See Instance."""
+        return self._attendant.worker
 
     def watch(self, changed: Callable[[], object]) -> None:
         """See Instance."""

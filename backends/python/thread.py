@@ -39,6 +39,7 @@ class ThreadWorker:
         self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
         self.output = self.errors = -1  # what the model prints is printed by the server
         self.supervisor = -1
+        self.pid = 0  # it is the server's
         # Stands for the end of the thread as a pidfd does for that of a process: readable then.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)

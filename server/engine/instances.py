@@ -14,7 +14,7 @@ from _native.execution.instance import InstanceLoop
 from _native.scheduling.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 from _native.scheduling.queue import QueueLane
-from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec
+from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
 from server.engine.gpu import Gpus
 from server.engine.hosts import HostPolicy, HostPolicyError
 from server.engine.resources import Resources
@@ -87,6 +87,11 @@ class Instances:
         """Of those that take batches."""
         loops = [(seat.spec.name, seat.loop) for seat in self._seats if not seat.spec.passive]
         return [Use(name, loop.busy_ns, loop.running) for name, loop in loops if loop is not None]
+
+    def workers(self) -> list[tuple[str, WorkerStatus]]:
+        """The processes in which instances work, by the names of the instances."""
+        found = [(seat.spec.name, seat.instance.worker) for seat in self._seats if seat.instance is not None]
+        return [(name, worker) for name, worker in found if worker is not None]
 
     def device_memory(self) -> dict[int, int]:
         """Bytes that they keep for tensors, by GPU."""

@@ -15,7 +15,7 @@ from _native.scheduling.lane import LaneHandle
 from _native.scheduling.queue import QueueLane
 from _native.sequences.sequencer import SequenceLane
 from _native.service.infer import InferService
-from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
+from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
 from server.engine.config.measured import bounds_of
 from server.engine.instances import Instances, Placement, Use
 from server.engine.resources import Resources
@@ -170,6 +170,10 @@ class LoadedVersion:
     def uses(self) -> list[Use]:
         """What its instances have done and do."""
         return self._instances.uses()
+
+    def workers(self) -> list[tuple[str, WorkerStatus]]:
+        """The processes in which its instances work, by the names of the instances."""
+        return self._instances.workers()
 
     def drain(self) -> None:
         """Begin no sequences any more, for good; those that have begun go on."""

@@ -7,9 +7,10 @@ here and not by the transport, because grpc.aio answers UNKNOWN when a deseriali
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -18,7 +19,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from _native.service.forwarding import Forwarder, ReservedError
@@ -32,7 +33,7 @@ from server.observe.load import TRAILER, LoadMeter
 from server.observe.metrics.calls import Calls
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Metadata, PeerCredentials
-from server.rpc.service import MODEL_FIELD, RAW, SERVICE, Method
+from server.rpc.service import KINDS, MODEL_FIELD, RAW, SERVICE, Method
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -41,6 +42,24 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 _log = logging.getLogger(__name__)
+
+
+def _only_service(file: FileDescriptor) -> str:
+    (service,) = file.services_by_name.values()
+    return str(service.full_name)
+
+
+_HEALTH = _only_service(health_pb2.DESCRIPTOR)
+
+CALL_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        **KINDS,
+        f"/{_HEALTH}/Check": "unary",
+        f"/{_HEALTH}/Watch": "server_stream",
+        f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": "bidi_stream",
+    }
+)
+"""The type of each method of all these services, as metrics of gRPC name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +84,38 @@ class Policy:
 def install(door: Door, table: Sequence[Method], engine: Engine, policy: Policy | None = None) -> Health:
     """Register everything on `door`; the health servicer is returned so that a drain can be announced."""
     policy = policy or Policy()
-    handlers = {method.name: _handler(method, policy) for method in table}
-    door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    door.add_registered_method_handlers(SERVICE, handlers)
-
+    _register(door, SERVICE, {method.name: _handler(method, policy) for method in table})
     health = follow(engine, SERVICE, policy.access)
-    health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, door))
-
+    _register(door, _HEALTH, _health_handlers(health, policy.calls))
     if policy.reflected:
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(policy.access), cast(Any, door))
+        _register(door, reflection.SERVICE_NAME, _reflection_handlers(Reflection(policy.access), policy.calls))
     return health
+
+
+def _register(door: Door, service: str, handlers: dict[str, Handler]) -> None:
+    door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    door.add_registered_method_handlers(service, handlers)
+
+
+def _health_handlers(health: Health, calls: Calls | None) -> dict[str, Handler]:
+    read, write = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+    check = _counted(health.Check, f"/{_HEALTH}/Check", calls)
+    watch = _counted(health.Watch, f"/{_HEALTH}/Watch", calls)
+    return {
+        "Check": grpc.unary_unary_rpc_method_handler(check, read, write),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch, read, write),
+    }
+
+
+def _reflection_handlers(servicer: Reflection, calls: Calls | None) -> dict[str, Handler]:
+    info = _counted(servicer.ServerReflectionInfo, f"/{reflection.SERVICE_NAME}/ServerReflectionInfo", calls)
+    return {
+        "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
+            info,
+            reflection_pb2.ServerReflectionRequest.FromString,
+            reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+    }
 
 
 class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[misc]  # its base has no types
@@ -83,7 +124,7 @@ class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[
     _path = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
     def __init__(self, access: Access | None) -> None:
-        names = (SERVICE, _only_service(health_pb2.DESCRIPTOR), reflection.SERVICE_NAME)
+        names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         self._servicer = cast(Any, reflection).aio.ReflectionServicer(names, pool=_described())
         self._access = access
 
@@ -104,18 +145,18 @@ async def _judged(requests: AsyncIterator[Any], call: ContextCall) -> AsyncItera
 
 
 def _handler(method: Method, policy: Policy) -> Handler:
+    path = f"/{SERVICE}/{method.name}"
     if method.client_streaming and method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_counted(_streaming(method, policy), method, policy.calls))
-    return grpc.unary_unary_rpc_method_handler(_counted(_unary(method, policy), method, policy.calls))
+        return grpc.stream_stream_rpc_method_handler(_counted(_streaming(method, policy), path, policy.calls))
+    return grpc.unary_unary_rpc_method_handler(_counted(_unary(method, policy), path, policy.calls))
 
 
 def _counted(
-    behaviour: Callable[[Any, Context], Awaitable[Any]], method: Method, calls: Calls | None
+    behaviour: Callable[[Any, Context], Awaitable[Any]], path: str, calls: Calls | None
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     """The same, counted; a call that ends by an exception which is no answer was broken off."""
     if calls is None:
         return behaviour
-    path = f"/{SERVICE}/{method.name}"
 
     async def counted(message: Any, context: Context) -> Any:
         calls.began(path)
@@ -276,11 +317,6 @@ class ContextCall:
 
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()
-
-
-def _only_service(file: FileDescriptor) -> str:
-    (service,) = file.services_by_name.values()
-    return str(service.full_name)
 
 
 def _described() -> DescriptorPool:

@@ -16,7 +16,7 @@ from server.observe.lines import LineFormatter
 from server.observe.writer import LogWriter
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
-from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, wait_until, write
 
 DELAYED = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
@@ -102,17 +102,6 @@ def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):
         process.terminate()
         assert process.wait(30) == 0
     assert "Started GRPCInferenceService" in (tmp_path / "log.1").read_text()
-
-
-def wait_until(holds):
-    for _ in range(3000):
-        try:
-            if holds():
-                return
-        except triton.InferenceServerException:
-            pass
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come")
 
 
 def lines_of(process, logger):

@@ -7,9 +7,12 @@ import socket
 import subprocess
 import threading
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.observe.scraping import ask, scrape, scraped_server
 
@@ -49,6 +52,18 @@ def server(tmp_path_factory):
     write(root, broken='backend: "nobody"')
     with scraped_server(root) as (process, metrics):
         yield process.address, metrics
+
+
+def wait_until(holds):
+    """Return when it does; a call that its client gave up raises for a while."""
+    for _ in range(3000):
+        try:
+            if holds():
+                return
+        except triton.InferenceServerException:
+            pass
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come")
 
 
 def tensor(rows=1, columns=2):
@@ -183,6 +198,61 @@ def test_calls_connections_and_refusals_are_counted(server):
     assert grown("inferd_refused_requests_total") == 1
     assert grown("inferd_received_bytes_total") > 0
     assert grown("inferd_sent_bytes_total") > 0
+
+
+def test_calls_of_health_and_reflection_are_counted(server):
+    """Also one that fails, and one that its client gives up."""
+    address, metrics = server
+    before = scrape(metrics)
+    with grpc.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        health.Check(health_pb2.HealthCheckRequest())
+        with pytest.raises(grpc.RpcError):
+            health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        watched = health.Watch(health_pb2.HealthCheckRequest())
+        next(watched)
+        watched.cancel()
+        listed = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="*")])
+        )
+        assert len(list(listed)) == 1
+
+    def grown(name, method, **labels):
+        def total(page):
+            wanted = {"grpc_method": method, **labels}.items()
+            return sum(v for (n, having), v in page.samples.items() if n == name and wanted <= set(having))
+
+        return total(scrape(metrics)) - total(before)
+
+    handled = "grpc_server_handled_total"
+    assert grown("grpc_server_started_total", "Check", grpc_service="grpc.health.v1.Health", grpc_type="unary") == 2
+    assert grown(handled, "Check", grpc_code="OK") == 1
+    assert grown(handled, "Check", grpc_code="NotFound") == 1
+    assert grown("grpc_server_started_total", "Watch", grpc_type="server_stream") == 1
+    wait_until(lambda: grown(handled, "Watch", grpc_code="Canceled") == 1)
+    wait_until(lambda: grown(handled, "ServerReflectionInfo", grpc_type="bidi_stream", grpc_code="OK") == 1)
+
+
+def test_workers_of_python_models_are_described(tmp_path):
+    """What a worker is and has, and that its end and the next one are seen."""
+    root = write(tmp_path / "models", worked=IDENTITY.replace('"identity"', '"python"'), plain=IDENTITY)
+    (root / "worked" / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        import os\n        os._exit(3)\n"
+    )
+    with scraped_server(root) as (process, metrics), triton.InferenceServerClient(process.address) as client:
+        page = scrape(metrics)
+        worked = {"model": "worked", "version": "1", "instance": "worked_0"}
+        assert page.labels("inferd_worker_restarts_total") == [worked]
+        assert page.value("inferd_worker_restarts_total", **worked) == 0
+        states = {
+            each["state"]: page.value("inferd_worker_state", **each) for each in page.labels("inferd_worker_state")
+        }
+        assert states == {"starting": 0, "up": 1, "waiting": 0}
+        assert page.value("inferd_worker_resident_memory_bytes", **worked) > 1 << 20
+        with pytest.raises(triton.InferenceServerException, match="exit"):
+            client.infer("worked", [tensor()])
+        wait_until(lambda: scrape(metrics).value("inferd_worker_restarts_total") == 1)
+        wait_until(lambda: scrape(metrics).value("inferd_worker_state", state="up") == 1)
 
 
 def test_the_server_and_the_process_are_described(server):

@@ -20,8 +20,7 @@ from server.observe.metrics.page import Page
 from server.observe.metrics.service import Service
 from tests.engine.serving import CONFIG, infer, request, row, serving
 from tests.observe import scraping
-from tests.observe.test_logs import wait_until
-from tests.observe.test_metrics import IDENTITY, tensor, triton, write
+from tests.observe.test_metrics import IDENTITY, tensor, triton, wait_until, write
 
 ENSEMBLE = """
 platform: "ensemble"

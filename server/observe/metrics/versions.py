@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from _native.scheduling.lane import LaneHandle
 from _native.service.exposition import ModelMetrics
+from backends.api import WORKER_STATES
 from server.engine.config.measured import own_bounds
 from server.observe.metrics.catalogue import ModelFamily
 from server.observe.metrics.text import Family, Sample, written
@@ -24,6 +27,15 @@ BUSY = Family(
     "counter",
 )
 RUNNING = Family("inferd_instance_running_requests", "Requests that the instance executes now")
+WORKER_STATE = Family("inferd_worker_state", "1 for the state in which the process of an instance is, 0 for the others")
+WORKER_RESTARTS = Family(
+    "inferd_worker_restarts_total",
+    "Processes that were started for an instance because its own had ended",
+    "counter",
+)
+WORKER_RESIDENT = Family("inferd_worker_resident_memory_bytes", "Memory of the process of an instance that is in RAM")
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,21 @@ class Versions:
         yield BUSY, self._instances(versions, lambda version: [(use.name, use.busy_ns / 1e9) for use in version.uses()])
         yield RUNNING, self._instances(versions, lambda version: [(use.name, use.running) for use in version.uses()])
 
+        workers = [(f"{self._of(version).labels},{written({'instance': name})}", worker)
+                   for version in versions for name, worker in version.workers()]  # fmt: skip
+        if workers:
+            yield (
+                WORKER_STATE,
+                (
+                    (f'{labels},state="{state}"', int(worker.state == state))
+                    for labels, worker in workers
+                    for state in WORKER_STATES
+                ),
+            )
+            yield WORKER_RESTARTS, ((labels, worker.restarts) for labels, worker in workers)
+            sizes = ((labels, _resident(worker.pid)) for labels, worker in workers if worker.pid)
+            yield WORKER_RESIDENT, ((labels, size) for labels, size in sizes if size)
+
     def _instances(
         self, versions: list[LoadedVersion], values: Callable[[LoadedVersion], list[tuple[str, float]]]
     ) -> Iterator[Sample]:
@@ -91,6 +118,14 @@ class Versions:
             labels = labels_of(version)
             known = self._known[version] = _Known(labels, labels.encode(), own_bounds(version.config))
         return known
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process's memory that are in RAM; 0: it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def labels_of(version: LoadedVersion) -> str:
