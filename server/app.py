@@ -22,15 +22,17 @@ from _native.service.forwarding import Forwarder
 from backends.loader import BUILTIN, BackendLoader
 from server.addresses import Bind
 from server.engine.config import Options
+from server.engine.config.variables import Variables
 from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
 from server.engine.hosts import HostPolicyError, parse_host_policies
 from server.engine.idle import look_after_memory
 from server.engine.instances import Placement
+from server.engine.places import open_places
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.engine.shared_memory import SharedMemoryPolicy
-from server.errors import ConfigError
+from server.errors import ConfigError, ServerError
 from server.front.access import Access
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
@@ -226,6 +228,7 @@ def model_options(settings: Settings, gpus: Gpus) -> Options:
         config_name=settings.model_config_name,
         default_max_batch_size=settings.default_max_batch_size,
         gpus=gpus.count,
+        variables=Variables(settings.config_variable),
     )
 
 
@@ -235,10 +238,21 @@ def make_engine(settings: Settings) -> Engine:
     Raises:
         StartError: the settings do not go with this machine.
     """
-    gpus = Gpus(GpuPolicy(settings.cuda_driver, settings.pinned_memory_pool_byte_size, settings.cuda_pools))
+    gpus = Gpus(
+        GpuPolicy(
+            settings.cuda_driver,
+            settings.pinned_memory_pool_byte_size,
+            settings.cuda_pools,
+            settings.gpu_load_limits,
+        )
+    )
+    try:
+        places = open_places(settings.model_repository, settings.model_name)
+    except ServerError as error:
+        raise StartError(str(error)) from error
     try:
         return Engine(
-            settings.model_repository,
+            places,
             make_loader(settings),
             model_options(settings, gpus),
             load_threads=settings.model_load_thread_count,

@@ -7,6 +7,7 @@ import asyncio
 from server.app import make_engine, make_loader, model_options
 from server.engine.checking import Report, check
 from server.engine.gpu import Gpus
+from server.engine.places import Repositories, open_places
 from server.errors import ConfigError
 from server.settings import Settings
 
@@ -21,11 +22,14 @@ def run_check(settings: Settings, *, load: bool) -> int:
     Raises:
         ConfigError: a repository cannot be read.
     """
-    reports = list(check(settings.model_repository, model_options(settings, Gpus()), make_loader(settings)))
+    repositories = Repositories(open_places(settings.model_repository, settings.model_name))
+    try:
+        reports = list(check(repositories, model_options(settings, Gpus()), make_loader(settings)))
+    finally:
+        repositories.close()
     if not reports:
-        folders = ", ".join(map(str, settings.model_repository))
         raise ConfigError(
-            f"there is no model in {folders}: a model is a folder with a config.pbtxt or a version folder"
+            f"there is no model in {repositories}: a model is a folder with a config.pbtxt or a version folder"
         )
     if load and not any(report.problem for report in reports):
         problems = asyncio.run(_loaded(settings))

@@ -34,7 +34,9 @@ ALIASES = {"model-store": "model-repository"}
 ANY_CASE = {"model-control-mode"}
 """Options whose values tritonserver takes in upper case, too."""
 FLAGS = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type == "bool"}
-VALUED = {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type != "bool"}
+VALUED = {"config"} | {field.name.replace("_", "-") for field in dataclasses.fields(Settings) if field.type != "bool"}
+REPOSITORY = "model-repository"
+"""What an argument of `serve` without option is."""
 MISSING = re.compile(r'^Command "(\S+)" parameter (\S+) requires an argument\.')
 OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_DEBUG_COUNTERS", "INFERD_CACHE")
 OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
@@ -52,6 +54,8 @@ class UsageError(Exception):
 def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
     """The tokens in our own spelling: aliases replaced, `--x true` joined, tritonserver's other options taken out.
 
+    The first is the command; what else is no option, nor the value of one, is a model repository.
+
     Lines about options that were ignored or replaced are appended to `warn`.
 
     Raises:
@@ -63,7 +67,7 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
     for i in rest:
         option, equals, value = tokens[i].partition("=")
         if not option.startswith("--"):
-            kept.append(tokens[i])
+            kept.append(tokens[i] if option.startswith("-") or i == 0 else f"--{REPOSITORY}={tokens[i]}")
             continue
         name = ALIASES.get(option[2:], option[2:])
         foreign = FOREIGN.get(name)
@@ -77,6 +81,8 @@ def translated(tokens: Sequence[str], warn: list[str]) -> list[str]:
             wrong.append(f"--{name}: it needs a value")
         elif foreign is None:
             kept.append(f"--{name}{equals}{value}")
+            if name in VALUED and not equals:
+                kept.append(tokens[next(rest)])
         else:
             try:
                 kept += _judge(name, foreign, value, warn)
@@ -150,7 +156,7 @@ app = App(
 )
 
 
-@app.command
+@app.command(usage="inferd serve [REPOSITORY...] [OPTIONS]")
 def serve(
     *,
     settings: Annotated[Settings, Parameter(name="*")],
@@ -168,7 +174,7 @@ def serve(
 
 @app.command(usage="inferd check REPOSITORY... [OPTIONS]")
 def check(
-    *repository: Annotated[Path, Parameter(help="Folders of model folders.")],
+    *repository: Annotated[str, Parameter(help="Folders of model folders, or one model.")],
     load: bool = False,
     model_config_name: str = "",
     disable_auto_complete_config: bool = False,

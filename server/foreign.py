@@ -98,15 +98,17 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
         # -- models --
         "strict-model-config": Replaced("disable-auto-complete-config", "{}", ("false",), is_flag=True),
         "model-namespacing": Ignored(
-            "models have one space of names: those of the same name in two repositories are refused",
+            "requests cannot say a namespace, so models have one space of names: those of one name in two repositories "
+            "are not served, others as they are with it",
             silent=("false",),
             is_flag=True,
         ),
-        "repoagent-directory": Ignored("there are no repository agents: a model that names one is refused"),
+        "repoagent-directory": Ignored(
+            "agents are no libraries here: checksum is built in, and a model that names another is refused"
+        ),
         "cache-directory": Ignored(_NO_CACHE),
         "response-cache-byte-size": Replaced("cache-config", "local,size={}", ("0",)),
         # -- GPUs --
-        "model-load-gpu-limit": Ignored("how much of a GPU models take is not limited"),
         "enable-peer-access": Ignored("instances do not copy between GPUs", silent=("false",), is_flag=True),
         "cuda-virtual-address-size": Ignored("states of sequences do not lie on GPUs"),
         "min-supported-compute-capability": Ignored("every GPU that the driver shows is used"),

@@ -188,13 +188,12 @@ def test_a_model_is_loaded_only_when_that_is_asked(tmp_path: Path, capsys) -> No
     assert "no weights" in lines[0]
 
 
-def test_a_models_own_folder_is_no_repository(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize("given", ["m", "m/1/model.onnx", "m/1"])
+def test_one_model_is_looked_at(tmp_path: Path, capsys, given: str) -> None:
+    """A model's folder, its file, and the folder of the file."""
     write(tmp_path, "m", GOOD)
-    assert cli.main(["check", str(tmp_path / "m")]) == 1
-    assert (
-        f"is the folder of one model; a repository is a folder of such folders: write --model-repository {tmp_path}"
-        in (capsys.readouterr().err)
-    )
+    assert cli.main(["check", str(tmp_path / given)]) == 0
+    assert capsys.readouterr().out == f"{ {'m': 'm', 'm/1/model.onnx': 'model', 'm/1': '1'}[given] }: ok\n"
 
 
 def test_check_without_a_model_is_an_error(tmp_path: Path, capsys) -> None:

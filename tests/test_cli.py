@@ -68,8 +68,8 @@ def refused(capsys, *arguments: str) -> str:
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config", "--id", "true"], "id", "true"),
         (["--disable-auto-complete-config", "TRUE"], "disable_auto_complete_config", True),
-        (["--model-store=/more"], "model_repository", (Path("/models"), Path("/more"))),
-        (["--model-store", "/more"], "model_repository", (Path("/models"), Path("/more"))),
+        (["--model-store=/more"], "model_repository", ("/models", "/more")),
+        (["--model-store", "/more"], "model_repository", ("/models", "/more")),
         (["--transport", "grpcio"], "transport", "grpcio"),
         (["--max-inflight-requests=0"], "max_inflight_requests", 0),
         (
@@ -81,12 +81,33 @@ def refused(capsys, *arguments: str) -> str:
         (["--triton-auth-codes"], "triton_auth_codes", True),
         (["--orca-load-metrics", "true"], "orca_load_metrics", True),
         (["--grpc-reflection=off"], "grpc_reflection", "off"),
+        (["--model-load-gpu-limit=0:0.5", "--model-load-gpu-limit", "1:1"], "gpu_load_limits", {0: 0.5, 1: 1.0}),
+        (["--config-variable=A", "--config-variable", "B_*"], "config_variable", ("A", "B_*")),
+        (["--model-name=m"], "model_name", "m"),
         (["--log-format=ISO8601"], "log_format", "ISO8601"),
         (["--backend-config=onnxruntime,a=1", "--backend-config", "b=2"], "backend_config", ("onnxruntime,a=1", "b=2")),
     ],
 )
 def test_flags(serve, arguments: list[str], name: str, value: object) -> None:
     assert getattr(serve(*arguments), name) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "repositories"),
+    [
+        (["model.onnx"], ("/models", "model.onnx")),
+        (["--grpc-port", "9000", "a", "--log-file", "l", "b"], ("/models", "a", "b")),
+        (["--exit-on-error", "false", "a"], ("/models", "a")),
+        (["--exit-on-error", "a"], None),
+        (["--http-port", "8000", "a", "--allow-http", "b"], ("/models", "a", "b")),
+    ],
+)
+def test_an_argument_without_option_is_a_repository(serve, capsys, arguments: list[str], repositories) -> None:
+    """The value of an option must not be taken for one, nor a repository for a value."""
+    if repositories is None:
+        assert "--exit-on-error: expected true or false, got 'a'" in refused(capsys, *arguments)
+    else:
+        assert serve(*arguments).model_repository == repositories
 
 
 def test_flag_before_environment_before_file_before_default(serve, monkeypatch, tmp_path: Path) -> None:
@@ -165,10 +186,11 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--grpc-restricted-protocol", "trace,trace:k=v"], "'trace' can be restricted only once"),
         (["--grpc-restricted-protocol=trace:k=v", "--grpc-restricted-protocol=logging,trace:l=w"], "only once"),
         (["--grpc-restricted-protocol", "trace:k-bin=v"], "must not end with -bin"),
+        (["--model-load-gpu-limit", "0:1.5"], "expected GPU:FRACTION with a fraction of 0 to 1, got '0:1.5'"),
+        (["--model-load-gpu-limit", "half"], "expected GPU:FRACTION"),
         (["--grpc-reflection", "maybe"], '"auto", "on", "off"'),
         (["--backend-config", "onnxruntime"], "expected BACKEND,KEY=VALUE"),
         (["--exit-on-error=maybe"], "--exit-on-error"),
-        (["stray"], "stray"),
         (["--load-model=a"], "load-model: it needs --model-control-mode explicit"),
         (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the ONLY startup model"),
         (["--model-control-mode=poll", "--repository-poll-secs=0"], "repository-poll-secs: expected 1 or more"),
@@ -227,7 +249,6 @@ def test_a_replaced_option_means_ours(serve, capsys, given: str, name: str, valu
     [
         ["--model-namespacing"],
         ["--repoagent-directory=/agents"],
-        ["--model-load-gpu-limit=0:0.5"],
         ["--http-port", "8000", "--allow-http=true"],
     ],
 )
@@ -289,7 +310,7 @@ def test_no_option_is_both_ours_and_foreign() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    settings = Settings(model_repository=(Path("/m"),))
+    settings = Settings(model_repository=("/m",))
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.grpc_port = 1
 
@@ -313,9 +334,7 @@ def test_an_address(text: str, address: object) -> None:
 
 
 def test_backend_settings_by_backend() -> None:
-    settings = Settings(
-        model_repository=(Path("/m"),), backend_config=("onnxruntime,a=1,2", "default-max-batch-size=16")
-    )
+    settings = Settings(model_repository=("/m",), backend_config=("onnxruntime,a=1,2", "default-max-batch-size=16"))
     assert settings.backend_settings == {"onnxruntime": {"a": "1,2"}, "": {"default-max-batch-size": "16"}}
     assert settings.default_max_batch_size == 16
 
@@ -336,7 +355,7 @@ def test_help_shows_every_option_whole(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["serve", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Usage: inferd serve --model-repository PATH...")
+    assert lines[0] == "Usage: inferd serve [REPOSITORY...] [OPTIONS]"
     for heading, fields in sections():
         assert f"{heading}:" in lines
         for field in fields:

@@ -7,15 +7,15 @@ others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine import config as configuration
-from server.engine.repository import ModelFolder, scan
+from server.engine.places import Repositories
+from server.engine.repository import ModelFolder
 from server.errors import ConfigError, ServerError
 
 
@@ -34,7 +34,7 @@ class Report:
     warnings: tuple[str, ...]
 
 
-def check(repositories: Iterable[Path], options: configuration.Options, loader: BackendLoader) -> Iterator[Report]:
+def check(repositories: Repositories, options: configuration.Options, loader: BackendLoader) -> Iterator[Report]:
     """A report for each model, by name; blocks for as long as the frameworks need to read the models.
 
     Raises:
@@ -43,7 +43,7 @@ def check(repositories: Iterable[Path], options: configuration.Options, loader: 
     prepared: dict[str, configuration.Prepared | None] = {}
     problems: dict[str, str] = {}
     warnings: dict[str, tuple[str, ...]] = {}
-    for folder in scan(repositories):
+    for folder in repositories.scan():
         with _warnings() as said:
             prepared[folder.name], problems[folder.name] = _look_at(folder, options, loader)
         warnings[folder.name] = tuple(dict.fromkeys(said))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from server.engine.lifecycle import Lifecycle
-from server.engine.repository import Marks, ModelFolder, marks, scan
+from server.engine.places import Repositories
+from server.engine.repository import Marks, ModelFolder, marks
 from server.engine.threads import on_thread
 from server.errors import ServerError
 
@@ -55,8 +55,8 @@ class Poller:
     What could not be loaded is tried again when it has changed again.
     """
 
-    def __init__(self, repositories: Sequence[Path], lifecycle: Lifecycle, seconds: float) -> None:
-        self._repositories = tuple(repositories)
+    def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
+        self._repositories = repositories
         self._lifecycle = lifecycle
         self._seconds = seconds
         self._seen: dict[str, tuple[ModelFolder, Marks]] = {}
@@ -88,7 +88,7 @@ class Poller:
 
     async def look(self) -> None:
         """Look once, and return when what has changed has been loaded or could not be."""
-        seen = await on_thread(lambda: _look(scan(self._repositories)))
+        seen = await on_thread(lambda: _look(self._repositories.scan()))
         before, self._seen = self._seen, seen
         for name in before.keys() - seen.keys():
             await self._lifecycle.remove(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from _native.memory.resource import host
@@ -26,9 +26,10 @@ from server.engine.lifecycle import Allowed, Lifecycle, anything
 from server.engine.measures import Measures
 from server.engine.models import IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override
+from server.engine.places import Place, Repositories
 from server.engine.redis_store import RedisStore
 from server.engine.refusals import RefusalLog
-from server.engine.repository import AMBIGUOUS, ModelFolder, check_name, scan
+from server.engine.repository import AMBIGUOUS, ModelFolder, check_name
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.slices import in_slices
@@ -46,7 +47,7 @@ class Engine:
     """Serves the models of `repositories`.
 
     Args:
-        repositories: folders of model folders.
+        repositories: where models come from; paths are folders of model folders.
         loader: finds backends.
         options: how configurations are read.
         load_threads: models loaded at a time.
@@ -62,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        repositories: Sequence[Path],
+        repositories: Iterable[Place | Path],
         loader: BackendLoader,
         options: configuration.Options,
         *,
@@ -76,7 +77,7 @@ class Engine:
         control: ModelControl | None = None,
         load_retries: int = 0,
     ) -> None:
-        self._repositories = tuple(repositories)
+        self._repositories = Repositories(repositories)
         self._loader = loader
         self._strict = strict_readiness
         self._control = control or ModelControl()
@@ -123,7 +124,7 @@ class Engine:
         loop.add_reader(self._bridge.timer_fd, self._on_timer)
         if self._store is not None:
             await self._store.start()
-        folders = await on_thread(scan, self._repositories)
+        folders = await on_thread(self._repositories.scan)
         if self._control.mode is ControlMode.POLL:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
             await self._poller.remember(folders)
@@ -140,7 +141,7 @@ class Engine:
         if not folders and self._control.mode is not ControlMode.EXPLICIT:
             log.warning(
                 "there is no model in %s: a model is a folder with a config.pbtxt or a version folder, such as 1",
-                ", ".join(map(str, self._repositories)),
+                self._repositories,
             )
 
     def _explained(self, failure: Failure, folders: Sequence[ModelFolder]) -> str:
@@ -149,7 +150,7 @@ class Engine:
             return str(failure)
         known = {folder.name: folder.problem for folder in folders}
         text = known.get(failure.name) or (
-            f"it is in no repository: {', '.join(map(str, self._repositories))} has {', '.join(known) or 'no model'}"
+            f"it is in no repository: {self._repositories} has {', '.join(known) or 'no model'}"
         )
         text = f"{failure}: {text}"
         log.error("%s", text)
@@ -177,6 +178,7 @@ class Engine:
             await self._store.close()
         self._on_finished()  # the refused refer to no version, so nobody has waited for them
         await asyncio.to_thread(self.shared_memory.close)
+        await asyncio.to_thread(self._repositories.close)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timer_fd)
@@ -403,7 +405,7 @@ class Engine:
     async def repository_index(self) -> list[IndexEntry]:
         """`index`, and the models that lie in the repositories and were never loaded."""
         known = [entry async for name in in_slices(self.names) for entry in self._models.index_of(name)]
-        folders = await on_thread(scan, self._repositories)
+        folders = await on_thread(self._repositories.scan)
         names = {entry.name for entry in known}
         others = [
             IndexEntry(folder.name, "", "UNAVAILABLE" if folder.problem == AMBIGUOUS else "", folder.problem)

@@ -27,11 +27,13 @@ class GpuPolicy:
         library: the driver's.
         pinned_size: bytes of page-locked memory at most, for each node of the host's memory.
         pool_sizes: bytes of memory at most that are kept for tensors, by device.
+        load_limits: fractions of the memory, by device: no model is loaded on one of which more is in use.
     """
 
     library: str = driver.DEFAULT_LIBRARY
     pinned_size: int = PINNED_POOL_SIZE
     pool_sizes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    load_limits: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Gpus:
@@ -74,6 +76,14 @@ class Gpus:
         if not 0 <= ordinal < self.count:
             raise ValueError(f"there is no GPU {ordinal}: there are {self.count}")
         return device(ordinal)
+
+    def is_too_full(self, ordinal: int) -> bool:
+        """Whether more of a device's memory is in use, by anybody, than models may be loaded with."""
+        limit = self._policy.load_limits.get(ordinal)
+        if limit is None:
+            return False
+        free, total = self.device(ordinal).memory_info()
+        return total - free > limit * total
 
     def pinned(self, ordinal: int) -> PageLocked:
         """Page-locked memory for the copies of a device: one pool for each node of the host's memory."""

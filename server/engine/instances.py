@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -119,7 +119,9 @@ class Instances:
             seat.thread.start()
         with self._guard:
             self._seats = [*self._seats, *(seat for seat, _ in started)]
-        failures = [error for _, ready in started if (error := ready.exception()) is not None]
+        failures: list[BaseException] = [error for _, ready in started if (error := ready.exception()) is not None]
+        if not failures:
+            failures = list(self._excesses(specs))
         if failures:
             if isinstance(self._lane, QueueLane):
                 failed = [seat for seat, _ in started]
@@ -130,6 +132,15 @@ class Instances:
             for changed in self._watchers:
                 assert seat.instance is not None
                 seat.instance.watch(changed)
+
+    def _excesses(self, specs: Sequence[InstanceSpec]) -> Iterator[BackendError]:
+        """An error for each GPU of these instances that is too full with them."""
+        for device in sorted({spec.device for spec in specs if spec.kind == "GPU"}):
+            if self._placement.gpus.is_too_full(device):
+                yield BackendError(
+                    f"can not create model '{self._spec.name}': memory limit set for GPU {device} has exceeded, model "
+                    "loading is rejected."
+                )
 
     def change(self, specs: Sequence[InstanceSpec]) -> Callable[[], None]:
         """Have exactly these, told apart by their names: new ones are made first, then others are told to end.

@@ -28,11 +28,12 @@ from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.loading import Loading
 from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
 from server.engine.overrides import NOTHING, Override, write_files
-from server.engine.repository import find, marks
+from server.engine.places import Repositories
+from server.engine.repository import ModelFolder, marks
 from server.engine.threads import on_thread
 from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
-from server.errors import Denied, Status, Unavailable
+from server.errors import ConfigError, Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -51,7 +52,7 @@ class Lifecycle:
     """Loads and unloads models. Used on the event loop only.
 
     Args:
-        repositories: folders of model folders.
+        repositories: where models come from.
         models: what there is.
         maker: makes versions.
         drained: returns when no sequence is open on a version that drains.
@@ -60,7 +61,7 @@ class Lifecycle:
     """
 
     def __init__(
-        self, repositories: tuple[Path, ...], models: Models, maker: Maker, drained: End, end: End, *, threads: int
+        self, repositories: Repositories, models: Models, maker: Maker, drained: End, end: End, *, threads: int
     ) -> None:
         self._repositories = repositories
         self._models = models
@@ -198,7 +199,11 @@ class Lifecycle:
         return found
 
     async def _candidate(self, name: str, override: Override, room: asyncio.Semaphore) -> Candidate | None:
-        folder, holder = await on_thread(find, self._repositories, name), None
+        holder = None
+        try:
+            folder = await on_thread(self._repositories.find, name)
+        except ConfigError as error:
+            return Candidate(name, ModelFolder(name, Path(name), Path()), {}, problem=str(error))
         if override.files:
             folder, holder = await on_thread(write_files, name, override.files)
         if folder is None:
@@ -269,7 +274,7 @@ class Lifecycle:
     async def remove(self, name: str) -> None:
         """Unload a model that is in no repository any more, and forget it."""
         async with self._turns.of((name,)):
-            if name in self._models and await on_thread(find, self._repositories, name) is None:
+            if name in self._models and await on_thread(self._repositories.find, name) is None:
                 ending = self._withdraw(name)
                 log.info("'%s' is in no repository any more", name)
                 self._begin(self._forget(name, ending), name)

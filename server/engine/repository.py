@@ -40,6 +40,8 @@ class ModelFolder:
     repository: Path
     versions: tuple[int, ...] = ()  # ascending
     problem: str = ""  # why it cannot be served, whatever its configuration says
+    renamed: bool = False  # the operator has named the model, whatever its configuration says
+    seen: Marks | None = None  # the marks of its files, where it is not for them to tell
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)
@@ -96,6 +98,8 @@ def find(paths: Iterable[Path], name: str) -> ModelFolder | None:
 
 def marks(folder: ModelFolder) -> Marks:
     """The marks of a model's files as they are now. What Python compiles and hidden files are left out."""
+    if folder.seen is not None:
+        return folder.seen
     found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
     for path, size, modified in _files(folder.path):
         first = path.parts[0]
@@ -107,6 +111,16 @@ def marks(folder: ModelFolder) -> Marks:
     for version in folder.versions:
         found.setdefault(str(version), set())
     return {part: frozenset(files) for part, files in found.items()}
+
+
+def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
+    """The marks of the files in a folder itself whose names begin so."""
+    found = set()
+    for entry in os.scandir(folder):
+        if entry.name.startswith(beginning) and entry.is_file():
+            about = entry.stat()
+            found.add((entry.name, about.st_mtime_ns, about.st_size))
+    return frozenset(found)
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
@@ -143,22 +157,11 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 def _scan_one(repository: Path) -> list[ModelFolder]:
     try:
-        _refuse_model(repository)
         entries = [path for path in repository.iterdir() if path.is_dir() and not _is_no_model(path.name)]
     except OSError as error:
         text = (error.strerror or str(error)).lower()
         raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None
     return [_model_folder(path, repository) for path in entries if _has_something(path)]
-
-
-def _refuse_model(path: Path) -> None:
-    """A model's own folder is no repository: its versions would be taken for models."""
-    has_file = any(entry.name.startswith("model.") for entry in path.glob("[0-9]*/*"))
-    if (path / CONFIG_FILE).is_file() or (has_file and versions_of(path)):
-        raise ConfigError(
-            f"model repository '{path}' is the folder of one model; a repository is a folder of such folders: "
-            f"write --model-repository {path.parent}"
-        )
 
 
 def _is_no_model(name: str) -> bool:

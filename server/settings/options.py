@@ -18,6 +18,7 @@ from server.settings import rules
 from server.settings.tracing import TraceConfig, parse_trace_config
 from server.settings.values import (
     parse_backend_config,
+    parse_fractions,
     parse_metrics_config,
     parse_pools,
     parse_restricted_protocols,
@@ -53,8 +54,12 @@ class Settings:
 
     # -- Models --
 
-    model_repository: tuple[Path, ...]
-    """Folder of model folders; may be given several times (also --model-store)."""
+    model_repository: tuple[str, ...]
+    """Folder of model folders, or one model: its folder, its file, or a folder with its file; may be given several
+    times, also as --model-store, and as an argument without option."""
+
+    model_name: str = ""
+    """Name of the one model, where --model-repository is one."""
 
     id: str = "inferd"
     """Name of the server in its metadata."""
@@ -71,6 +76,10 @@ class Settings:
     model_config_name: str = ""
     """Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt."""
 
+    config_variable: tuple[str, ...] = ("MODEL_*",)
+    """Name of a variable of the environment, or a pattern of names, that a config.pbtxt may use as ${NAME} or
+    ${NAME:-default}; may be given several times."""
+
     model_control_mode: Literal["none", "explicit", "poll"] = "none"
     """none: every model is loaded at start; explicit: those of --load-model, and clients load and unload; poll: every
     model, and what changes in the repositories."""
@@ -86,6 +95,9 @@ class Settings:
 
     model_load_retry_count: int = 0
     """How many times more a model is loaded that has failed to."""
+
+    model_load_gpu_limit: tuple[str, ...] = ()
+    """GPU:FRACTION of a GPU's memory, 0 to 1, beyond whose use no model is loaded on it; once for each GPU."""
 
     # -- Backends and instances --
 
@@ -391,6 +403,11 @@ class Settings:
     def cuda_pools(self) -> Mapping[int, int]:
         """`cuda_memory_pool_byte_size`: bytes by GPU."""
         return parse_pools(self.cuda_memory_pool_byte_size)
+
+    @property
+    def gpu_load_limits(self) -> Mapping[int, float]:
+        """`model_load_gpu_limit`: fractions by GPU."""
+        return parse_fractions(self.model_load_gpu_limit)
 
     @property
     def restricted_protocols(self) -> tuple[tuple[tuple[str, ...], str, str], ...]:

@@ -12,6 +12,7 @@ from server.caching import CacheConfigError, RedisCache, parse_cache_config
 from server.settings.tracing import parse_trace_config
 from server.settings.values import (
     parse_backend_config,
+    parse_fractions,
     parse_metrics_config,
     parse_pools,
     parse_restricted_protocols,
@@ -98,6 +99,7 @@ def check(settings: Settings) -> None:
 def _check_values(settings: Settings) -> None:
     parse_backend_config(settings.backend_config)
     parse_pools(settings.cuda_memory_pool_byte_size)
+    parse_fractions(settings.model_load_gpu_limit)
     parse_restricted_protocols(settings.grpc_restricted_protocol)
     _check_metrics(settings)
     _check_traces(settings)
@@ -113,9 +115,8 @@ def _check_repository(settings: Settings) -> None:
     if not settings.model_repository:
         raise SettingsError("model-repository: give at least one folder")
     for path in settings.model_repository:
-        if str(path).startswith(REMOTE_SCHEMES):
-            shown = re.sub(r"(?<=:)/+", "//", str(path), count=1)  # as it was given: a path has no double slash
-            raise SettingsError(f"model-repository: {shown} is not local; remote repositories are not served")
+        if path.startswith(REMOTE_SCHEMES):
+            raise SettingsError(f"model-repository: {path} is not local; remote repositories are not served")
     name = settings.model_config_name
     if set(name) & set(" /\\") or name in {".", ".."}:
         raise SettingsError(f"model-config-name: expected a name without folder, got {name!r}")

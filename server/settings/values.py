@@ -22,6 +22,25 @@ def parse_pools(entries: tuple[str, ...]) -> dict[int, int]:
     return found
 
 
+def parse_fractions(entries: tuple[str, ...]) -> dict[int, float]:
+    """`("0:0.9",)` as fractions by GPU.
+
+    Raises:
+        SettingsError: an entry has another form, or a fraction is not from 0 to 1.
+    """
+    found: dict[int, float] = {}
+    for entry in entries:
+        gpu, colon, text = entry.partition(":")
+        try:
+            fraction = float(text)
+        except ValueError:
+            fraction = -1.0
+        if not colon or not gpu.isdecimal() or not 0.0 <= fraction <= 1.0:
+            raise SettingsError(f"model-load-gpu-limit: expected GPU:FRACTION with a fraction of 0 to 1, got {entry!r}")
+        found[int(gpu)] = fraction
+    return found
+
+
 METRICS = {"counter_latencies": True, "histogram_latencies": True}
 """What --metrics-config switches, and the defaults."""
 

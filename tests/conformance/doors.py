@@ -187,7 +187,7 @@ def _install_all(door, stream_window, broken):
     from tests.conformance.fake_engine import FakeEngine
 
     engine = FakeEngine(broken=broken)
-    logs = Logs(Settings(model_repository=(ROOT,), log_info=False))
+    logs = Logs(Settings(model_repository=(str(ROOT),), log_info=False))
     identity = Identity(version="0.1.0")
     health = services.install(door, table(engine, identity, logs=logs, stream_window=stream_window), engine)
     generic.install(door)

@@ -214,6 +214,19 @@ async def test_device_without_memory_fails_the_request_with_figures(tmp_path, st
         np.testing.assert_array_equal((await infer(engine, request(x=array(1, 4)))).array(), array(1, 4))
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+async def test_a_gpu_that_is_too_full_takes_no_model(tmp_path, fraction):
+    """--model-load-gpu-limit, with Triton's text; what the instance had taken is given back."""
+    sample = "data_type: TYPE_INT64 dims: [ 4 ] zero_data: true"
+    warmup = f'model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ {sample} }} }} }}'
+    async with serving(tmp_path, STATIC + warmup, int(not fraction), load_limits={0: fraction}) as engine:
+        if fraction:
+            assert (await infer(engine, request(x=array(1, 4)))).status == Status.OK
+        else:
+            [problem] = engine.problems
+            assert "can not create model 'm': memory limit set for GPU 0 has exceeded" in problem
+
+
 async def test_lost_device(tmp_path, stub, caplog):
     """Everything that is under way and comes later is answered; the model is not ready any more."""
     async with serving(tmp_path) as engine:

@@ -91,14 +91,16 @@ def test_wrong_rules_are_told(text, says):
 
 
 def test_grpcio_has_only_some_of_them(tmp_path):
-    Settings(model_repository=(tmp_path,), transport="grpcio", grpc_address=("unix:/x,mode=0600",))
+    Settings(model_repository=(str(tmp_path),), transport="grpcio", grpc_address=("unix:/x,mode=0600",))
     with pytest.raises(SettingsError, match="only tls, mode and owner for one address, got groups=health"):
-        Settings(model_repository=(tmp_path,), transport="grpcio", grpc_address=("unix:/x,mode=0600,groups=health",))
+        Settings(
+            model_repository=(str(tmp_path),), transport="grpcio", grpc_address=("unix:/x,mode=0600,groups=health",)
+        )
 
 
 def test_tls_of_one_address_needs_certificates(tmp_path):
     with pytest.raises(SettingsError, match="grpc-server-cert: tls=on of --grpc-address needs it"):
-        Settings(model_repository=(tmp_path,), grpc_address=("127.0.0.1,tls=on",))
+        Settings(model_repository=(str(tmp_path),), grpc_address=("127.0.0.1,tls=on",))
 
 
 # ---- rules of one address -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 from backends.api import Backend, BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine.config.accelerators import broken_accelerator_rules
+from server.engine.config.agents import run_agents
 from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, needs_signature
 from server.engine.config.composition import compose, models_of
@@ -24,7 +25,7 @@ from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.ensemble import is_ensemble, warn_parameters
 from server.engine.config.findings import raise_any
 from server.engine.config.parameters import wrong
-from server.engine.config.parse import parse_file
+from server.engine.config.parse import NO_VARIABLES, parse_file
 from server.engine.config.places import check_paths
 from server.engine.config.pointers import refuse_pointers
 from server.engine.config.prepared import Prepared
@@ -32,6 +33,7 @@ from server.engine.config.refused import refusals, warn_carried
 from server.engine.config.rules import excessive, validate, validate_instances
 from server.engine.config.source import Source
 from server.engine.config.specification import instance_specs, to_spec
+from server.engine.config.variables import Variables
 from server.engine.repository import (
     CONFIG_FILE,
     ModelFolder,
@@ -70,6 +72,7 @@ class Options:
     config_name: str = ""  # prefer configs/<config_name>.pbtxt
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     gpus: int = 0  # how many there are
+    variables: Variables = NO_VARIABLES  # of the environment, that they may use
 
 
 def prepare(
@@ -86,8 +89,9 @@ def prepare(
     """
     if folder.problem:
         raise ConfigError(folder.problem)
-    config, source = read(folder.path, options, override)
+    config, source = read(folder.path, options, override, renamed=folder.renamed)
     raise_any(excessive(config), config.name, source)
+    run_agents(config, folder.path, source)
     versions = select_versions(config, folder)
     warn_misnamed_versions(folder.path)
     for version in versions:
@@ -162,8 +166,16 @@ def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:
     return read(model_dir, options)[0]
 
 
-def read(model_dir: Path, options: Options, override: pb.ModelConfig | None = None) -> tuple[pb.ModelConfig, Source]:
+def read(
+    model_dir: Path, options: Options, override: pb.ModelConfig | None = None, *, renamed: bool = False
+) -> tuple[pb.ModelConfig, Source]:
     """The configuration with defaults filled in, and where its fields were written. A missing file is an empty one.
+
+    Args:
+        model_dir: the model's folder.
+        options: how it is read.
+        override: a configuration that stands for the one in the folder.
+        renamed: the model has the folder's name, whatever the configuration says.
 
     Raises:
         ConfigError: the file cannot be read, contradicts the folder's name, or does not tell the backend.
@@ -173,13 +185,15 @@ def read(model_dir: Path, options: Options, override: pb.ModelConfig | None = No
         config, source = pb.ModelConfig(), Source(Path("config override"), from_client=True)
         config.CopyFrom(override)
     elif path.exists():
-        config, source = parse_file(path, model_dir)
+        config, source = parse_file(path, model_dir, options.variables)
     elif other := next((each for each in _meant_as_config(model_dir) if each.is_file()), None):
         raise ConfigError(f"{other}: is this the configuration? Its name must be {FILE}")
     elif options.auto_complete:
         config, source = pb.ModelConfig(), Source(path)
     else:
         raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
+    if renamed and override is None:
+        config.name = model_dir.name
     version_dirs = [model_dir / str(version) for version in reversed(versions_of(model_dir))]
     check_paths(config, model_dir, version_dirs, source)
     identify(config, model_dir, version_dirs, source)

@@ -10,24 +10,26 @@ from google.protobuf import text_format
 
 from server.engine.config.files import read_text
 from server.engine.config.source import Source, locate
+from server.engine.config.variables import Variables
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 from server.pb import pool
 
 MAX_FILE_SIZE = 1 << 20
+NO_VARIABLES = Variables(())
 
 POSITION = re.compile(r"^\d+:\d+ : ")
 UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" .*no field named "([^"]+)"')
 UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ([^\s.]+)')
 
 
-def parse_file(path: Path, model_dir: Path) -> tuple[pb.ModelConfig, Source]:
-    """Read one file.
+def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES) -> tuple[pb.ModelConfig, Source]:
+    """Read one file, with these variables.
 
     Raises:
         ConfigError: the file cannot be read or is no configuration.
     """
-    text = read_text(path.parent, path.name, model_dir, MAX_FILE_SIZE)
+    text = variables.fill(read_text(path.parent, path.name, model_dir, MAX_FILE_SIZE), path)
     config = pb.ModelConfig()
     try:
         text_format.Parse(text, config)

@@ -45,7 +45,6 @@ REFUSED = (
     # the model as a whole
     Field("runtime", "choosing the runtime of a backend is not served yet"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
-    Field("model_repository_agents.agents", "repository agents are not served yet"),
 )
 
 CARRIED = (

@@ -1,0 +1,59 @@
+"""Repository agents: what is done with a model's folder before it is loaded. Triton's are shared libraries; its
+`checksum` is served here by our own, and no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from server.engine.config.files import inside
+from server.engine.config.findings import Finding, raise_any
+from server.engine.config.source import FieldPath, Source
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+CHECKSUM = "checksum"
+ALGORITHMS = {"MD5": "md5", "SHA256": "sha256", "SHA512": "sha512"}
+"""By the name that a parameter begins with. Triton has the first only."""
+
+
+def run_agents(config: pb.ModelConfig, model_dir: Path, source: Source) -> None:
+    """Have the model's agents look at its folder. Blocks: it may read all files.
+
+    Raises:
+        ConfigError: there is no such agent, or a file is not what its checksum says.
+    """
+    raise_any(_findings(config, model_dir), config.name, source)
+
+
+def _findings(config: pb.ModelConfig, model_dir: Path) -> Iterator[Finding]:
+    for index, agent in enumerate(config.model_repository_agents.agents):
+        path: FieldPath = ("model_repository_agents", "agents", index)
+        if agent.name != CHECKSUM:
+            text = f"there is no repository agent '{agent.name}'"
+            yield Finding(path, text, f"'{CHECKSUM}' is the only one that is served; remove the others")
+            continue
+        for key, expected in sorted(agent.parameters.items()):
+            if problem := _checked(key, expected.strip().lower(), model_dir):
+                yield Finding((*path, "parameters", key), f"repository agent '{CHECKSUM}': {problem}")
+
+
+def _checked(key: str, expected: str, model_dir: Path) -> str:
+    """What is wrong with the file that a parameter `MD5:1/model.onnx` names; empty when nothing is."""
+    name, colon, file = key.partition(":")
+    algorithm = ALGORITHMS.get(name.upper())
+    if algorithm is None or not colon or not file:
+        return f"expected a parameter such as MD5:1/model.onnx, with one of {', '.join(ALGORITHMS)}, got '{key}'"
+    try:
+        path = inside(model_dir, file, model_dir)
+        if not path.is_file():
+            return f"there is no file '{file}'"
+        with path.open("rb") as opened:
+            found = hashlib.file_digest(opened, algorithm).hexdigest()
+    except ConfigError as error:
+        return str(error)
+    except OSError as error:
+        return f"{file}: {(error.strerror or str(error)).lower()}"
+    return "" if found == expected else f"mismatched {name} hash for file '{file}': expected {expected}, got {found}"

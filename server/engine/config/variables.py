@@ -1,0 +1,98 @@
+"""`${NAME}` and `${NAME:-default}` in a config.pbtxt: values of the server's environment.
+
+ModelConfig shows a configuration to clients, and who writes a model need not be who runs the server: so only variables
+that are meant for it can be had, by their names, and none that sounds like a secret unless the operator says its very
+name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from server.errors import ConfigError
+
+USUAL = ("MODEL_*",)
+"""The variables that configurations may use where nothing else is said."""
+
+SECRETS = re.compile(r"SECRET|TOKEN|PASS|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|DSN|SIGNATURE", re.IGNORECASE)
+"""What the names of secrets have in them."""
+
+_VARIABLE = r"""(?P<literal> \$\$\{ )
+  | \$\{ (?P<name> [A-Za-z_][A-Za-z0-9_]* ) (?: :- (?P<default> [^}\n]* ) )? \}
+  | (?P<wrong> \$\{ )"""
+_OUTSIDE = re.compile(rf"""\#[^\n]* | (?P<quote> ["'] ) | {_VARIABLE}""", re.VERBOSE)
+_INSIDE = {
+    quote: re.compile(rf"\\. | (?P<quote> {quote} ) | {_VARIABLE}", re.VERBOSE | re.DOTALL) for quote in ("'", '"')
+}
+_FORBIDDEN = re.compile(r"""["'\\\x00-\x1f\x7f]""")
+"""What would end a text, or a line, of the configuration that a value stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What configurations may have of the environment.
+
+    Attributes:
+        allowed: names, or patterns of names as shells have them.
+        environment: of the server.
+    """
+
+    allowed: Sequence[str] = USUAL
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def fill(self, text: str, path: Path) -> str:
+        """The text of a configuration with values for variables, its lines as they were.
+
+        `$${` stands for `${`; comments are left as they are.
+
+        Raises:
+            ConfigError: a variable may not be used, is not set and has no default, or no text can have its value.
+        """
+        if "${" not in text:
+            return text
+        parts: list[str] = []
+        wrong: list[str] = []
+        done, pattern = 0, _OUTSIDE
+        while found := pattern.search(text, done):
+            parts.append(text[done : found.start()])
+            done = found.end()
+            line = text.count("\n", 0, done) + 1
+            if found["literal"]:
+                parts.append("${")
+            elif found["wrong"]:
+                wrong.append(f"{path}:{line}: expected ${{NAME}} or ${{NAME:-default}}; for the text itself write $${{")
+            elif found["name"]:
+                try:
+                    parts.append(self._value(found["name"], found["default"]))
+                except ConfigError as error:
+                    wrong.append(f"{path}:{line}: {error}")
+            else:
+                parts.append(found.group())
+                if found["quote"]:
+                    pattern = _INSIDE[found["quote"]] if pattern is _OUTSIDE else _OUTSIDE
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        return "".join((*parts, text[done:]))
+
+    def _value(self, name: str, default: str | None) -> str:
+        if not self._may_use(name):
+            raise ConfigError(
+                f"variable {name} may not be used by a configuration: the server would need "
+                f"--config-variable={name}; there is {', '.join(self.allowed) or 'none'}"
+            )
+        value = self.environment.get(name) or default
+        if value is None:
+            raise ConfigError(f"variable {name} is not set: set it for the server, or write ${{{name}:-default}}")
+        if _FORBIDDEN.search(value):
+            raise ConfigError(f"variable {name} has a quote, a backslash or a control character in its value")
+        return value
+
+    def _may_use(self, name: str) -> bool:
+        if name in self.allowed:
+            return True
+        return not SECRETS.search(name) and any(fnmatchcase(name, pattern) for pattern in self.allowed)

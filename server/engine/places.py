@@ -1,0 +1,265 @@
+"""Where models come from: folders of model folders, and a single model as a repository of one.
+
+A place is asked which models it has (`scan`) and for one of them (`find`). `Repositories` asks all of them. All of it
+blocks; several threads may ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from google.protobuf import text_format
+
+from backends.loader import BUILTIN, model_files
+from server.engine import repository
+from server.engine.repository import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+log = logging.getLogger("inferd.repository")
+
+
+class Place(Protocol):
+    """A source of models; `str` shows it as it was given."""
+
+    def scan(self) -> list[ModelFolder]:
+        """The models that are there.
+
+        Raises:
+            ConfigError: the place cannot be read.
+        """
+
+    def find(self, name: str) -> ModelFolder | None:
+        """One model as it is now, on this machine; None when it is not there.
+
+        Raises:
+            ConfigError: it cannot be had now; what was had of it before is as it was.
+        """
+
+    def close(self) -> None:
+        """Remove what was kept on this machine."""
+
+
+class FolderPlace:
+    """A folder of model folders."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def scan(self) -> list[ModelFolder]:
+        """See Place."""
+        return repository.scan([self._path])
+
+    def find(self, name: str) -> ModelFolder | None:
+        """See Place."""
+        return repository.find([self._path], name)
+
+    def close(self) -> None:
+        """See Place."""
+
+
+def _model_names() -> dict[str, str]:
+    """The usual name of a model's file by its suffix."""
+    names = (name for backend in BUILTIN for name in model_files(backend).values() if name)
+    return {Path(name).suffix: name for name in names}
+
+
+MODEL_NAMES = _model_names()
+
+
+class SinglePlace:
+    """One model: its file, a folder with its file, or its folder. It serves as a repository that has nothing else.
+
+    The model gets a folder of its own in a temporary one, with links to what was given.
+
+    Args:
+        path: of the file or folder.
+        name: of the model; empty: as its configuration says, else that of the file without its suffix, or the folder.
+    """
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        self._path = path
+        self._file = path if path.is_file() else lone_model_file(path)
+        self._name = name or (path.stem if path.is_file() else _configured_name(path) or path.resolve().name)
+        repository.check_name(self._name)
+        self._is_renamed = bool(name)
+        self._held = tempfile.TemporaryDirectory(prefix="inferd-model-")
+        self._root = Path(self._held.name)
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def scan(self) -> list[ModelFolder]:
+        """See Place."""
+        found = self.find(self._name)
+        return [found] if found else []
+
+    def find(self, name: str) -> ModelFolder | None:
+        """See Place."""
+        if name != self._name:
+            return None
+        try:
+            self._lay(self._root / name)
+            folder = repository.find([self._root], name)
+            if folder is None or not self._path.exists():
+                raise ConfigError(f"{self._path}: there is no such file or folder any more")
+            return replace(folder, renamed=self._is_renamed, seen=self._marks(folder.path))
+        except OSError as error:
+            raise ConfigError(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
+
+    def _lay(self, model: Path) -> None:
+        """Have the model's folder be as its source is now."""
+        if self._file is None:
+            if not model.is_symlink():
+                model.symlink_to(self._path.resolve(), target_is_directory=True)
+            return
+        version = model / "1"
+        model.mkdir(exist_ok=True)
+        source = self._path / CONFIG_FILE
+        if self._file.is_symlink():  # a link to elsewhere may be followed under the usual name alone
+            version.mkdir(exist_ok=True)
+            link = version / MODEL_NAMES[self._file.suffix]
+            if not link.is_symlink():
+                link.symlink_to(self._file.resolve())
+            text = ""
+        else:
+            if not version.is_symlink():
+                version.symlink_to(self._file.parent.resolve(), target_is_directory=True)
+            text = text_format.MessageToString(pb.ModelConfig(default_model_filename=self._file.name))
+        if not self._path.is_file() and source.is_file():
+            text = source.read_text(errors="surrogateescape")
+        target = model / CONFIG_FILE
+        if not target.is_file() or target.read_text(errors="surrogateescape") != text:
+            target.write_text(text, errors="surrogateescape")
+
+    def _marks(self, model: Path) -> Marks | None:
+        """Of a file: those of itself and of what lies beside it under a name that begins like its own."""
+        if self._file is None:
+            return None
+        found = repository.marks_of(self._file.parent, self._file.stem)
+        configuration = repository.marks_of(model, CONFIG_FILE)
+        return {repository.CONFIGURATION: configuration, repository.REST: frozenset(), "1": found}
+
+    def close(self) -> None:
+        """See Place."""
+        self._held.cleanup()
+
+
+def is_single(path: Path) -> bool:
+    """Whether this is one model and not a folder of model folders."""
+    try:
+        if not path.is_dir():
+            return path.is_file() and path.suffix in MODEL_NAMES
+        return (path / CONFIG_FILE).is_file() or _has_versions(path) or lone_model_file(path) is not None
+    except OSError:
+        return False  # whoever scans it says why
+
+
+def _has_versions(path: Path) -> bool:
+    return bool(versions_of(path)) and any(entry.name.startswith("model.") for entry in path.glob("[0-9]*/*"))
+
+
+def lone_model_file(path: Path) -> Path | None:
+    """The model's file that lies in a folder without a version's folder around it; None when there is none.
+
+    It has a usual name, or it is the only one that can be a model by its suffix, and no program.
+    """
+    if not path.is_dir() or versions_of(path) or any(is_model_folder(entry) for entry in path.iterdir()):
+        return None
+    files = sorted(entry for entry in path.iterdir() if entry.is_file() and entry.suffix in MODEL_NAMES)
+    usual = [file for file in files if file.name == MODEL_NAMES[file.suffix]]
+    other = [file for file in files if file.suffix != ".py"]
+    return usual[0] if len(usual) == 1 else other[0] if not usual and len(other) == 1 else None
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether this looks like a model's folder."""
+    return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
+
+
+def _configured_name(path: Path) -> str:
+    """What the configuration in a folder calls the model; empty when it does not say, or cannot be read."""
+    from server.engine.config.parse import parse_file
+
+    try:
+        return parse_file(path / CONFIG_FILE, path)[0].name
+    except ConfigError:
+        return ""  # a load tells why
+
+
+class Repositories:
+    """All places from which models come.
+
+    Args:
+        places: paths are folders of model folders.
+    """
+
+    def __init__(self, places: Iterable[Place | Path]) -> None:
+        paths: set[Path] = set()
+        self._places: list[Place] = []
+        for place in places:
+            if not isinstance(place, Path):
+                self._places.append(place)
+            elif place.resolve() not in paths:
+                paths.add(place.resolve())
+                self._places.append(FolderPlace(place))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._places))
+
+    def scan(self) -> list[ModelFolder]:
+        """The models of all places, by name. A name found in two of them is listed once, with that problem.
+
+        Raises:
+            ConfigError: a place cannot be read.
+        """
+        found: dict[str, ModelFolder] = {}
+        for place in self._places:
+            for folder in place.scan():
+                known = found.get(folder.name)
+                found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
+        return [found[name] for name in sorted(found)]
+
+    def find(self, name: str) -> ModelFolder | None:
+        """The model of this name, with its problem when two places have it; None when none has.
+
+        Raises:
+            ConfigError: it cannot be had now.
+        """
+        found = [folder for place in self._places if (folder := place.find(name)) is not None]
+        return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
+
+    def close(self) -> None:
+        """Remove what was kept on this machine."""
+        for place in self._places:
+            place.close()
+
+
+def open_places(given: Sequence[str | Path], name: str = "") -> list[Place]:
+    """The places that these stand for.
+
+    Args:
+        given: paths: each of a folder of model folders, or of one model.
+        name: of the one model.
+    """
+    single: list[str] = []
+    places: list[Place] = []
+    for path in {path.resolve(): path for path in reversed([Path(each) for each in given])}.values():
+        if is_single(path):
+            single.append(str(path))
+            places.append(SinglePlace(path, name))
+        else:
+            places.append(FolderPlace(path))
+    if name and len(single) > 1:
+        raise ConfigError(f"model-name: it names one model, and there are {', '.join(single)}")
+    if name and not single:
+        log.warning("--model-name=%s is ignored: the repositories are folders of model folders", name)
+    return places
