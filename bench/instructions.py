@@ -1,23 +1,33 @@
-"""Instructions of single lanes for each request, counted by callgrind: the same on every machine, however busy it is.
+"""Instructions of calls and of single lanes, counted by callgrind: the same on every machine, however busy it is.
 
-    python -m bench.instructions        needs valgrind
+    python -m bench.instructions                      needs valgrind
+    python -m bench.instructions --base FOLDER        beside another tree of this project, built, with this program
+    python -m bench.instructions --only calls|lanes [--functions 30]
 
-A request is pushed and taken, by one thread and without contention, in batches of 1 and of 64. System calls count as
-nothing, also asking the clock.
+Calls (bench.calls) are counted by where their instructions are: in libnghttp2, in the C library, and in groups of our
+modules. Those of the interpreter count as nothing; what it asks of the C library does, some hundreds for each portion
+of bytes. Lanes: a request is pushed and taken, by one thread and without contention, in batches of 1 and of 64. System
+calls count as nothing, also asking the clock.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from bench import messages
 from bench.micro import LEVELS, SPEC
 
+HERE = Path(__file__).parent.parent
 LANES: dict[str, ModelSpec] = {
     "plain": SPEC,
     "one shape": replace(
@@ -35,35 +45,192 @@ REQUESTS = 64_000  # so many that making the lane is nothing
 FUNCTION = "__pyx_pf_*native_speed*lane_ns*"
 COLLECTED = re.compile(r"Collected : (\d+)")
 
+CALLS = 3200
+LOADS = {"single": "one at a time", "batch": "32 at once", "delay": "32 at once, delay"}
+GROUPS = {  # the first that the name of a module begins with
+    "receive": (
+        "transport.http2",
+        "transport.incoming",
+        "transport.receipt",
+        "transport.connection",
+        "transport.unary",
+    ),
+    "headers": ("transport.head", "transport.headers", "transport.compression", "service.access", "service.forwarding"),
+    "decode": ("protobuf.codec", "protobuf.wire", "protobuf.messages"),
+    "encode": ("protobuf", "service.answer", "inference.answer"),
+    "queue": ("scheduling",),
+    "execute": ("execution", "identity"),
+    "submit": ("service", "transport.infer", "inference.submission", "inference.binding", "inference.table"),
+    "request, way back": ("request", "inference"),
+    "memory": ("memory",),
+    "send": ("transport",),
+}
+NAMED = re.compile(r"\((\d+)\)(?: (.*))?$")
+Cost = Counter[tuple[str, str]]  # by file and function
 
-def each(lane: str, size: int) -> float:
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lanes
+
+
+def lane_instructions(tree: Path, lane: str, size: int) -> float:
     """Instructions for each request."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", f"--toggle-collect={FUNCTION}"]
-    command += [sys.executable, "-m", "bench.instructions", lane, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command += [python(tree), "-m", "bench.instructions", "--lane", lane, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tree)
     found = COLLECTED.search(done.stderr)
     if found is None:
         raise RuntimeError(f"callgrind did not count:\n{done.stderr}")
     return int(found[1]) / REQUESTS
 
 
-def run(lane: str, size: int) -> None:
+def run_lane(lane: str, size: int) -> None:
     """What callgrind looks at."""
     from bench.native_speed import lane_ns
 
     lane_ns(LANES[lane], messages.identity(64).request, size, REQUESTS // size)
 
 
+def lanes_table(trees: Sequence[Path]) -> Iterable[str]:
+    names = [""] if len(trees) == 1 else [", base", ", now"]
+    heads = [f"batches of {size}{name}" for size in SIZES for name in names]
+    yield f"| lane | {' | '.join(heads)} |"
+    yield "|---|" + "---:|" * len(heads)
+    for lane in LANES:
+        cells = []
+        for size in SIZES:
+            counts = (
+                [lane_instructions(tree, lane, size) for tree in trees] if size == 1 or LANES[lane].batching else []
+            )
+            cells += compared(counts) if counts else [""] * len(trees)
+        yield f"| {lane} | {' | '.join(cells)} |"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Calls
+
+
+def call_instructions(tree: Path, load: str) -> Cost:
+    """Instructions for each call."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        command += ["--zero-before=getpriority", "--dump-before=getloadavg"]  # which bench.calls asks for
+        command += [python(tree), "-m", "bench.calls", load, str(CALLS)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{done.stderr}")
+        cost = read_callgrind(out.with_name("out.1"))
+    return Counter({where: count / CALLS for where, count in cost.items()})  # type: ignore[misc]
+
+
+def read_callgrind(path: Path) -> Cost:
+    """Callgrind's file: the instructions of each function itself, by the file that it is in."""
+    names: dict[tuple[str, str], str] = {}
+    cost: Cost = Counter()
+    where = {"ob": "", "fn": ""}
+    of_callee = False
+    for line in path.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if line[:1] in "+-*0123456789" and line:
+            if not of_callee and " " in line:
+                cost[where["ob"], where["fn"]] += int(line.split()[1])
+            of_callee = False
+        elif equals and key == "calls":
+            of_callee = True  # what the next line says was spent there
+        elif equals and key in ("ob", "fn", "cob", "cfn"):
+            found = NAMED.match(value)
+            if found is None:
+                raise RuntimeError(f"{path}: expected '(number) name', got {line!r}")
+            name = names.setdefault((key[-2:], found[1]), found[2])
+            if key in where:
+                where[key] = name
+    return cost
+
+
+def group_of(file: str) -> str:
+    """Which part of a call the code in this file is."""
+    name = file.rpartition("/")[2]
+    if "nghttp2" in name:
+        return "libnghttp2"
+    if "cpython" not in name:
+        return "" if "python" in name else "C library"
+    parts = file.removesuffix(".so").split("/")
+    module = (
+        ".".join([*parts[parts.index("_native") + 1 : -1], name.partition(".")[0]])
+        if "_native" in parts
+        else ("identity" if "identity" in name else "")
+    )
+    for group, beginnings in GROUPS.items():
+        if module and module.startswith(beginnings):
+            return group
+    return ""  # the interpreter's
+
+
+def calls_table(trees: Sequence[Path], functions: int) -> Iterable[str]:
+    for load, title in LOADS.items():
+        costs = [call_instructions(tree, load) for tree in trees]
+        sums = [Counter[str]() for _ in trees]
+        for found, total in zip(costs, sums, strict=True):
+            for (file, _), count in found.items():
+                total[group_of(file)] += count  # type: ignore[assignment]
+            total.pop("", None)
+        yield f"| {title} | {'instructions a call |' if len(trees) == 1 else 'base | now |'}"
+        yield "|---|" + "---:|" * len(trees)
+        ours = [sum(total[group] for group in GROUPS) for total in sums]
+        for group in ("libnghttp2", "C library", *GROUPS):
+            yield f"| {group} | {' | '.join(compared([total[group] for total in sums]))} |"
+        yield f"| our modules | {' | '.join(compared(ours))} |"
+        yield f"| all | {' | '.join(compared([sum(total.values()) for total in sums]))} |"
+        yield ""
+        if functions:
+            yield from functions_table(costs[-1], functions)
+
+
+def functions_table(cost: Cost, most: int) -> Iterable[str]:
+    yield "| function | instructions a call |"
+    yield "|---|---:|"
+    ranked = [(where, count) for where, count in cost.most_common() if group_of(where[0])]
+    for (file, function), count in ranked[:most]:
+        yield f"| {file.rpartition('/')[2].partition('.')[0]}: {function} | {count:.0f} |"
+    yield ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def compared(counts: Sequence[float]) -> list[str]:
+    """The counts as text, the last one beside the first."""
+    cells = [f"{count:,.0f}" for count in counts]
+    if len(counts) > 1 and counts[0]:
+        cells[-1] += f" ({100 * (counts[-1] / counts[0] - 1):+.1f} %)"
+    return cells
+
+
+def python(tree: Path) -> str:
+    """The interpreter with which a tree runs."""
+    return sys.executable if tree == HERE else str(tree / ".venv/bin/python")
+
+
 def main() -> int:
-    if len(sys.argv) == 3:
-        run(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--only", choices=("calls", "lanes"))
+    parser.add_argument("--base", type=Path, help="another tree, to compare with")
+    parser.add_argument("--functions", type=int, default=0, help="so many of the dearest functions, too")
+    parser.add_argument("--lane", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.lane:
+        run_lane(given.lane[0], int(given.lane[1]))
         return 0
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed")
-    print("| lane | batches of 1 | of 64 |\n|---|---:|---:|")
-    for lane in LANES:
-        cells = [f"{each(lane, size):.0f}" if size == 1 or LANES[lane].batching else "" for size in SIZES]
-        print(f"| {lane} | {' | '.join(cells)} |", flush=True)
+    trees = [given.base.resolve(), HERE] if given.base else [HERE]
+    if given.only != "lanes":
+        for line in calls_table(trees, given.functions):
+            print(line, flush=True)
+    if given.only != "calls":
+        for line in lanes_table(trees):
+            print(line, flush=True)
     return 0
 
 

@@ -14,6 +14,7 @@ from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_share
+from _native.memory.small cimport smalls_clear
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED
 from _native.transport.budget cimport COST_PYTHON_RESET
 from _native.transport.client cimport ClientUse
@@ -178,6 +179,7 @@ cdef class Endpoint:
         cdef uint32_t i
         for i in range(self.host.native_count):
             free(self.host.natives[i].path)
+        smalls_clear(&self.host.smalls)
         free(self.receive)
 
     def calls(self) -> dict[str, tuple[int, list[int]]]:
@@ -283,6 +285,7 @@ cdef class Endpoint:
         if self.quiet >= QUIET:
             self.peak = now
             self.quiet = 0
+            smalls_clear(&self.host.smalls)
             memory_trim(self.host.crew)
         return True
 

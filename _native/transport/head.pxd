@@ -1,13 +1,43 @@
 # The head of a call: its request headers.
 
+from libc.stdint cimport uint32_t
+
 from _native.transport.nghttp2 cimport nghttp2_rcbuf, nghttp2_vec
-from _native.transport.stream cimport Stream
+from _native.transport.stream cimport KNOWN_FIELDS, Conn, KnownField, Stream
 
 cdef enum:
     MAX_HEADER_BYTES = 16 << 10      # of one request, counted as in RFC 9113 section 6.5.2
 
-# One more header, in nghttp2's buffers and as it counts; an error code of nghttp2's, or 0.
-cdef int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer, nghttp2_vec name,
-                    nghttp2_vec value) noexcept nogil
+cdef inline size_t field_bytes(nghttp2_vec name, nghttp2_vec value) noexcept nogil:
+    return name.len + value.len + 32
+
+
+cdef inline void head_take(Stream *stream, const KnownField *said) noexcept nogil:
+    # what a header says that means the same in every call
+    stream.seen |= said.seen
+    stream.sender.accepted |= said.accepted
+    if said.method != NULL:
+        stream.method = said.method
+        stream.single = said.method.service.single
+        said.method.counts.started += 1
+
+
+cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil
+
+
+cdef inline int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil:
+    # one more header; an error code of nghttp2's, or 0
+    cdef uint32_t at = stream.header_count
+    cdef const KnownField *known = &stream.conn.known[at]
+    if (at >= <uint32_t>KNOWN_FIELDS or known.value != value_buffer or known.name != name_buffer
+            or stream.header_bytes + known.bytes > MAX_HEADER_BYTES):
+        return head_read(stream, name_buffer, value_buffer)
+    stream.header_count = at + 1
+    stream.header_bytes += known.bytes
+    head_take(stream, known)
+    return 0
+
+# Let go of what the connection remembers of its calls' headers.
+cdef void head_forget(Conn *conn) noexcept nogil
 # There are no more: the call begins, or ends with an error.
 cdef void head_complete(Stream *stream) noexcept nogil

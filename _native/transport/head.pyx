@@ -1,4 +1,7 @@
-"""The head of a call: its request headers, read one by one and judged when they are complete."""
+"""The head of a call: its request headers, read one by one and judged when they are complete.
+
+Most calls of a connection have the same headers, so what each says is remembered, see KnownField.
+"""
 
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, realloc
@@ -10,7 +13,7 @@ from _native.traceparent cimport traceparent_read
 from _native.transport.client cimport Client
 from _native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
 from _native.transport.errorinfo cimport stream_refuse
-from _native.transport.headers cimport timeout_parse
+from _native.transport.headers cimport header_value, timeout_parse
 from _native.transport.nghttp2 cimport *
 from _native.transport.stream cimport (
     HEADER_BAD_ENCODING,
@@ -19,9 +22,13 @@ from _native.transport.stream cimport (
     HEADER_POST,
     HEADER_TE,
     HEADER_TOO_LARGE,
+    KNOWN_FIELDS,
     RECEIVING_PREFIX,
+    Conn,
     HeaderField,
     Host,
+    KnownField,
+    Method,
     Stream,
     stream_drop_fields,
     stream_fail,
@@ -29,26 +36,56 @@ from _native.transport.stream cimport (
 )
 
 
+cdef enum:
+    KNOWN_BYTES = 256        # of a header that is remembered
+
+
 cdef inline bint equals(nghttp2_vec text, const char *literal, size_t size) noexcept nogil:
     return text.len == size and memcmp(text.base, literal, size) == 0
 
 
-cdef int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer, nghttp2_vec name,
-                    nghttp2_vec value) noexcept nogil:
+cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil:
+    cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
+    cdef nghttp2_vec value = header_value(value_buffer)
+    cdef KnownField said = KnownField(name_buffer, value_buffer, field_bytes(name, value), NULL, 0, 0)
+    cdef uint32_t at = stream.header_count
+    stream.header_count += 1
+    stream.header_bytes += said.bytes
     if stream.header_bytes > MAX_HEADER_BYTES:
         stream.seen |= HEADER_TOO_LARGE
-    elif equals(name, ":path", 5):
-        return find_method(stream, value)
-    elif equals(name, ":method", 7):
-        if equals(value, "POST", 4):
-            stream.seen |= HEADER_POST
+        return 0
+    if not is_common(stream.conn.host, name, value, &said):
+        return read_own(stream, name_buffer, value_buffer, name, value)
+    head_take(stream, &said)
+    if at < <uint32_t>KNOWN_FIELDS and said.bytes <= KNOWN_BYTES:
+        remember(&stream.conn.known[at], &said)
+    return 0
+
+
+cdef bint is_common(Host *host, nghttp2_vec name, nghttp2_vec value, KnownField *said) noexcept nogil:
+    # whether the header says the same in every call, and what
+    if equals(name, ":path", 5):
+        said.method = native_of(host, value)
+        return said.method != NULL
+    if equals(name, ":method", 7):
+        said.seen = HEADER_POST if equals(value, "POST", 4) else 0
     elif equals(name, "te", 2):
-        if equals(value, "trailers", 8):
-            stream.seen |= HEADER_TE
+        said.seen = HEADER_TE if equals(value, "trailers", 8) else 0
     elif equals(name, "content-type", 12):
-        if is_grpc(value):
-            stream.seen |= HEADER_GRPC
-    elif equals(name, "grpc-timeout", 12):
+        said.seen = HEADER_GRPC if is_grpc(value) else 0
+    elif equals(name, "grpc-accept-encoding", 20):
+        said.accepted = encodings_parse(value.base, value.len)
+    else:
+        return name.len == 0 or name.base[0] == c":"
+    return True
+
+
+cdef int read_own(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer, nghttp2_vec name,
+                  nghttp2_vec value) noexcept nogil:
+    # what it says of this call
+    if equals(name, ":path", 5):
+        return take_path(stream, value)
+    if equals(name, "grpc-timeout", 12):
         stream.timeout_ns = timeout_parse(value.base, value.len)
         if stream.timeout_ns < 0:
             stream.seen |= HEADER_BAD_TIMEOUT
@@ -56,14 +93,33 @@ cdef int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *v
         stream.encoding = encoding_parse(value.base, value.len)
         if stream.encoding == ENCODING_UNKNOWN:
             stream.seen |= HEADER_BAD_ENCODING
-    elif equals(name, "grpc-accept-encoding", 20):
-        stream.sender.accepted |= encodings_parse(value.base, value.len)
-    elif name.len and name.base[0] != c":" and stream.method != NULL:
+    elif stream.method != NULL:
         if stream.conn.host.traced and equals(name, "traceparent", 11):
             traceparent_read(&stream.context, value.base, value.len)
         if stream.method.service.wants == NULL or stream.method.service.wants(stream, name.base, name.len):
             return keep_field(stream, name_buffer, value_buffer)
     return 0
+
+
+cdef void remember(KnownField *known, const KnownField *said) noexcept nogil:
+    forget(known)
+    known[0] = said[0]
+    nghttp2_rcbuf_incref(known.name)
+    nghttp2_rcbuf_incref(known.value)
+
+
+cdef inline void forget(KnownField *known) noexcept nogil:
+    if known.name != NULL:
+        nghttp2_rcbuf_decref(known.name)
+        nghttp2_rcbuf_decref(known.value)
+        known.name = NULL
+        known.value = NULL
+
+
+cdef void head_forget(Conn *conn) noexcept nogil:
+    cdef uint32_t i
+    for i in range(<uint32_t>KNOWN_FIELDS):
+        forget(&conn.known[i])
 
 
 cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
@@ -72,16 +128,17 @@ cdef inline bint is_grpc(nghttp2_vec value) noexcept nogil:
         value.len == 16 or value.base[16] == c"+" or value.base[16] == c";")
 
 
-cdef int find_method(Stream *stream, nghttp2_vec path) noexcept nogil:
-    cdef Host *host = stream.conn.host
+cdef Method *native_of(Host *host, nghttp2_vec path) noexcept nogil:
     cdef uint32_t i
     for i in range(host.native_count):
         if host.natives[i].path_size == path.len and memcmp(host.natives[i].path, path.base, path.len) == 0:
-            stream.method = &host.natives[i]
-            stream.method.counts.started += 1
-            stream.single = stream.method.service.single
-            return 0
-    stream.method = &host.other
+            return &host.natives[i]
+    return NULL
+
+
+cdef int take_path(Stream *stream, nghttp2_vec path) noexcept nogil:
+    # of a method that is not native
+    stream.method = &stream.conn.host.other
     stream.single = stream.method.service.single
     stream.path = format_text("%.*s", <int>path.len, path.base)
     return 0 if stream.path != NULL else NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE

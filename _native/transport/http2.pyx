@@ -21,14 +21,15 @@ of it, and RFC 9113 section 5.1 lets one.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free
-from libc.string cimport memcmp, strlen
+from libc.string cimport memcmp, memset, strlen
 
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_CONNECTIONS, live_add
+from _native.memory.small cimport Smalls, small_give, small_resize, small_take
 from _native.text cimport format_text, text_or_no_memory
 from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
 from _native.transport.eviction cimport host_relieve
-from _native.transport.head cimport MAX_HEADER_BYTES, head_complete, head_field
+from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
 from _native.transport.headers cimport header_value
 from _native.transport.incoming cimport stream_half_closed, stream_receive
 from _native.transport.nghttp2 cimport *
@@ -101,8 +102,33 @@ cdef extern from *:
     void allow_spaces "inferd_allow_spaces"(nghttp2_option *option) nogil
 
 
-cdef inline Stream *stream_of(nghttp2_session *session, int32_t id) noexcept nogil:
-    return <Stream *>nghttp2_session_get_stream_user_data(session, id)
+cdef inline Stream *stream_of(Conn *conn, int32_t id) noexcept nogil:
+    # NULL: it is over, or was never begun
+    if conn.latest == NULL or conn.latest.id != id:
+        conn.latest = <Stream *>nghttp2_session_get_stream_user_data(conn.session, id)
+    return conn.latest
+
+
+# Memory of nghttp2's
+
+cdef void *mem_malloc(size_t size, void *smalls) noexcept nogil:
+    return small_take(<Smalls *>smalls, size)
+
+
+cdef void mem_free(void *data, void *smalls) noexcept nogil:
+    small_give(<Smalls *>smalls, data)
+
+
+cdef void *mem_calloc(size_t count, size_t size, void *smalls) noexcept nogil:
+    cdef void *data
+    if size and count > <size_t>-1 // size:
+        return NULL
+    data = small_take(<Smalls *>smalls, count * size)
+    return memset(data, 0, count * size) if data != NULL else NULL
+
+
+cdef void *mem_realloc(void *data, size_t size, void *smalls) noexcept nogil:
+    return small_resize(<Smalls *>smalls, data, size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,28 +143,30 @@ cdef int begin_headers(nghttp2_session *session, const nghttp2_frame *frame, voi
     if stream == NULL:
         return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
     nghttp2_session_set_stream_user_data(session, frame.hd.stream_id, stream)
+    stream.conn.latest = stream
     return 0
 
 
 cdef int header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_buffer,
                 nghttp2_rcbuf *value_buffer, uint8_t flags, void *user_data) noexcept nogil:
-    cdef Stream *stream = stream_of(session, frame.hd.stream_id)
-    cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
-    cdef nghttp2_vec value = header_value(value_buffer)
+    cdef Stream *stream = stream_of(<Conn *>user_data, frame.hd.stream_id)
+    cdef int result
     if stream == NULL:
         return 0
-    stream.header_bytes += name.len + value.len + 32
+    if frame.headers.cat == NGHTTP2_HCAT_REQUEST:
+        result = head_field(stream, name_buffer, value_buffer)
+    else:
+        result = 0
+        stream.header_bytes += field_bytes(nghttp2_rcbuf_get_buf(name_buffer), header_value(value_buffer))
     if stream.header_bytes > HEADER_BOMB:
         conn_calm(stream.conn, "too_many_headers")
         return NGHTTP2_ERR_CALLBACK_FAILURE
-    if frame.headers.cat != NGHTTP2_HCAT_REQUEST:
-        return 0
-    return head_field(stream, name_buffer, value_buffer, name, value)
+    return result
 
 
 cdef int invalid_header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name_buffer,
                         nghttp2_rcbuf *value_buffer, uint8_t flags, void *user_data) noexcept nogil:
-    cdef Stream *stream = stream_of(session, frame.hd.stream_id)
+    cdef Stream *stream = stream_of(<Conn *>user_data, frame.hd.stream_id)
     cdef nghttp2_vec name = nghttp2_rcbuf_get_buf(name_buffer)
     cdef char *text
     if stream != NULL:
@@ -159,7 +187,7 @@ cdef bint spend(Conn *conn, int64_t cost) noexcept nogil:
     return False
 
 
-cdef int64_t frame_cost(nghttp2_session *session, const nghttp2_frame *frame) noexcept nogil:
+cdef inline int64_t frame_cost(Conn *conn, const nghttp2_frame *frame) noexcept nogil:
     # of a received frame, as far as it brings no call forward
     cdef Stream *stream
     cdef bint empty
@@ -171,7 +199,7 @@ cdef int64_t frame_cost(nghttp2_session *session, const nghttp2_frame *frame) no
     if frame.hd.type == NGHTTP2_SETTINGS and not frame.hd.flags & NGHTTP2_FLAG_ACK:
         return COST_SETTINGS
     if frame.hd.type == NGHTTP2_RST_STREAM:
-        stream = stream_of(session, frame.hd.stream_id)
+        stream = stream_of(conn, frame.hd.stream_id)
         if stream != NULL and stream.method != NULL:
             return stream.method.service.reset_cost
     return COST_FRAME
@@ -192,10 +220,10 @@ cdef void note_over(Conn *conn, int32_t stream_id) noexcept nogil:
     conn.over_count += 1
 
 
-cdef bint is_over(const Conn *conn, int32_t stream_id) noexcept nogil:
+cdef bint is_over(Conn *conn, int32_t stream_id) noexcept nogil:
     # whether the peer has ended or reset the stream; unknown streams have not
     cdef int i
-    if stream_of(conn.session, stream_id) != NULL:
+    if stream_of(conn, stream_id) != NULL:
         return False  # nghttp2 sees to it
     for i in range(REMEMBERED):
         if conn.over[i] == stream_id and stream_id > 0:
@@ -206,18 +234,18 @@ cdef bint is_over(const Conn *conn, int32_t stream_id) noexcept nogil:
 cdef int data_received(nghttp2_session *session, uint8_t flags, int32_t stream_id, const uint8_t *data, size_t size,
                        void *user_data) noexcept nogil:
     cdef Conn *conn = <Conn *>user_data
-    cdef Stream *stream = stream_of(session, stream_id)
+    cdef Stream *stream = stream_of(conn, stream_id)
     conn.frame_left -= min(size, conn.frame_left)
-    nghttp2_session_consume_connection(session, size)
+    conn.received += size
     if stream != NULL:
-        stream_receive(stream, data, size)
+        stream_receive(stream, data, size, flags & NGHTTP2_FLAG_END_STREAM)
     return 0
 
 
 cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept nogil:
     cdef Conn *conn = <Conn *>user_data
     cdef Stream *stream
-    cdef int64_t cost = frame_cost(session, frame)
+    cdef int64_t cost = frame_cost(conn, frame)
     if cost and not spend(conn, cost):
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if frame.hd.type == NGHTTP2_SETTINGS:
@@ -231,7 +259,7 @@ cdef int frame_received(nghttp2_session *session, const nghttp2_frame *frame, vo
             conn.told = True
     if frame.hd.type != NGHTTP2_HEADERS and frame.hd.type != NGHTTP2_DATA:
         return 0
-    stream = stream_of(session, frame.hd.stream_id)
+    stream = stream_of(conn, frame.hd.stream_id)
     if stream == NULL:
         return 0
     if frame.hd.type == NGHTTP2_HEADERS and frame.headers.cat == NGHTTP2_HCAT_REQUEST:
@@ -255,7 +283,7 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
             tell_goaway(conn, &frame.goaway)
     if frame.hd.type == NGHTTP2_HEADERS and frame.hd.flags & NGHTTP2_FLAG_END_STREAM:
         # a call that is answered before the client has finished sending: tell it to stop
-        stream = stream_of(session, frame.hd.stream_id)
+        stream = stream_of(conn, frame.hd.stream_id)
         if stream != NULL and stream.receiver.state != RECEIVED_ALL:
             nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, stream.id, NGHTTP2_NO_ERROR)
     return 0
@@ -275,7 +303,7 @@ cdef ssize_t frame_length(nghttp2_session *session, uint8_t type, int32_t stream
 
 cdef int stream_close(nghttp2_session *session, int32_t stream_id, uint32_t error_code,
                       void *user_data) noexcept nogil:
-    cdef Stream *stream = stream_of(session, stream_id)
+    cdef Stream *stream = stream_of(<Conn *>user_data, stream_id)
     if stream != NULL:
         nghttp2_session_set_stream_user_data(session, stream_id, NULL)
         if stream.receiver.state == RECEIVED_ALL:
@@ -310,6 +338,7 @@ allow_spaces(options)
 
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     cdef nghttp2_settings_entry settings[4]
+    cdef nghttp2_mem memory = nghttp2_mem(&host.smalls, mem_malloc, mem_free, mem_calloc, mem_realloc)
     conn.host = host
     conn.owner = owner
     conn.user = -1
@@ -318,7 +347,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     conn.received_ns = host.now_ns
     conn.budget.filled_ns = host.now_ns
     conn.budget.left = host.spare_frames
-    if nghttp2_session_server_new2(&conn.session, callbacks, conn, options) != 0:
+    if nghttp2_session_server_new3(&conn.session, callbacks, conn, options, &memory) != 0:
         conn.session = NULL
         return False
     live_add(LIVE_CONNECTIONS, 1)
@@ -349,6 +378,7 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     while conn.open.first != NULL:
         stream_closed(conn.open.first, NGHTTP2_CANCEL)
     list_remove(&conn.host.connections, conn)
+    head_forget(conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
     output_clear(&conn.output)
@@ -363,6 +393,9 @@ cdef void conn_receive(Conn *conn, const uint8_t *data, size_t size) noexcept no
     if conn.frame_left == 0:
         conn.frame_size = 0  # that frame is over; of one that is ignored, nghttp2 tells nothing
     result = nghttp2_session_mem_recv(conn.session, data, size)
+    if conn.received:
+        nghttp2_session_consume_connection(conn.session, conn.received)
+        conn.received = 0
     if result == NGHTTP2_ERR_FLOODED or result == TOO_MANY_CONTINUATIONS:
         conn_calm(conn, "too_many_frames")
     elif result == NGHTTP2_ERR_BAD_CLIENT_MAGIC and is_http1(data, size):

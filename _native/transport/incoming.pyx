@@ -66,9 +66,11 @@ cdef enum:
 # ---------------------------------------------------------------------------------------------------------------------
 # Messages
 
-cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
-    # credit is kept back only where a message is taken later, which gives it
-    if stream.queued < QUEUED_LIMIT:
+cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint last) noexcept nogil:
+    # Credit is kept back only where a message is taken later, which gives it. Who sends no more needs none.
+    if last:
+        pass
+    elif stream.queued < QUEUED_LIMIT:
         nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
     else:
         stream.withheld += size

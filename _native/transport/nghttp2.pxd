@@ -142,8 +142,15 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_option_set_no_auto_window_update(nghttp2_option *option, int value)
     void nghttp2_option_set_no_closed_streams(nghttp2_option *option, int value)
 
-    int nghttp2_session_server_new2(nghttp2_session **session, const nghttp2_session_callbacks *callbacks,
-                                    void *user_data, const nghttp2_option *option)
+    ctypedef struct nghttp2_mem:
+        void *mem_user_data
+        void *(*malloc)(size_t size, void *mem_user_data) noexcept
+        void (*free)(void *ptr, void *mem_user_data) noexcept
+        void *(*calloc)(size_t nmemb, size_t size, void *mem_user_data) noexcept
+        void *(*realloc)(void *ptr, size_t size, void *mem_user_data) noexcept
+
+    int nghttp2_session_server_new3(nghttp2_session **session, const nghttp2_session_callbacks *callbacks,
+                                    void *user_data, const nghttp2_option *option, nghttp2_mem *mem)
     void nghttp2_session_del(nghttp2_session *session)
     ssize_t nghttp2_session_mem_recv(nghttp2_session *session, const uint8_t *data, size_t size)
     ssize_t nghttp2_session_mem_send(nghttp2_session *session, const uint8_t **data)

@@ -5,6 +5,7 @@ from libc.stdlib cimport free
 
 from _native.chain cimport Chain, Link
 from _native.memory.resource cimport Block, block_give
+from _native.memory.small cimport Smalls
 from _native.transport.budget cimport Budget
 from _native.transport.client cimport Client
 from _native.transport.compression cimport Encoding, Result
@@ -94,6 +95,16 @@ cdef struct HeaderField:
     nghttp2_rcbuf *name
     nghttp2_rcbuf *value
 
+cdef struct KnownField:
+    # A header of the last call, at the same place among its headers. HPACK lets a client name a header that it has sent
+    # before, and nghttp2 gives the same buffers for it then: what it says need not be read again.
+    nghttp2_rcbuf *name      # references; NULL: nothing is known
+    nghttp2_rcbuf *value
+    size_t bytes             # as MAX_HEADER_BYTES counts them
+    Method *method           # native, that it names; NULL: none
+    uint32_t seen            # bits of HEADER_* that it sets
+    uint8_t accepted         # bits for Sender.accepted
+
 cdef struct Incoming:
     # one complete request message that nobody has taken
     Link link
@@ -147,6 +158,7 @@ cdef struct Stream:
 
     # the head
     uint32_t seen            # bits of HEADER_*
+    uint32_t header_count
     size_t header_bytes
     int64_t timeout_ns       # -1: none
     HeaderField *fields      # custom metadata, until the service has begun the call
@@ -184,6 +196,7 @@ cdef struct Conns:
 
 cdef enum:
     REMEMBERED = 16
+    KNOWN_FIELDS = 12
 
 cdef struct Conn:
     nghttp2_session *session
@@ -198,6 +211,9 @@ cdef struct Conn:
     size_t unsent            # bytes of all streams' answers that are not framed yet
     Streams open             # the latest first
     uint32_t streams         # their number
+    Stream *latest           # that nghttp2 has called back for; NULL: it is over
+    size_t received          # bytes of DATA for which the connection has not got credit again yet
+    KnownField known[KNOWN_FIELDS]  # the first headers of calls
     Chain parked             # Stream, unary calls that wait until the peer reads
     void *owner              # whom mark_dirty is about
     int64_t user             # whose process is at the other end of a unix socket; -1: not known
@@ -252,6 +268,7 @@ cdef struct Host:
     Gatekeeper gatekeeper
     Forwarding forwarding
     Account account          # what all connections make the server hold
+    Smalls smalls            # memory of sessions and calls
     size_t max_message       # bytes of a request message; 0: unlimited
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, of the answers of native methods; 0: they are not compressed

@@ -5,12 +5,13 @@ to be compressed keep their order: those behind one that is being compressed wai
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, strlen
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset, strlen
 
 from _native.chain cimport Chain, chain_pop, chain_push, chain_remove
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
+from _native.memory.small cimport small_give, small_take
 from _native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.transport.compression cimport (
     ENCODING_DEFLATE,
@@ -48,9 +49,10 @@ cdef extern from *:
 # Life
 
 cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
-    cdef Stream *stream = <Stream *>calloc(1, sizeof(Stream))
+    cdef Stream *stream = <Stream *>small_take(&conn.host.smalls, sizeof(Stream))
     if stream == NULL:
         return NULL
+    memset(stream, 0, sizeof(Stream))
     stream.conn = conn
     stream.id = id
     stream.timeout_ns = -1
@@ -67,6 +69,8 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
 cdef void stream_free(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
     list_remove(&conn.open, stream)
+    if conn.latest == stream:
+        conn.latest = NULL
     conn.streams -= 1
     if conn.client != NULL:
         conn.client.calls -= 1
@@ -77,7 +81,7 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     free(stream.sender.details)
     free(stream.path)
     free(stream.forwarded)
-    free(stream)
+    small_give(&conn.host.smalls, stream)
     live_add(LIVE_STREAMS, -1)
 
 

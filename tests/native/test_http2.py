@@ -862,3 +862,59 @@ def test_paths_are_told_apart(lanes):
     peer.pump()
     assert [call.path for call in lanes.calls] == [INFER + "X", INFER[:-1]]
     peer.close()
+
+
+# -- headers that are known from the call before --
+
+FIELDS = {
+    "te": ["trailers", "trailers", None],
+    "content-type": ["application/grpc", "application/grpc", "application/grpc+proto", "text/plain", None],
+    "grpc-accept-encoding": ["identity, deflate, gzip", "gzip", None],
+    "grpc-encoding": [None, None, "identity", "gzip", "snappy"],
+    "grpc-timeout": [None, None, "100S", "2H", "soon"],
+    "user-agent": ["a client", "another client", None],
+    "x-note": [None, "one", "two", "v" * 17_000],
+}
+HEADS = st.tuples(
+    st.sampled_from([INFER, INFER, INFER + "X", ECHO]),
+    st.sampled_from(["POST", "POST", "POST", "GET"]),
+    st.fixed_dictionaries({name: st.sampled_from(values) for name, values in FIELDS.items()}),
+    st.permutations(sorted(FIELDS)),
+)
+
+
+def call_with(lanes, peer, head):
+    """What such a call comes to: the answer, and what the owner of a call that is not native sees of it."""
+    path, method, fields, order = head
+    stream = peer.h2.get_next_available_stream_id()
+    headers = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "test")]
+    peer.h2.send_headers(stream, headers + [(name, fields[name]) for name in order if fields[name] is not None])
+    answer = peer.answers[stream] = Answer()
+    del lanes.calls[:]
+    peer.send(stream, framed(lanes.request(bytes(2000), "id")), end=True)
+    peer.pump()
+    lanes.settle()
+    seen = [(call.path, call.metadata, call.timeout_ns) for call in lanes.calls]
+    for call in lanes.calls:
+        call.set_compression("")
+        call.send_message(bytes(2000))
+        call.end(0)
+    peer.pump()
+    return answer.headers, answer.trailers, answer.reset, bytes(answer.data), seen
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(HEADS, min_size=2, max_size=6))
+def test_headers_say_the_same_whatever_the_calls_before_have_said(heads):
+    lanes = Lanes(native_level=6)
+    peer = connected(lanes.endpoint)
+    try:
+        for head in heads:
+            fresh = connected(lanes.endpoint)
+            assert call_with(lanes, peer, head) == call_with(lanes, fresh, head)
+            fresh.close()
+        (started, _) = lanes.endpoint.calls()[INFER]
+        assert started == 2 * sum(path == INFER for path, *_ in heads)
+    finally:
+        peer.close()
+        lanes.close()

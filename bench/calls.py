@@ -1,0 +1,147 @@
+"""What bench.instructions looks at: native ModelInfer calls of 64 bytes, without sockets and without an event loop.
+
+    python -m bench.calls LOAD COUNT
+
+The same bytes come in the same portions each time, and a batch is what has come together, so the work is the same
+however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from _native.execution.instance import InstanceLoop
+from _native.request.bridge import BridgeHandle
+from _native.scheduling.queue import QueueLane
+from _native.service.infer import InferService
+from _native.service.table import ModelTable
+from _native.transport.client import ClientUse
+from _native.transport.connection import Connection, Endpoint
+from backends.api import BatchingSpec, ModelSpec
+from backends.identity import IdentityInstance
+from bench import messages
+from bench.micro import SPEC
+
+PATH = b"/inference.GRPCInferenceService/ModelInfer"
+FIELDS = (  # those of gRPC's clients
+    (b":authority", b"127.0.0.1:8001"),
+    (b":path", PATH),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+    (b"user-agent", b"grpc-python/1.70.0 grpc-c/45.0.0 (linux; chttp2)"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+)
+POST, HTTP = b"\x83", b"\x86"  # of HPACK's static table
+FIRST_DYNAMIC = 62
+HEADERS, DATA, SETTINGS, WINDOW_UPDATE = 1, 0, 4, 8
+END_HEADERS, END_STREAM = 4, 1
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MOST_CREDIT = (1 << 31) - 1 - 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many calls come at once, for this model; the next ones when they are answered."""
+
+    title: str
+    together: int
+    spec: ModelSpec
+
+
+LOADS = {
+    "single": Load("one at a time", 1, SPEC),
+    "batch": Load("32 at once", 32, SPEC),
+    "delay": Load("32 at once, delay", 32, replace(SPEC, batching=BatchingSpec((32,), 1_000_000))),
+}
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """One frame of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def requests(message: bytes) -> Iterator[bytes]:
+    """The bytes of one call after the other on a connection; the first says who speaks."""
+    literal = b"".join(
+        b"\x40" + len(name).to_bytes(1, "big") + name + len(value).to_bytes(1, "big") + value for name, value in FIELDS
+    )
+    indexed = bytes(0x80 | (FIRST_DYNAMIC + at) for at in reversed(range(len(FIELDS))))
+    data = b"\0" + len(message).to_bytes(4, "big") + message
+    hello = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(WINDOW_UPDATE, 0, 0, MOST_CREDIT.to_bytes(4, "big"))
+    head, stream = hello + frame(HEADERS, END_HEADERS, 1, POST + HTTP + literal), 1
+    while True:
+        yield head + frame(DATA, END_STREAM, stream, data)
+        stream += 2
+        head = frame(HEADERS, END_HEADERS, stream, POST + HTTP + indexed)
+
+
+class Rig:
+    """Native ModelInfer of one identity model, as the server puts it together, and one connection."""
+
+    def __init__(self, load: Load) -> None:
+        self.table = ModelTable()
+        self.bridge = BridgeHandle()
+        self.service = InferService(self.table, self.bridge)
+        self.endpoint = Endpoint(lambda call: call.reset(), max_held=1 << 30)
+        self.service.install(self.endpoint)
+        self.lane = QueueLane(load.spec, 1, max_queue=1000)
+        self.table.set(load.spec.name, {1: self.lane})
+        loop = InstanceLoop(self.lane, IdentityInstance((0, 0), True, False), "identity_0")
+        self.thread = threading.Thread(target=loop.run)
+        self.thread.start()
+        self.use = ClientUse("127.0.0.1", max_calls=1000, max_bytes=1 << 30)
+        self.connection = Connection(self.endpoint, "ipv4:127.0.0.1:40000", use=self.use)
+        self.connection.flush = lambda: None
+        self.requests = requests(messages.identity(64, load.spec.name).request)
+        self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
+
+    def round(self, count: int) -> bytes:
+        """So many calls that come at once; what is written back."""
+        data = b"".join(next(self.requests) for _ in range(count))
+        self.buffer[: len(data)] = data
+        self.connection.received(len(data))
+        while self.lane.in_flight:
+            if not select.select([self.bridge.event_fd], [], [], 60)[0]:
+                raise RuntimeError("an answer is missing")
+            self.bridge.drain()
+        self.endpoint.flush_dirty()
+        self.connection.collect_output()
+        return b"".join(bytes(piece) for piece in self.connection.take_ready())
+
+    def close(self) -> None:
+        self.connection.close()
+        self.lane.close()
+        self.thread.join()
+        self.bridge.drain()
+        self.table.remove(SPEC.name)
+
+
+def main() -> int:
+    load, count = LOADS[sys.argv[1]], int(sys.argv[2])
+    rig = Rig(load)
+    rounds = count // load.together
+    try:
+        rig.round(load.together)
+        os.getpriority(os.PRIO_PROCESS, 0)  # callgrind begins to count here
+        for _ in range(rounds):
+            answer = rig.round(load.together)
+        os.getloadavg()  # and ends here
+        if len(answer) < load.together * 64:
+            raise RuntimeError(f"{load.together} calls were answered with {len(answer)} bytes")
+        made = rig.lane.statistics()["execution_count"]
+        if made > 1.05 * (rounds + 1):  # else the instance came early, now and then
+            raise RuntimeError(f"expected {rounds + 1} batches, got {made}")
+    finally:
+        rig.close()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)
