@@ -18,7 +18,7 @@ from server.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     page
-    for pattern in ("README.md", "docs/*.md", "bench/*.md", "bench/results/*.md", "examples/**/*.md")
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "bench/*.md", "bench/results/*.md", "examples/**/*.md")
     for page in ROOT.glob(pattern)
 )
 FOLDERS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
