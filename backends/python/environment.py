@@ -112,8 +112,9 @@ def unpack(archive: Path, cache: Path) -> Path:
     key = hashlib.sha256(f"{archive.resolve()}\n{stat.st_mtime_ns}\n{stat.st_size}".encode()).hexdigest()[:20]
     place = cache / key
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{key}.lock").open("w") as lock:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Who can open the file can keep the lock, and any load waiting for it: so nobody else can.
+        with open(os.open(cache / f"{key}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as lock:  # noqa: PTH123
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (place / COMPLETE).exists():
                 log.info("unpacking the environment '%s' to '%s'", archive, place)

@@ -56,7 +56,8 @@ class SharedMemoryPolicy:
         prefixes: how keys must begin; empty: any way.
         max_regions: regions at a time.
         max_byte_size: bytes of all of them.
-        user_regions, user_byte_size: the same for the regions of one user; there are no users where all share.
+        user_regions, user_byte_size: the same for the regions of one user; 0: half of it. There are no users where all
+            share.
         max_copied: bytes of one input that are copied out of a region.
     """
 
@@ -65,8 +66,8 @@ class SharedMemoryPolicy:
     prefixes: tuple[str, ...] = ()
     max_regions: int = 1024
     max_byte_size: int = 64 << 30
-    user_regions: int = 512
-    user_byte_size: int = 32 << 30
+    user_regions: int = 0
+    user_byte_size: int = 0
     max_copied: int = 2**31 - 1
 
 
@@ -84,11 +85,12 @@ class SharedMemory:
     def __init__(self, policy: SharedMemoryPolicy | None = None, gpus: Gpus | None = None) -> None:
         self.policy = policy or SharedMemoryPolicy()
         self._gpus = gpus or Gpus()
+        shared = self.policy.shared
         self.regions = Regions(
             max_count=self.policy.max_regions,
             max_byte_size=self.policy.max_byte_size,
-            scope_count=None if self.policy.shared else min(self.policy.user_regions, self.policy.max_regions),
-            scope_byte_size=None if self.policy.shared else min(self.policy.user_byte_size, self.policy.max_byte_size),
+            scope_count=None if shared else _of_user(self.policy.user_regions, self.policy.max_regions),
+            scope_byte_size=None if shared else _of_user(self.policy.user_byte_size, self.policy.max_byte_size),
         )
 
     def serve(self, infer: InferService) -> None:
@@ -267,6 +269,11 @@ class SharedMemory:
             return self.policy.access == "map"
         own = os.geteuid()
         return user is not None and user.uid == own and owner in (own, None) and user.pid > 0
+
+
+def _of_user(most: int, of_all: int) -> int:
+    """What one user may have; without a limit of its own half of what all may, so that others find something."""
+    return min(most, of_all) if most else -(-of_all // 2)
 
 
 def check_name(name: str) -> None:

@@ -225,10 +225,11 @@ class Settings:
     client_shm_max_byte_size: int = 64 << 30
     """Bytes of all these regions together."""
 
-    client_shm_max_regions_per_user: int = 512
-    """Regions that one user may have registered; it does not hold with --allow-client-shm, where all share."""
+    client_shm_max_regions_per_user: int = 0
+    """Regions that one user may have registered; 0: half of what all may have, so that none can take all. It does not
+    hold with --allow-client-shm, where all share."""
 
-    client_shm_max_byte_size_per_user: int = 32 << 30
+    client_shm_max_byte_size_per_user: int = 0
     """Bytes of the regions of one user together; the same."""
 
     # -- GPUs --

@@ -75,13 +75,13 @@ class Process:
             raise RuntimeError("the server does not listen:\n" + "\n".join(self.lines))
         return self.address
 
-    def says(self, text: str, seconds: float = 30) -> str:
-        """The first line with this text, when it has come; the server may take so long."""
+    def says(self, text: str, seconds: float = 30, *, count: int = 1) -> str:
+        """The first line with this text, when so many have come; the server may take so long."""
         found: list[str] = []
 
         def has_come() -> bool:
             found[:] = [line for line in self.lines if text in line]
-            return bool(found)
+            return len(found) >= count
 
         with self._written:
             assert self._written.wait_for(has_come, seconds), f"no line with {text!r}:\n" + "\n".join(self.lines)

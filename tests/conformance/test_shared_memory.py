@@ -256,9 +256,11 @@ def test_several_parts_of_one_object(stub, made):
 
 
 def test_prefixes_and_bounds(repository, tmp_path, made):
-    options = ("--client-shm-prefix=inferd-test", "--client-shm-prefix=b", "--client-shm-max-regions=2")
+    prefixes = ("--client-shm-prefix=inferd-test", "--client-shm-prefix=b")
+    regions = ("--client-shm-max-regions=2", "--client-shm-max-regions-per-user=2")
+    sizes = ("--client-shm-max-byte-size=8192", "--client-shm-max-byte-size-per-user=8192")
     with (
-        serving("native", repository, tmp_path, *options, "--client-shm-max-byte-size=8192") as server,
+        serving("native", repository, tmp_path, *prefixes, *regions, *sizes) as server,
         connected(server.unix) as stub,
     ):
         code, text = refused(register, stub, "r", "/c", 64)
@@ -271,6 +273,38 @@ def test_prefixes_and_bounds(repository, tmp_path, made):
         assert refused(register, stub, "c", made, 1)[0] is Code.RESOURCE_EXHAUSTED
         unregister(stub)
         register(stub, "c", made, 8192)
+
+
+AS_GREEDY = """
+import os, sys, grpc
+from tests.conformance import shared
+os.setgroups([]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))
+with shared.connected(sys.argv[1]) as stub:
+    try:
+        for number in range(100):
+            shared.register(stub, f"r{number}", sys.argv[2], 8)
+    except grpc.RpcError as error:
+        print(number, error.code().name, error.details())
+"""
+
+
+@needs_root
+def test_one_user_cannot_take_what_all_share(repository):
+    """Half of it at most, and what is told of it is its own."""
+    with tempfile.TemporaryDirectory() as folder, Object(bytes(64)) as mine, Object(bytes(64)) as theirs:
+        Path(folder).chmod(0o755)
+        os.chown(theirs.path, OTHER_USER, OTHER_USER)
+        options = ("--grpc-unix-mode", "0666", "--client-shm-max-regions=8", "--client-shm-max-byte-size=4096")
+        with serving("native", repository, Path(folder), *options) as server, connected(server.unix) as stub:
+            register(stub, "first", mine, 64)
+            command = [sys.executable, "-c", AS_GREEDY, server.unix, theirs.key, str(OTHER_USER)]
+            said = subprocess.run(command, cwd=shared.doors.ROOT, capture_output=True, text=True, check=False)
+            assert said.stdout == (
+                "4 RESOURCE_EXHAUSTED failed to register shared memory region 'r4': 4 regions of 32 bytes are "
+                "registered or in use, expected at most 4 of 2048 bytes with this one of 8 bytes\n"
+            ), said.stderr
+            for number in range(3):
+                register(stub, f"r{number}", mine, 64)
 
 
 # ---- for how long ----

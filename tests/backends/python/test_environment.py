@@ -86,6 +86,14 @@ def test_an_archive_is_unpacked_once_and_its_paths_are_mended(tmp_path):
     assert unpack(packed, tmp_path / "cache") != mended.parent.parent
 
 
+def test_other_users_of_the_machine_can_keep_no_lock_of_the_cache(tmp_path):
+    """A load would wait for whoever keeps it; to keep it takes no more than to read the file."""
+    unpack(archive(tmp_path), tmp_path / "cache")
+    (lock,) = (tmp_path / "cache").glob("*.lock")
+    for path in (lock, lock.parent):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
 def test_an_archive_that_cannot_be_mended_is_not_kept(tmp_path):
     packed = archive(tmp_path, "exit 1\n")
     for _ in range(2):
