@@ -19,6 +19,9 @@ AuthContext = Mapping[str, Sequence[bytes]]
 COMMON_NAME = "x509_common_name"
 ALTERNATIVE_NAME = "x509_subject_alternative_name"
 CERTIFICATE = "x509_pem_cert"
+SUBJECT = "x509_subject"
+_NAMES = (SUBJECT, COMMON_NAME, ALTERNATIVE_NAME)
+"""What tells who the owner of a certificate is: all of them, since some alternative names have no text."""
 
 _KEY = os.urandom(16)
 _UCRED = struct.Struct("=iII")
@@ -49,7 +52,14 @@ def peer_of(transport: Any) -> Peer:
         address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     tls = transport.get_extra_info("ssl_object")
     auth: AuthContext = {} if tls is None else _auth(tls)
-    return Peer(address, credentials, auth, identity_of(auth, None if credentials is None else credentials.uid))
+    user = None if credentials is None else credentials.uid
+    return Peer(address, credentials, auth, identity_of({**auth, SUBJECT: _subject(tls)} if auth else auth, user))
+
+
+def _subject(tls: ssl.SSLObject) -> list[bytes]:
+    """The names in the subject of the client's certificate, all of them; nothing where it has shown none."""
+    certificate: Any = tls.getpeercert() or {}
+    return [f"{key}={value}".encode() for names in certificate.get("subject", ()) for key, value in names]
 
 
 def _auth(tls: ssl.SSLObject) -> AuthContext:
@@ -80,16 +90,16 @@ def identity_key(auth: AuthContext) -> str | None:
 def identity_of(auth: AuthContext, user: int | None = None) -> int:
     """A number that stands for who the client is, whatever connections it makes; 0 when nobody knows.
 
-    It is the same for all certificates with the same names, so that one may replace another; where a certificate has
-    no name, it stands for that certificate.
+    It is the same for all certificates with the same subject and alternative names, so that one may replace another;
+    where a certificate has none of these, it stands for that certificate.
 
     Args:
         auth: of a TLS client.
         user: of the client's process; None when the kernel does not tell.
     """
-    key = identity_key(auth) or (CERTIFICATE if CERTIFICATE in auth else None)
-    if key is not None:
-        return _number(key.encode(), *auth[key])
+    names = [part for key in _NAMES if auth.get(key) for part in (key.encode(), *auth[key])]
+    if names or CERTIFICATE in auth:
+        return _number(b"certificate", *(names or auth[CERTIFICATE]))
     return 0 if user is None else _number(b"user", b"%d" % user)
 
 

@@ -168,6 +168,8 @@ def test_owners_of_certificates_have_sequences_of_their_own(models, authority, t
         before = first.cached()
         assert second.cached() == before
         assert first.streamed(2) == 3
+        namesake = caller(authority.issue("alice", organisation="another"))
+        assert "must specify the START flag" in namesake.refused()
         renewed = caller(authority.issue("alice"))
         assert renewed.step(3, sequence_end=True) == 6
         assert second.streamed(1, sequence_end=True) == 11

@@ -39,14 +39,15 @@ class Authority:
             *("-subj", f"/CN={name}", "-keyout", self._key, "-out", self.root),
         )
 
-    def issue(self, name: str, *alternatives: str) -> Pair:
+    def issue(self, name: str, *alternatives: str, organisation: str = "") -> Pair:
         """A certificate for `name`; alternatives as openssl writes them: "DNS:localhost"."""
+        subject = f"/O={organisation}/CN={name}" if organisation else f"/CN={name}"
         made = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={','.join(alternatives)}\n" if alternatives else "")
         openssl(
             *("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", f"/CN={name}", "-keyout", made.key, "-out", request),
+            *("-subj", subject, "-keyout", made.key, "-out", request),
         )
         openssl(
             *("x509", "-req", "-in", request, "-CA", self.root, "-CAkey", self._key, "-CAcreateserial"),
