@@ -17,6 +17,10 @@ CUT_AT = 512
 """Characters of a text that are logged."""
 
 
+TOLD_ELSEWHERE = (Status.UNAUTHENTICATED, Status.PERMISSION_DENIED)
+"""What was refused for want of rights the log of access has, with its peer."""
+
+
 class RefusalLog:
     """Writes a line for each refused request, and beyond the limit one line with the number of those left out."""
 
@@ -36,6 +40,8 @@ class RefusalLog:
         if second != self._second:
             self._begin(second)
         for status, text in refusals:
+            if status in TOLD_ELSEWHERE:
+                continue
             if self._lines < self._limit:
                 self._lines += 1
                 log.warning("refused: %s: %s", Status(status).name, text[:CUT_AT])

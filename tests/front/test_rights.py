@@ -209,6 +209,7 @@ def test_who_is_refused_a_model_is_in_the_log(guarded):
         line = guarded.process.says(f"{method}: the token does not allow model '{model}'")
         assert "refused: ipv4:127.0.0.1:" in line
         assert f" /{SERVICE}/{method}: " in line
+    assert not [line for line in guarded.process.lines if "refused: PERMISSION_DENIED" in line], "it is said once"
 
 
 def test_a_file_that_was_cut_leaves_the_tokens_as_they_were(guarded):
