@@ -308,6 +308,46 @@ def test_an_upward_import_is_caught(tmp_path: Path, file: str, text: str, found:
     assert native_upward(tmp_path) == found
 
 
+def imported(root: Path, package: str) -> dict[str, set[str]]:
+    """By module of a package: the others of it that it imports, anywhere in its text, also for types alone."""
+    files = {module: path for path, module in sources(root) if within(module, package) and path.suffix == ".py"}
+    out = {}
+    for module, path in files.items():
+        found = [absolute(each, module, path.stem == "__init__") for each in python_imports(path.read_text())]
+        names = {name for each in found for name in (each.module, f"{each.module}.{each.name}")}
+        out[module] = names & files.keys() - {module}
+    return out
+
+
+def circles(root: Path, package: str) -> set[str]:
+    """The modules of a package that import themselves by way of others."""
+    direct = imported(root, package)
+    reached = {module: set(others) for module, others in direct.items()}
+    for _ in direct:
+        for others in reached.values():
+            others |= set().union(*(reached[other] for other in others))
+    return {module for module, others in reached.items() if module in others}
+
+
+def test_the_worker_imports_in_no_circle() -> None:
+    assert circles(ROOT, "backends.python.worker") == set()
+
+
+def test_a_circle_is_caught(tmp_path: Path) -> None:
+    texts = {
+        "a": "from . import b",
+        "b": "def f():\n    from .c import x",
+        "c": "from .a import y",
+        "d": "from .a import y",
+    }
+    for name, text in texts.items():
+        path = tmp_path / "backends" / "python" / "worker" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    package = "backends.python.worker"
+    assert circles(tmp_path, package) == {f"{package}.{name}" for name in "abc"}
+
+
 def test_every_module_has_a_rule() -> None:
     assert [module for _, module in sources(ROOT) if rule_of(module) is None] == []
 

@@ -22,8 +22,16 @@ log = logging.getLogger("inferd.python")
 
 LONG_LIFE = 10.0  # seconds that a worker must live for its end to count as an accident of its own
 FIRST_DELAY = 0.5  # seconds before the restart after the second end in a row; doubled each time
+MOST_DOUBLINGS = 30  # a model may fail for weeks: the power stays a number
 LONGEST_DELAY = 30.0
 STEP = 0.05  # seconds between looks at what is still open while an instance is closed
+
+
+def pause_after(failures: int) -> float:
+    """Seconds before the next worker is started, after so many ends in a row."""
+    if failures < 2:
+        return 0.0
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 2, MOST_DOUBLINGS))
 
 
 class Packets(Protocol):
@@ -119,7 +127,7 @@ class Attendant:
             worker, why = self._live()
             first = not self._loaded.done()
             failures = 0 if time.monotonic() - begun > LONG_LIFE else failures + 1
-            delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 2)) if failures > 1 else 0.0
+            delay = pause_after(failures)
             state = "closed" if first or self._closing.is_set() else "broken" if delay else "down"
             self.link.down(why, state)  # after this nobody uses the worker's descriptors
             self._pid = 0

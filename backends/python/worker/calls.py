@@ -6,46 +6,32 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .channel import Waiter
+from .channel import Call, Channel
 from .errors import TritonModelException
+from .request import Request
 from .runtime import PARENT, Runtime, current
 
 if TYPE_CHECKING:
     import asyncio
 
-    from .channel import Channel
-    from .request import InferenceRequest
     from .response import InferenceResponse
+    from .sender import InferenceResponseSender
 
 
-class Call(Waiter):
-    """One call under way.
+class OpenCall(Call):
+    """One call under way, as the model waits for it."""
 
-    Attributes:
-        number: by which the channel knows it.
-        model: that is called.
-        decoupled: more than one response may come.
-        large: its request does not fit into a packet.
-        final: the last response has been delivered.
-    """
-
-    __slots__ = ("_arrived", "_channel", "_future", "_loop", "decoupled", "final", "large", "model", "number")
+    __slots__ = ("_arrived", "_channel", "_future", "_loop")
 
     def __init__(self, channel: Channel, model: str, decoupled: bool) -> None:
-        super().__init__()
-        self.number = 0
-        self.model = model
-        self.decoupled = decoupled
-        self.large = False
-        self.final = False
-        self._channel = channel
+        super().__init__(model, decoupled)
+        self._channel = channel  # that it was made by, also in a fork
         self._arrived: deque[InferenceResponse] = deque()
         # What a coroutine waits on, and its loop, which is the only one that may touch it.
         self._future: asyncio.Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def deliver(self, response: InferenceResponse, final: bool) -> None:
-        """A response has come. Called by the channel, one response at a time."""
         self._arrived.append(response)
         if final:
             self.final = True
@@ -135,7 +121,7 @@ class ResponseIterator:
 
     __slots__ = ("_call", "_index", "_seen")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OpenCall) -> None:
         self._call = call
         self._seen: list[InferenceResponse] = []
         self._index = 0  # of the next response, once every one has been seen
@@ -184,7 +170,7 @@ class ResponseIterator:
         self._call.cancel()
 
 
-def exchange(request: InferenceRequest) -> InferenceResponse:
+def exchange(request: Request) -> InferenceResponse:
     """Send a request to another model and wait for its response.
 
     Raises:
@@ -194,7 +180,7 @@ def exchange(request: InferenceRequest) -> InferenceResponse:
     return start(request, False).wait() if response is None else response
 
 
-def start(request: InferenceRequest, decoupled: bool) -> Call:
+def start(request: Request, decoupled: bool) -> OpenCall:
     """Send a request to another model.
 
     Raises:
@@ -205,7 +191,7 @@ def start(request: InferenceRequest, decoupled: bool) -> Call:
     return call
 
 
-def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[Any]:
+def start_async(request: Request, decoupled: bool) -> asyncio.Future[Any]:
     """Send a request; the future of its response, or of an iterator over its responses once the first is there."""
     import asyncio
 
@@ -220,8 +206,8 @@ def start_async(request: InferenceRequest, decoupled: bool) -> asyncio.Future[An
     return loop.create_task(call.begun())
 
 
-def _new_call(request: InferenceRequest, decoupled: bool) -> Call:
-    return Call(_runtime().channel, request.model_name(), decoupled)
+def _new_call(request: Request, decoupled: bool) -> OpenCall:
+    return OpenCall(_runtime().channel, request.model_name(), decoupled)
 
 
 def _runtime() -> Runtime:
@@ -229,3 +215,59 @@ def _runtime() -> Runtime:
     if not runtime.initialized or runtime.finalizing:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     return runtime
+
+
+class InferenceRequest(Request):
+    __doc__ = Request.__doc__
+
+    __slots__ = ()
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Send it and wait.
+
+        Returns:
+            The response, which may be an error; with `decoupled` an iterator over the responses as they come.
+
+        Raises:
+            TritonModelException: called while the model is initialized or finalized.
+        """
+        return ResponseIterator(start(self, True)) if decoupled else exchange(self)
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
+
+        The iterator is there with the first response, so that a plain `for` waits, and keeps the loop from others,
+        only for those behind it.
+
+        Raises:
+            TritonModelException: called while the model is initialized or finalized.
+            RuntimeError: no event loop is running.
+        """
+        return start_async(self, decoupled)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Answering: only the requests that a model is given can be answered
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends the responses to this request, one and the same each time.
+
+        Raises:
+            TritonModelException: the model made the request itself.
+        """
+        raise TritonModelException(
+            "Unable to send response. Response sender has no reference to the decoupled state of the model."
+        )
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: the client cancelled, its deadline passed or it went away."""
+        return False
+
+    def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)
+        """What becomes of the request when `execute` returns.
+
+        Args:
+            flags: TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens if nothing is said, or
+                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the model is to be called with it again, which needs
+                `iterative_sequence` in its configuration.
+        """
+        raise TritonModelException("a request made by the model has no release flags")

@@ -1,6 +1,6 @@
 """What a model's runtime needs of the server: the seam between the model's side and a transport.
 
-A worker process has a channel on shared memory, a model in the server's process one on its batch.
+A worker has a channel on sockets and shared memory; a process that the model has forked has one to its parent.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calls import Call
-    from .request import InferenceRequest
+    from .request import Request
     from .response import InferenceResponse
 
 
@@ -50,6 +49,32 @@ class Waiter:
         self._event.clear()
 
 
+class Call(Waiter):
+    """One call to another model under way, as a channel knows it.
+
+    Attributes:
+        number: by which the channel knows it.
+        model: that is called.
+        decoupled: more than one response may come.
+        large: its request does not fit into a packet.
+        final: the last response has been delivered.
+    """
+
+    __slots__ = ("decoupled", "final", "large", "model", "number")
+
+    def __init__(self, model: str, decoupled: bool) -> None:
+        super().__init__()
+        self.number = 0
+        self.model = model
+        self.decoupled = decoupled
+        self.large = False
+        self.final = False
+
+    def deliver(self, response: InferenceResponse, final: bool) -> None:
+        """A response has come. Called by the channel, one response at a time."""
+        raise NotImplementedError
+
+
 class Channel(abc.ABC):
     """The way to the server. Every method may be called from any thread, and raises TritonModelException.
 
@@ -77,7 +102,7 @@ class Channel(abc.ABC):
         """Whether nobody waits for the answer to this request any more."""
 
     @abc.abstractmethod
-    def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+    def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
         """Send a request to another model; its responses are given to the call as they come, from any thread.
 
         Args:
@@ -90,7 +115,7 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse | None:
+    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse | None:
         """Send a request to another model and wait for its one response, which may be an error.
 
         The short way for a thread that finds nobody else waiting for responses. None: it does, and nothing was sent.

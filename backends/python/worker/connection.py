@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import protocol as p
-from .channel import Channel, Waiter
+from .channel import Call, Channel, Waiter
 from .errors import ERROR_CODES, TritonError, TritonModelException
-from .forked import Forks, Parent
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
 from .packing import Names, ResponseWriter
@@ -22,8 +21,7 @@ from .response import InferenceResponse
 if TYPE_CHECKING:
     import socket
 
-    from .calls import Call
-    from .request import InferenceRequest
+    from .request import Request
 
 LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
@@ -81,30 +79,17 @@ class Connection(Channel):
         self._side = Reader(link, link.side, self._dispatch, "inferd-side")
         self._responses = Reader(link, link.calls, self._call_answered, "inferd-calls")
         self._grants = Grants(link, self._side)
-        self._parent: Parent | None = None  # in a process that the model has forked
         self._calls: dict[int, Call] = {}
         self._answers: dict[int, Answer] = {}
         self._credits: dict[int, Credit] = {}
         # Re-entrant: a sender that is let go of answers from wherever the interpreter finds that out.
         self._credit_lock = threading.RLock()
 
-    def serve_forks(self) -> None:
-        """Let processes that the model forks use this channel, from now on."""
-
-        def left(parent: Parent) -> None:
-            self._parent = parent
-
-        Forks(self._link, self, left)
-
     def wait(self, call: Call) -> None:
-        if self._parent is not None:
-            self._parent.wait(call)
-        else:
-            self._responses.wait(call)
+        self._responses.wait(call)
 
     def expect(self) -> None:
-        if self._parent is None:
-            self._responses.read_always()
+        self._responses.read_always()
 
     def expect_questions(self) -> None:
         """IS_READY may come."""
@@ -146,10 +131,6 @@ class Connection(Channel):
     # Answering
 
     def respond(self, key: int, response: InferenceResponse | None, final: bool, wanted: frozenset[int] | None) -> None:
-        if self._parent is not None:
-            raise TritonModelException(
-                "a process that the model has forked cannot answer requests: the one that was given them has to"
-            )
         flags = p.FINAL if final else 0
         if response is None:
             self._credits.pop(key, None)
@@ -214,9 +195,7 @@ class Connection(Channel):
     # -----------------------------------------------------------------------------------------------------------------
     # Calls to other models
 
-    def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse | None:
-        if self._parent is not None:
-            return self._parent.exchange(request, parent)
+    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse | None:
         responses = self._responses
         if not responses.begin():
             return None
@@ -234,10 +213,7 @@ class Connection(Channel):
         finally:
             responses.end()
 
-    def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
-        if self._parent is not None:
-            self._parent.call(request, call, parent)
-            return
+    def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
         call.number = self._link.next_id()
         self._calls[call.number] = call
         try:
@@ -246,7 +222,7 @@ class Connection(Channel):
             self._calls.pop(call.number)
             call.deliver(InferenceResponse(error=TritonError(str(error))), True)
 
-    def _send_call(self, request: InferenceRequest, call: int, flags: int, parent: tuple[int, str]) -> bool:
+    def _send_call(self, request: Request, call: int, flags: int, parent: tuple[int, str]) -> bool:
         """Whether it did not fit into a packet."""
         number, request_id = parent
         pieces = encode_request(
@@ -326,8 +302,6 @@ class Connection(Channel):
     # Everything else
 
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
-        if self._parent is not None:
-            return self._parent.ask(question, arguments)
         answer = Answer()
         number = self._link.next_id()
         self._answers[number] = answer
@@ -338,15 +312,10 @@ class Connection(Channel):
         return answer.said.get("result")
 
     def metric(self, change: Mapping[str, Any]) -> None:
-        if self._parent is not None:
-            self._parent.metric(change)
-        else:
-            self._send(p.METRIC, json.dumps(change).encode())
+        self._send(p.METRIC, json.dumps(change).encode())
 
     def log(self, level: int, text: str) -> None:
-        if self._parent is not None:
-            self._parent.log(level, text)
-        elif level != p.LOG_VERBOSE or self._verbose:
+        if level != p.LOG_VERBOSE or self._verbose:
             record = text[:LOG_LIMIT].encode("utf-8", "replace")[:INLINE_LIMIT]
             self._link.send(self._link.side, p.LOG, record, code=level)
 
@@ -366,7 +335,7 @@ def call_record(question: str, arguments: Mapping[str, Any]) -> bytes:
     return b"".join((p.CALL_HEAD.pack(len(text)), text, *files.values()))
 
 
-def call_parameters(request: InferenceRequest) -> dict[str, Any]:
+def call_parameters(request: Request) -> dict[str, Any]:
     """The parameters of a call, with what the protocol carries among them."""
     parameters = dict(request._parameters or {})
     if request._correlation_id:

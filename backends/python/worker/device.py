@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from . import runtime
+from . import driver as _cuda
 from .datatypes import SIZES
 from .errors import TritonModelException
 
@@ -167,10 +167,10 @@ def _context(device: int) -> tuple[Any, ctypes.c_void_p]:
 
 def _load(device: int) -> Any:
     try:
-        driver = ctypes.CDLL(runtime.cuda_driver)
+        driver = ctypes.CDLL(_cuda.library)
     except OSError:
         raise TritonModelException(
-            f"a tensor is in the memory of GPU {device}, and the CUDA driver '{runtime.cuda_driver}' is not found"
+            f"a tensor is in the memory of GPU {device}, and the CUDA driver '{_cuda.library}' is not found"
         ) from None
     driver.cuMemcpyDtoH_v2.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
     driver.cuIpcOpenMemHandle_v2.argtypes = (ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint)

@@ -9,57 +9,65 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .calls import ResponseIterator, exchange, start
+from .channel import Call, Channel
 from .errors import TritonError, TritonModelException
 from .response import InferenceResponse
-from .runtime import PARENT
+from .runtime import PARENT, Runtime
 
 if TYPE_CHECKING:
-    from .calls import Call
-    from .channel import Channel
     from .link import Link
-    from .request import InferenceRequest
+    from .request import Request
 
 
 class Forks:
-    """Sees to the forks of this process, from now on.
+    """Sees to the forks of this process, from now on: in each, the runtime gets a channel to this process.
 
     Args:
         link: that of the process.
-        channel: does for forks what they ask.
-        left: called in a fork.
+        runtime: its channel does for forks what they ask.
     """
 
-    def __init__(self, link: Link, channel: Channel, left: Callable[[Parent], None]) -> None:
+    def __init__(self, link: Link, runtime: Runtime) -> None:
         self._link = link
-        self._channel = channel
-        self._left = left
+        self._runtime = runtime
         self._lock = threading.Lock()  # one fork at a time
-        self._pair: tuple[socket.socket, socket.socket]
+        self._pair: tuple[socket.socket, socket.socket] | None = None
         self._ends: set[socket.socket] = set()  # the parent's
         os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def _before(self) -> None:
         self._lock.acquire()
-        self._pair = socket.socketpair()
+        try:
+            self._pair = socket.socketpair()
+        except OSError:  # it has no descriptors left: the fork will be told when it asks for something
+            self._pair = None
 
     def _in_parent(self) -> None:
-        end, its_end = self._pair
-        its_end.close()
-        self._ends.add(end)
+        pair, self._pair = self._pair, None
+        if pair is not None:
+            end, its_end = pair
+            its_end.close()
+            self._ends.add(end)
         self._lock.release()
-        threading.Thread(target=self._serve, args=(end,), name="inferd-fork", daemon=True).start()
+        if pair is not None:
+            threading.Thread(target=self._serve, args=(pair[0],), name="inferd-fork", daemon=True).start()
 
     def _in_child(self) -> None:
-        end, its_end = self._pair
-        for other in (end, *self._ends):
+        pair, self._pair = self._pair, None
+        for other in self._ends:
             other.close()  # else they would not end with their other side
         self._ends.clear()
+        its_end = None
+        if pair is not None:
+            end, its_end = pair
+            end.close()
         self._lock.release()
         self._link.forked = True
-        self._left(Parent(its_end))
+        self._runtime.channel = Parent(its_end, self._runtime.channel)
 
     def _serve(self, end: socket.socket) -> None:
         from multiprocessing.connection import Connection
@@ -82,35 +90,34 @@ class Forks:
 
     # -- what forks ask
 
-    def _exchange(self, request: InferenceRequest) -> InferenceResponse:
-        from .calls import exchange
-
+    def _exchange(self, request: Request) -> InferenceResponse:
         return exchange(request)
 
-    def _collect(self, request: InferenceRequest) -> list[InferenceResponse]:
-        from .calls import ResponseIterator, start
-
+    def _collect(self, request: Request) -> list[InferenceResponse]:
         return list(ResponseIterator(start(request, True)))
 
     def _ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
-        return self._channel.ask(question, arguments)
+        return self._runtime.channel.ask(question, arguments)
 
     def _metric(self, change: Mapping[str, Any]) -> None:
-        self._channel.metric(change)
+        self._runtime.channel.metric(change)
 
     def _log(self, level: int, text: str) -> None:
-        self._channel.log(level, text)
+        self._runtime.channel.log(level, text)
 
 
-class Parent:
+class Parent(Channel):
     """What a fork does for its model: it asks its parent, for one thing at a time.
 
     Args:
-        end: its socket to the parent.
+        end: its socket to the parent; None: there is none.
+        channel: the parent's own, of which a fork may use nothing but the memory.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket | None, channel: Channel) -> None:
+        self.name = channel.name
         self._end = end
+        self._channel = channel
         self._connection: Any = None
         self._lock = threading.Lock()
 
@@ -120,6 +127,10 @@ class Parent:
         Raises:
             TritonModelException: the parent is gone; or what it has raised.
         """
+        if self._end is None:
+            raise TritonModelException(
+                "this process has no connection to the one that has forked it, which had no descriptors left"
+            )
         from multiprocessing.connection import Connection
 
         try:
@@ -134,16 +145,23 @@ class Parent:
             raise error
         return result
 
-    def exchange(self, request: InferenceRequest, parent: tuple[int, str]) -> InferenceResponse:
-        """See Channel."""
+    def respond(self, *_: Any) -> None:
+        raise TritonModelException(
+            "a process that the model has forked cannot answer requests: the one that was given them has to"
+        )
+
+    def is_cancelled(self, key: int) -> bool:
+        return self._channel.is_cancelled(key)
+
+    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse:
         response: InferenceResponse = self._do("exchange", parent, request)
         return response
 
-    def call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
-        """See Channel; a decoupled model's responses come together."""
+    def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
+        # A decoupled model's responses come together.
         threading.Thread(target=self._call, args=(request, call, parent), daemon=True).start()
 
-    def _call(self, request: InferenceRequest, call: Call, parent: tuple[int, str]) -> None:
+    def _call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
         try:
             if call.decoupled:
                 responses = self._do("collect", parent, request)
@@ -155,20 +173,22 @@ class Parent:
             call.deliver(response, index + 1 == len(responses))
 
     def wait(self, call: Call) -> None:
-        """See Channel."""
         call.prepare()
         while not call.done:
             call.sleep()
 
+    def cancel(self, call: Call) -> None:
+        """It ends by itself: its parent waits for it."""
+
+    def consumed(self, call: Call) -> None:
+        """They have all come."""
+
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
-        """See Channel."""
         return self._do("ask", PARENT.get(), question, dict(arguments))
 
     def metric(self, change: Mapping[str, Any]) -> None:
-        """See Channel."""
         if not change["op"].startswith("delete"):  # the parent's go with the parent's objects
             self._do("metric", PARENT.get(), dict(change))
 
     def log(self, level: int, text: str) -> None:
-        """See Channel."""
         self._do("log", PARENT.get(), level, text)

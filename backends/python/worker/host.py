@@ -11,8 +11,10 @@ from . import protocol, runtime
 from .config import ModelConfig
 from .errors import TritonError, TritonModelException, exception_text
 from .loading import forget_model, import_model, model_class
-from .request import RELEASE_RESCHEDULE, ReceivedRequest
-from .response import InferenceResponse, close_for_error, take_final
+from .received import ReceivedRequest
+from .request import RELEASE_RESCHEDULE
+from .response import InferenceResponse
+from .sender import close_for_error, take_final
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,15 +41,14 @@ class Host:
         self.name = channel.name
         self.decoupled = decoupled
         self.has_is_ready = False
-        self._channel = channel
         self._file = model_file
         self._package = package
-        self._runtime = runtime.Runtime(channel, model_dir, package)
+        self.runtime = runtime.Runtime(channel, model_dir, package)
         self._model: Any = None
         self._execute: Any = None
         self._loop: EventLoop | None = None
         self._starting = threading.Lock()
-        runtime.add(self._runtime)
+        runtime.add(self.runtime)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Life
@@ -80,29 +81,29 @@ class Host:
             self._model.initialize(args)
         self._execute = getattr(self._model, "execute", None)
         self.has_is_ready = hasattr(self._model, "is_ready")
-        self._runtime.initialized = True
+        self.runtime.initialized = True
 
     def finalize(self) -> None:
         """Have the model clean up. What it raises is logged."""
-        self._runtime.finalizing = True
+        self.runtime.finalizing = True
         if self._loop is not None:
             self._loop.stop()
         if hasattr(self._model, "finalize"):
             try:
                 self._model.finalize()
             except Exception as error:
-                self._channel.log(protocol.LOG_INFO, exception_text(error))
+                self.runtime.channel.log(protocol.LOG_INFO, exception_text(error))
         self._model = self._execute = None
 
     def use_on_this_thread(self) -> None:
         """The thread is the model's: what it calls of `triton_python_backend_utils` it calls for it."""
-        runtime.use_on_this_thread(self._runtime)
+        runtime.use_on_this_thread(self.runtime)
 
     def close(self) -> None:
         """Forget the model."""
         self._model = self._execute = None
         runtime.use_on_this_thread(None)
-        runtime.remove(self._runtime)
+        runtime.remove(self.runtime)
         forget_model(self._package)
 
     def is_ready(self) -> bool:
@@ -163,10 +164,10 @@ class Host:
         """
         text = f"Failed to process the request(s) for model '{self.name}', message: {failed}"
         if count == 1:
-            self._channel.log(protocol.LOG_ERROR, text)
+            self.runtime.channel.log(protocol.LOG_ERROR, text)
             return text
         mark = os.urandom(4).hex()
-        self._channel.log(protocol.LOG_ERROR, f"error {mark}: {text}")
+        self.runtime.channel.log(protocol.LOG_ERROR, f"error {mark}: {text}")
         return (
             f"Failed to process the request(s) for model '{self.name}', message: a batch of {count} requests failed; "
             f"the server's log says why, as error {mark}"
@@ -217,7 +218,7 @@ class Host:
         if self._loop is None:
             with self._starting:
                 if self._loop is None:
-                    self._loop = EventLoop(self._runtime)
+                    self._loop = EventLoop(self.runtime)
         return self._loop
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, Any], requests: list[ReceivedRequest]) -> None:
@@ -232,7 +233,7 @@ class Host:
             for sender in senders:
                 if sender is not None and close_for_error(sender):
                     response = InferenceResponse(error=TritonError(text))
-                    self._channel.respond(sender._key, response, True, sender._wanted)
+                    self.runtime.channel.respond(sender._key, response, True, sender._wanted)
             senders.clear()
 
         self._event_loop().start(coroutine).add_done_callback(done)

@@ -102,8 +102,7 @@ class Link:
         Raises:
             TritonModelException: in a fork, which gets none.
         """
-        if self.forked:
-            raise TritonModelException("a process that the model has forked has no connection to the server")
+        self.require()
         try:
             size = self._look(of, buffer) or of.recv_into(buffer)
         except OSError:
@@ -111,6 +110,15 @@ class Link:
         if size == 0:
             self._gone()
         return Packet(buffer[:size])
+
+    def require(self) -> None:
+        """Where something is to be received.
+
+        Raises:
+            TritonModelException: in a fork, which gets nothing.
+        """
+        if self.forked:
+            raise TritonModelException("a process that the model has forked has no connection to the server")
 
     def _look(self, of: socket.socket, buffer: memoryview) -> int:
         """The size of a packet that comes soon; 0: none has come, or none will any more."""
@@ -158,6 +166,7 @@ class Reader:
             self._wait_for_others(waiter)
 
     def _wait_for_others(self, waiter: Waiter) -> None:
+        self._link.require()
         waiter.prepare()
         self._waiters.add(waiter)  # before the lock is tried: who lets go of it looks here for a successor
         try:

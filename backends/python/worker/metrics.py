@@ -53,8 +53,10 @@ class MetricFamily:
             raise TritonModelException(f"Error when creating MetricFamily: '{name}' is no name of a metric")
         self._name = name
         self._kind = kind
-        self._channel = runtime.current().channel
-        self._channel.metric({"op": "family", "name": name, "description": str(description), "kind": kind.name.lower()})
+        self._runtime = runtime.current()
+        self._runtime.channel.metric(
+            {"op": "family", "name": name, "description": str(description), "kind": kind.name.lower()}
+        )
 
     def Metric(self, labels: dict[str, Any] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
         """A metric of this family.
@@ -84,8 +86,8 @@ class MetricFamily:
         return Metric(self, {name: str(value) for name, value in (labels or {}).items()}, buckets)
 
     def __del__(self) -> None:
-        if "_channel" in self.__dict__:
-            self._channel.metric({"op": "delete_family", "family": self._name})
+        if "_runtime" in self.__dict__:
+            self._runtime.channel.metric({"op": "delete_family", "family": self._name})
 
 
 class Metric:
@@ -97,7 +99,7 @@ class Metric:
         self._family = family  # kept: a family goes with its last metric
         self._labels = labels
         change: dict[str, Any] = {"op": "metric", "family": family._name, "labels": labels}
-        family._channel.metric({**change, "buckets": buckets or []})
+        family._runtime.channel.metric({**change, "buckets": buckets or []})
 
     def increment(self, value: float) -> None:
         """Add to a counter or gauge; a gauge also a negative number.
@@ -140,13 +142,13 @@ class Metric:
         if self._family._kind == MetricKind.HISTOGRAM:
             raise self._refusal("get", "does not support Value")
         arguments = {"family": self._family._name, "labels": self._labels}
-        return float(self._family._channel.ask("metric_value", arguments))
+        return float(self._family._runtime.channel.ask("metric_value", arguments))
 
     def _change(self, operation: str, value: float) -> None:
         number = float(value)
         if not math.isfinite(number):
             raise TritonModelException(f"Failed to {operation} metric value: {number} is no finite number")
-        self._family._channel.metric(
+        self._family._runtime.channel.metric(
             {"op": operation, "family": self._family._name, "labels": self._labels, "value": number}
         )
 
@@ -157,4 +159,4 @@ class Metric:
     def __del__(self) -> None:
         if "_labels" in self.__dict__:
             change = {"op": "delete_metric", "family": self._family._name, "labels": self._labels}
-            self._family._channel.metric(change)
+            self._family._runtime.channel.metric(change)

@@ -11,12 +11,14 @@ from . import protocol as p
 from .datatypes import BYTES
 from .errors import TritonModelException
 from .memory import ANY_MEMORY
-from .request import NO_TRACE, RELEASE_ALL, InferenceTrace, ReceivedRequest
-from .response import InferenceResponse, make_sender
+from .received import ReceivedRequest
+from .request import NO_TRACE, RELEASE_ALL, InferenceTrace
+from .response import InferenceResponse
+from .sender import make_sender
 from .tensor import Tensor, received, received_on_gpu, wire_bytes
 
 if TYPE_CHECKING:
-    from .channel import Channel
+    from .runtime import Runtime
 
 SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
 
@@ -83,7 +85,7 @@ class RequestReader:
     """Makes requests of the records of EXECUTE.
 
     Args:
-        channel: to which they are answered.
+        runtime: through whose channel they are answered.
         names: of inputs and outputs.
         model_name, model_version: of the model.
         decoupled: each request may have any number of responses.
@@ -92,8 +94,8 @@ class RequestReader:
         reached_gpu: some request had an input on a GPU.
     """
 
-    def __init__(self, channel: Channel, names: Names, model_name: str, model_version: int, decoupled: bool) -> None:
-        self._channel = channel
+    def __init__(self, runtime: Runtime, names: Names, model_name: str, model_version: int, decoupled: bool) -> None:
+        self._runtime = runtime
         self._names = names
         self._model = model_name
         self._version = model_version
@@ -129,7 +131,7 @@ class RequestReader:
                 at += p.CUDA_MEMORY.size
             count -= 1
         request = _new_request(ReceivedRequest)
-        request._channel = self._channel
+        request._runtime = self._runtime
         request._key = number
         request._inputs = inputs
         request._flags = flags
@@ -147,7 +149,7 @@ class RequestReader:
             request._trace = NO_TRACE
             request._outputs = self._names.outputs
         # A decoupled model's request lives on after `execute`, and its sender sees to it that it is answered.
-        request._sender = make_sender(self._channel, number, True, request._wanted) if self._decoupled else None
+        request._sender = make_sender(self._runtime, number, True, request._wanted) if self._decoupled else None
         return request
 
     def _on_gpu(

@@ -1,24 +1,16 @@
-"""Requests: those that a model is given, and those that it makes to other models."""
+"""Requests: what they say. `calls` has those that a model makes, `received` those that it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import calls as _calls
 from . import parameters as _parameters
 from .errors import TritonModelException
 from .memory import ANY_MEMORY, PreferredMemory
 from .response import require_tensors
 from .tensor import Tensor
 from .texts import text_of
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from .calls import ResponseIterator
-    from .channel import Channel
-    from .response import InferenceResponse, InferenceResponseSender
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -45,8 +37,8 @@ class InferenceTrace:
 NO_TRACE = InferenceTrace()
 
 
-class InferenceRequest:
-    """A request to a model.
+class Request:
+    """A request to a model: what it says.
 
     Args:
         request_id: a name for it; that of the request being executed where it is left out.
@@ -177,93 +169,5 @@ class InferenceRequest:
         """The trace that it belongs to."""
         return self._trace
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Asking another model
-
-    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Send it and wait.
-
-        Returns:
-            The response, which may be an error; with `decoupled` an iterator over the responses as they come.
-
-        Raises:
-            TritonModelException: called while the model is initialized or finalized.
-        """
-        return _calls.ResponseIterator(_calls.start(self, True)) if decoupled else _calls.exchange(self)
-
-    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
-        """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.
-
-        The iterator is there with the first response, so that a plain `for` waits, and keeps the loop from others,
-        only for those behind it.
-
-        Raises:
-            TritonModelException: called while the model is initialized or finalized.
-            RuntimeError: no event loop is running.
-        """
-        return _calls.start_async(self, decoupled)
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # Answering: only the requests that a model is given can be answered
-
-    def get_response_sender(self) -> InferenceResponseSender:
-        """What sends the responses to this request, one and the same each time.
-
-        Raises:
-            TritonModelException: the model made the request itself.
-        """
-        raise TritonModelException(
-            "Unable to send response. Response sender has no reference to the decoupled state of the model."
-        )
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more: the client cancelled, its deadline passed or it went away."""
-        return False
-
-    def set_release_flags(self, flags: int) -> None:  # noqa: ARG002 (for those that the server gives)
-        """What becomes of the request when `execute` returns.
-
-        Args:
-            flags: TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens if nothing is said, or
-                TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: the model is to be called with it again, which needs
-                `iterative_sequence` in its configuration.
-        """
-        raise TritonModelException("a request made by the model has no release flags")
-
     def __repr__(self) -> str:
         return f"InferenceRequest({self._model_name!r}, id {self._request_id!r}, {self._inputs!r})"
-
-
-class ReceivedRequest(InferenceRequest):
-    """A request that a model is given. A channel makes them, and sets what is read on demand only."""
-
-    __slots__ = ("_channel", "_decoupled", "_key", "_release", "_sender", "_wanted")
-
-    _channel: Channel
-    _decoupled: bool
-    _key: int
-    _release: int
-    _sender: InferenceResponseSender | None
-    _wanted: frozenset[int] | None  # indices of the outputs that were asked for; None for every one
-
-    def __init__(self) -> None:
-        raise TypeError("requests of this class come from the server")
-
-    def get_response_sender(self) -> InferenceResponseSender:
-        """What sends the responses to this request, one and the same each time."""
-        sender = self._sender
-        if sender is None:
-            from .response import make_sender
-
-            sender = self._sender = make_sender(self._channel, self._key, self._decoupled, self._wanted)
-        return sender
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self._channel.is_cancelled(self._key)
-
-    def set_release_flags(self, flags: int) -> None:
-        """What becomes of the request when `execute` returns."""
-        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
-            raise TritonModelException(f"Unable to set release flags. Unsupported flag {flags} provided.")
-        self._release = flags

@@ -17,7 +17,8 @@ class Runtime:
     """One instance of a model.
 
     Attributes:
-        channel: the way to the server.
+        channel: the way to the server; another one in a process that the model has forked. Who keeps the runtime and
+            looks here has the right one.
         model_dir: the version directory.
         module: the name of the package that the model's file is imported into.
         initialized, finalizing: calls to other models are allowed between the two.
@@ -32,9 +33,6 @@ class Runtime:
         self.initialized = False
         self.finalizing = False
 
-
-cuda_driver = "libcuda.so.1"
-"""The library that `device` loads when it is first needed; the process has one."""
 
 NO_PARENT = (0, "")
 PARENT: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("inferd_parent", default=NO_PARENT)

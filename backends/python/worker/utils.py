@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .calls import ResponseIterator
+from .calls import InferenceRequest, ResponseIterator
 from .config import (
     ModelConfig,
     get_input_config_by_name,
@@ -26,9 +26,10 @@ from .request import RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL
 from .request import RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 from .request import SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 from .request import SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-from .request import InferenceRequest, InferenceTrace
+from .request import InferenceTrace
 from .response import FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
-from .response import InferenceResponse, InferenceResponseSender
+from .response import InferenceResponse
+from .sender import InferenceResponseSender
 from .strings import deserialize_bytes_tensor, serialize_byte_tensor
 from .tensor import Tensor
 

@@ -7,14 +7,16 @@ import threading
 import weakref
 from typing import Any
 
+from . import driver
 from . import protocol as p
-from . import runtime
 from .connection import Connection
 from .errors import TritonModelException, exception_text
+from .forked import Forks
 from .host import Host, ModelFailed
 from .link import INLINE_LIMIT, Link, Packet, no_memory
 from .packing import Names, RequestReader, ResponseWriter
-from .request import RELEASE_RESCHEDULE, ReceivedRequest
+from .received import ReceivedRequest
+from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
 
 ALIGNMENT = 64  # of outputs in the arena: a cache line
@@ -146,7 +148,7 @@ class Worker:
         """Load the model, or have it complete its configuration; False: there is nothing more to do."""
         config = json.loads(self._link.record(packet))
         args = config["args"]
-        runtime.cuda_driver = config["cuda_driver"]
+        driver.library = config["cuda_driver"]
         self._names = Names(
             [tensor["name"] for tensor in config["inputs"]],
             [tensor["name"] for tensor in config["outputs"]],
@@ -156,13 +158,13 @@ class Worker:
         self._connection = Connection(
             self._link, name, self._names, config["window"], config["log_verbose"], config["flags"]
         )
-        if not self._package:  # in a process of its own
-            self._connection.serve_forks()
         version = args.get("model_version", "1")
         decoupled = config["decoupled"]
         package = self._package or version
         self._host = Host(self._connection, config["model_file"], config["model_dir"], package, decoupled)
         self._host.use_on_this_thread()
+        if not self._package:  # in a process of its own
+            Forks(self._link, self._host.runtime)
         said: dict[str, Any] = {}
         try:
             if config["mode"] == "complete":
@@ -180,7 +182,7 @@ class Worker:
         if config["mode"] == "serve":
             self._link.patience = config["patience"]
             self._reader = RequestReader(
-                self._connection, self._names, args.get("model_name", ""), int(version), decoupled
+                self._host.runtime, self._names, args.get("model_name", ""), int(version), decoupled
             )
         self._send_text(p.READY, json.dumps(said).encode())
         return "error" not in said and config["mode"] == "serve"

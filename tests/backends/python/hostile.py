@@ -57,12 +57,19 @@ class Hostile:
 
     def receive(self, of: socket.socket) -> tuple[int, int, int, int, int, bytes]:
         """The next packet: kind, flags, code, id, offset, record. The worker ends when the server is gone."""
+        packet = self.receive_one(of)
+        if packet is None:
+            os._exit(0)
+        return packet
+
+    def receive_one(self, of: socket.socket) -> tuple[int, int, int, int, int, bytes] | None:
+        """The same; None when the server is gone."""
         try:
             data = of.recv(p.PACKET)
         except OSError:
             data = b""
         if not data:
-            os._exit(0)
+            return None
         kind, flags, code, size, number, offset = p.HEAD.unpack_from(data)
         record = self.memory[offset : offset + size] if flags & p.IN_ARENA else data[p.HEAD.size :]
         return kind, flags, code, number, offset, record

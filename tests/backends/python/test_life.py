@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+from backends.python.attendant import LONGEST_DELAY, pause_after
 from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving
 from tests.engine.serving import infer_all, request, row
 
@@ -60,6 +61,11 @@ async def test_a_crash_loop_backs_off_and_refuses_at_once(tmp_path):
         assert answer.status == UNAVAILABLE
         await readiness.until(*[("m", False), ("m", True)] * 2)
         assert (await ask(engine, 1)).status == 0
+
+
+def test_a_model_that_fails_for_weeks_is_still_tried():
+    assert [pause_after(failures) for failures in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
+    assert {pause_after(failures) for failures in (8, 1_000, 10**9)} == {LONGEST_DELAY}
 
 
 async def test_a_broken_instance_takes_nothing_from_one_that_works(tmp_path):

@@ -16,7 +16,7 @@ from tests.backends.python.test_tritonclient import config
 from tests.conformance import doors
 
 HEAD = """
-import asyncio, multiprocessing, os, signal, subprocess, sys, time
+import asyncio, multiprocessing, os, resource, signal, subprocess, sys, time
 import numpy as np, triton_python_backend_utils as pb_utils
 def out(value):
     return pb_utils.InferenceResponse([pb_utils.Tensor("y", value)])
@@ -97,6 +97,28 @@ def execute(self, requests):
         fork.join()
         codes.append(fork.exitcode)
     return [out(np.array(codes))]
+""",
+    ),
+    "forks": (
+        {},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    def code(ask):
+        fork = os.fork()
+        if fork == 0:
+            try:
+                os._exit(ask())
+            except pb_utils.TritonModelException as error:
+                os._exit(7 if "had no descriptors left" in str(error) else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
+    codes = [code(lambda: pb_utils.is_model_ready("doubles"))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    codes.append(code(lambda: 2 + pb_utils.is_model_ready("doubles")))
+    codes.append(code(lambda: code(lambda: 4 + pb_utils.is_model_ready("doubles"))))
+    return [out(np.array(codes)) for _ in requests]
 """,
     ),
     "doubles": (
@@ -231,6 +253,11 @@ def test_what_a_model_starts_obeys_signals(client: triton.InferenceServerClient)
     """A worker itself ignores them; that must not be handed on, or whoever ends a process waits for ever."""
     codes = ask(client, "ends", signal.SIGTERM, signal.SIGINT, client_timeout=60).as_numpy("y").tolist()
     assert codes == [-signal.SIGTERM] * 3 + [-signal.SIGINT] * 2 + [1]  # a fork raises KeyboardInterrupt
+
+
+def test_forks_ask_through_the_process_that_has_made_them(client: triton.InferenceServerClient) -> None:
+    """Also a fork of a fork; one that was made when there were no descriptors left is told so, and the next works."""
+    assert ask(client, "forks", client_timeout=60).as_numpy("y").tolist() == [7, 3, 5]
 
 
 def test_a_coroutine_that_awaits_a_decoupled_call_lets_others_run(client: triton.InferenceServerClient) -> None:

@@ -1,0 +1,46 @@
+"""Requests that a model is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .calls import InferenceRequest
+from .errors import TritonModelException
+from .request import RELEASE_ALL, RELEASE_RESCHEDULE
+from .sender import InferenceResponseSender, make_sender
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that a model is given. `packing` makes them, and sets what is read on demand only."""
+
+    __slots__ = ("_decoupled", "_key", "_release", "_runtime", "_sender", "_wanted")
+
+    _decoupled: bool
+    _key: int
+    _release: int
+    _runtime: Runtime
+    _sender: InferenceResponseSender | None
+    _wanted: frozenset[int] | None  # indices of the outputs that were asked for; None for every one
+
+    def __init__(self) -> None:
+        raise TypeError("requests of this class come from the server")
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends the responses to this request, one and the same each time."""
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = make_sender(self._runtime, self._key, self._decoupled, self._wanted)
+        return sender
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._runtime.channel.is_cancelled(self._key)
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of the request when `execute` returns."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unable to set release flags. Unsupported flag {flags} provided.")
+        self._release = flags

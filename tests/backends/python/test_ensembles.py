@@ -1,0 +1,49 @@
+"""Ensembles of Python models: one request goes to several models at once, each of which may write to what it gets."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.backends.python.served import CONFIG, add_model, serving
+from tests.engine.serving import infer, request
+from tests.engine.test_ensembles import ensemble, step
+
+# Adds to its input in place, and answers with that very array.
+IN_PLACE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            for _ in range(10):  # each time something to be seen by whoever reads at the same time
+                x += {number}
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return responses
+"""
+NUMBERS = {"one": 1, "two": 100, "three": 10_000}
+INSTANCES = CONFIG.replace("count: 1", "count: 2") + "dynamic_batching { }\n"
+FAN = ensemble(
+    *(step(name, {"x": "x"}, {"y": name}) for name in NUMBERS),
+    step("after", {"x": "one"}, {"y": "then"}),
+    outputs=(*NUMBERS, "then"),
+)
+
+
+@pytest.mark.parametrize("size", [3, 5_000, 200_000], ids=["inline", "in shared memory", "large"])
+async def test_models_that_write_to_their_inputs_do_not_see_each_other(tmp_path, size):
+    """Guards that whoever may write to memory has it alone: the steps of a fan-out, and the step behind one of them."""
+    for name, number in (NUMBERS | {"after": 1_000_000}).items():
+        add_model(tmp_path, name, IN_PLACE.format(number=number), INSTANCES)
+    (tmp_path / "fan" / "1").mkdir(parents=True)
+    (tmp_path / "fan" / "config.pbtxt").write_text(FAN)
+    async with serving(tmp_path) as engine:
+        rows = [np.arange(start, start + size, dtype=np.int64)[None] for start in range(0, 160, 10)]
+        answers = await asyncio.gather(*(infer(engine, request("fan", x=x)) for x in rows))
+        for x, answer in zip(rows, answers, strict=True):
+            assert answer.status == 0, answer.text
+            for name, number in NUMBERS.items():
+                np.testing.assert_array_equal(answer.array(name), x + 10 * number)
+            np.testing.assert_array_equal(answer.array("then"), x + 10 + 10_000_000)
