@@ -92,8 +92,9 @@ input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: COUNT }
 dynamic_batching { }
-parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }
 """
+# Of those that hang on purpose; the others are not to be measured by how fast the machine is.
+LIMIT = 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }\n'
 
 
 @dataclass
@@ -102,7 +103,37 @@ class Tally:
 
     asked: int = 0
     answers: collections.Counter[str] = field(default_factory=collections.Counter)
+    texts: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Held:
+    """What the server holds, looked at every now and then."""
+
+    descriptors: list[int] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)  # bytes of its own, without what it shares with workers
+    shared: list[int] = field(default_factory=list)  # bytes of the arenas
+
+    def look(self, server: ServerProcess) -> None:
+        """Once more."""
+        process = psutil.Process(server.pid)
+        found = process.memory_info()
+        self.descriptors.append(process.num_fds())
+        self.memory.append(found.rss - found.shared)
+        self.shared.append(found.shared)
+
+    def say(self) -> str:
+        """The most in the first and in the last third."""
+        third = max(1, len(self.memory) // 3)
+        out = []
+        for name, values, unit in (
+            ("descriptors", self.descriptors, 1),
+            ("MB of its own", self.memory, 1 << 20),
+            ("MB shared", self.shared, 1 << 20),
+        ):
+            out.append(f"{max(values[:third]) // unit} then {max(values[-third:]) // unit} {name}")
+        return ", ".join(out)
 
 
 def write_models(folder: Path) -> Path:
@@ -112,7 +143,7 @@ def write_models(folder: Path) -> Path:
     for name, code, count in (("wild", MODEL, 4), ("calm", MODEL, 2), ("caller", CALLER, 2), ("mad", MODEL, 4)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.py").write_text(code)
-        config = CONFIG.replace("COUNT", str(count))
+        config = CONFIG.replace("COUNT", str(count)) + (LIMIT if name != "calm" else "")
         if name == "mad":
             config += f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{hostile}" }} }}'
         (folder / name / "config.pbtxt").write_text(config)
@@ -153,6 +184,7 @@ async def ask(channel: grpc.aio.Channel, model: str, x: np.ndarray, tally: Tally
         data = await channel.unary_unary(PATH, None, None)(message(model, x), timeout=DEADLINE)
     except grpc.aio.AioRpcError as error:
         tally.answers[error.code().name] += 1
+        tally.texts[str(error.details())] += 1
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             await asyncio.sleep(REFUSED_PAUSE)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -177,12 +209,13 @@ async def load(address: str, model: str, until: float, seed: int, tally: Tally) 
             await ask(channel, model, x, tally)
 
 
-async def torment(server: ServerProcess, until: float, seed: int) -> int:
-    """Signals for the workers of `wild` and sometimes of `caller`, at random; how many."""
+async def torment(server: ServerProcess, until: float, seed: int, held: Held) -> int:
+    """Signals for the workers of `wild` and sometimes of `caller`, at random; how many. What is held is looked at."""
     chance = random.Random(seed)
     count = 0
     while time.monotonic() < until:
         await asyncio.sleep(chance.uniform(0.2, 3.0))
+        held.look(server)
         found = await asyncio.to_thread(workers, server, chance.choice(("wild", "wild", "wild", "caller")))
         if found:
             with contextlib.suppress(psutil.Error):
@@ -191,14 +224,14 @@ async def torment(server: ServerProcess, until: float, seed: int) -> int:
     return count
 
 
-async def run_load(server: ServerProcess, seconds: float, seed: int) -> tuple[dict[str, Tally], int]:
+async def run_load(server: ServerProcess, seconds: float, seed: int, held: Held) -> tuple[dict[str, Tally], int]:
     """The models under load, two of them tormented; what their clients got, and the number of signals."""
     tallies = {"wild": Tally(), "caller": Tally(), "calm": Tally(), "mad": Tally()}
     until = time.monotonic() + seconds
     clients = []
     for index, model in enumerate(("wild", "wild", "wild", "wild", "caller", "caller", "calm", "calm", "mad")):
         clients.append(load(server.address, model, until, seed + index, tallies[model]))
-    *_, signals = await asyncio.gather(*clients, torment(server, until - 1, seed))
+    *_, signals = await asyncio.gather(*clients, torment(server, until - 1, seed, held))
     return tallies, signals
 
 
@@ -213,7 +246,7 @@ def faults(tallies: dict[str, Tally]) -> list[str]:
             wrong.append(f"{model} has answered nothing")
     calm = tallies["calm"]
     if calm.answers["OK"] != calm.asked:
-        wrong.append(f"the untouched model has failed requests: {dict(calm.answers)}")
+        wrong.append(f"the untouched model has failed requests: {dict(calm.answers)}, {dict(calm.texts)}")
     return wrong
 
 
@@ -240,10 +273,11 @@ def run(seconds: float, seed: int) -> list[str]:
         repository = write_models(folder / "models")
         server = start(repository, folder / "log")
         try:
-            tallies, signals = asyncio.run(run_load(server, seconds, seed))
+            held = Held()
+            tallies, signals = asyncio.run(run_load(server, seconds, seed, held))
             for model, tally in tallies.items():
                 print(f"{model}: {tally.asked} requests, {dict(tally.answers)}", flush=True)
-            print(f"{signals} signals", flush=True)
+            print(f"{signals} signals; the server held at most {held.say()}", flush=True)
             wrong += faults(tallies)
             if named_memory(server):
                 wrong.append(f"memory that would be left behind: {', '.join(sorted(named_memory(server)))}")
