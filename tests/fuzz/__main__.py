@@ -30,8 +30,25 @@ TARGETS = {
         "_native.protobuf.codec",
         "_native.protobuf.encoding",
         "_native.protobuf.messages",
-    ]
+    ],
+    "worker": [
+        "_native.memory.arena",
+        "_native.memory.resource",
+        "backends.python._attend",
+        "backends.python._bls",
+        "backends.python._channel",
+        "backends.python._execute",
+        "backends.python._grants",
+        "backends.python._loans",
+        "backends.python._record",
+        "backends.python._responses",
+        "backends.python._side",
+        "backends.python._slots",
+    ],
 }
+OPTIONS = {"worker": ["-len_control=0"]}  # a script of few bytes does not get far
+# What is not instrumented comes from the source tree.
+PACKAGE = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
 
 CLANG = os.environ.get("CLANG", "clang")
 SANITIZERS = "address,undefined"
@@ -71,7 +88,8 @@ def fuzzer_library() -> Path:
 def compile_module(module: str) -> None:
     """Build one Cython module into BUILD unless it is newer than all native sources."""
     out = library(module)
-    sources = [p for d in ("_native", "tests/fuzz") for p in (ROOT / d).iterdir() if p.suffix in (".pyx", ".pxd", ".h")]
+    folders = ("_native", "backends/python", "tests/fuzz")
+    sources = [p for d in folders for p in (ROOT / d).rglob("*") if p.suffix in (".pyx", ".pxd", ".pxi", ".h")]
     if out.exists() and out.stat().st_mtime > max(p.stat().st_mtime for p in (*sources, Path(__file__))):
         return
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +107,9 @@ def compile_module(module: str) -> None:
 def build(target: str) -> None:
     for module in [*TARGETS[target], f"tests.fuzz.{target}_target"]:
         compile_module(module)
-    (BUILD / "_native" / "__init__.py").touch()
+        for package in library(module).relative_to(BUILD).parents[:-1]:
+            own = ROOT / package / "__init__.py"
+            (BUILD / package / "__init__.py").write_text(PACKAGE + (own.read_text() if own.exists() else ""))
 
 
 def corpus(target: str) -> list[str]:
@@ -134,11 +154,14 @@ def main() -> int:
         options = [
             f"-max_total_time={arguments.seconds}",
             f"-artifact_prefix={KEPT / f'{target}-findings'}/",
-            f"-dict={ROOT / 'tests' / 'fuzz' / f'{target}.dict'}",
             "-max_len=1024",
             "-detect_leaks=0",
             "-print_final_stats=1",
+            *OPTIONS.get(target, []),
         ]
+        words = ROOT / "tests" / "fuzz" / f"{target}.dict"
+        if words.exists():
+            options.append(f"-dict={words}")
         status |= fuzz(target, [*options, *theirs, *corpus(target)])
     return status
 

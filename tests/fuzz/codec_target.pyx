@@ -4,10 +4,6 @@
 # tests/native/official.py.
 """The fuzz target of the codec: run(argv) hands the process over to libFuzzer."""
 
-import os
-import sys
-import traceback
-
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -15,13 +11,9 @@ from _native.protobuf.codec cimport DECODE_OK, DECODE_TOO_MANY, DecodeResult, In
 from _native.protobuf.codec cimport contents_field, contents_size, infer_decode, infer_message_init
 from _native.protobuf.datatype cimport Datatype
 
-from tests.native import official
+include "driver.pxi"
 
-cdef extern from *:
-    """
-    int LLVMFuzzerRunDriver(int *argc, char ***argv, int (*target)(const uint8_t *data, size_t size));
-    """
-    int LLVMFuzzerRunDriver(int *argc, char ***argv, int (*target)(const uint8_t *data, size_t size) noexcept) noexcept
+from tests.native import official
 
 cdef enum:
     DATATYPES = 15
@@ -41,12 +33,6 @@ cdef void copy_contents(const InputHead *head) noexcept nogil:
             if out != NULL:
                 contents_copy(head, <Datatype>datatype, out)
                 free(out)
-
-
-cdef void fail() noexcept:
-    traceback.print_exc()
-    sys.stderr.flush()
-    os.abort()      # libFuzzer writes the input to a file
 
 
 cdef int one(const uint8_t *data, size_t size) noexcept:
@@ -70,11 +56,4 @@ cdef int one(const uint8_t *data, size_t size) noexcept:
 
 def run(argv):
     """Fuzz with libFuzzer's arguments; ends the process."""
-    cdef list arguments = [os.fsencode(a) for a in argv]
-    cdef char **c_argv = <char **>malloc((len(arguments) + 1) * sizeof(char *))
-    cdef int argc = <int>len(arguments)
-    cdef int i
-    for i in range(argc):
-        c_argv[i] = arguments[i]
-    c_argv[argc] = NULL
-    sys.exit(LLVMFuzzerRunDriver(&argc, &c_argv, one))
+    drive(argv, one)
