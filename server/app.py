@@ -273,7 +273,10 @@ def make_engine(settings: Settings) -> Engine:
             cache=settings.cache,
             placement=_placement(settings, gpus),
             control=ModelControl(
-                ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs
+                ControlMode(settings.model_control_mode),
+                settings.load_model,
+                settings.repository_poll_secs,
+                settings.model_memory_budget,
             ),
         )
     except ConfigError as error:

@@ -175,7 +175,6 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--exit-timeout-secs", "-1"], "exit-timeout-secs: expected 0 or more"),
         (["--model-load-thread-count", "0"], "expected 1 or more"),
         (["--model-config-name", "a/b"], "without folder"),
-        (["--model-repository", "s3://bucket/models"], "remote repositories are not served"),
         (["--transport", "http"], '"native", "grpcio"'),
         (["--max-inflight-requests", "-1"], "max-inflight-requests: expected 0 or more"),
         (["--max-queued-requests-per-model", "-1"], "max-queued-requests-per-model: expected 0 or more"),
@@ -191,7 +190,8 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--grpc-reflection", "maybe"], '"auto", "on", "off"'),
         (["--backend-config", "onnxruntime"], "expected BACKEND,KEY=VALUE"),
         (["--exit-on-error=maybe"], "--exit-on-error"),
-        (["--load-model=a"], "load-model: it needs --model-control-mode explicit"),
+        (["--load-model=a"], "load-model: it needs --model-control-mode explicit or lazy"),
+        (["--model-memory-budget=1"], "model-memory-budget: it needs --model-control-mode lazy"),
         (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the ONLY startup model"),
         (["--model-control-mode=poll", "--repository-poll-secs=0"], "repository-poll-secs: expected 1 or more"),
         (["--model-control-mode=both"], "model-control-mode"),
@@ -278,10 +278,6 @@ def test_a_truth_value_that_is_none_is_named(capsys) -> None:
 def test_a_repository_is_needed(capsys) -> None:
     assert cli.main(["serve"]) == cli.USAGE_ERROR
     assert "serve: --model-repository is needed, with a value." in capsys.readouterr().err
-
-
-def test_a_remote_repository_is_shown_as_it_was_given(capsys) -> None:
-    assert "s3://bucket/models is not local" in refused(capsys, "--model-repository", "s3://bucket/models")
 
 
 def test_variables_that_are_no_options_are_told(serve, capsys, monkeypatch) -> None:

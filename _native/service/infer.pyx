@@ -24,7 +24,7 @@ from _native.scheduling.lane cimport LaneHandle
 from _native.service.access cimport ALLOWED, INFERENCE, Gate, Judge, Verdict, gate_deny, gate_message, gate_note
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.service.forwarding cimport Forwarder, forwarder_claims
-from _native.service.submission cimport Submission, submission_wake, submit_call, submit_request
+from _native.service.submission cimport Submission, submission_resume, submission_wake, submit_call, submit_request
 from _native.service.table cimport ModelTable, message_model, table_place
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport text_or_no_memory
@@ -230,6 +230,11 @@ cdef class Rehearsal:
         done(text)
 
 
+cdef void model_missed(void *context, Str name) noexcept nogil:
+    with gil:
+        (<InferService>context).load(name.data[:name.size].decode("utf-8", "replace"))
+
+
 cdef class InferService:
     """Takes requests in and sends answers out, on one event loop.
 
@@ -248,6 +253,7 @@ cdef class InferService:
     cdef Forwarder forwarder
     cdef StoreBase store
     cdef RecorderHandle recorder
+    cdef object load
 
     def __init__(self, ModelTable table not None, BridgeHandle bridge not None, *, max_inflight: int = 0):
         self.table = table
@@ -385,6 +391,29 @@ cdef class InferService:
         """Have what happens to single requests noted, where the recorder is switched on."""
         self.recorder = recorder
         self.submission.recorder = &recorder.recorder
+
+    def load_on_demand(self, load) -> None:
+        """Let requests for models that are not there wait until `resume`.
+
+        Args:
+            load: called with the name of the model for each of them, from inside of what submits it.
+        """
+        self.load = load
+        self.submission.missed = model_missed
+        self.submission.missed_context = <void *>self
+
+    def resume(self, name: str | None, status: int = 0, text: str = "") -> None:
+        """Submit anew what waits for this model, or for any; or refuse it with this status and text.
+
+        What finds its model missing still is refused as without `load_on_demand`.
+        """
+        cdef bytes encoded = b"" if name is None else name.encode()
+        cdef bytes details = text.encode()
+        cdef Str model
+        model.data = encoded
+        model.size = <uint32_t>len(encoded)
+        submission_resume(&self.submission, NULL if name is None else &model, status, details)
+        submission_wake(&self.submission)
 
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.caching.coalescer cimport Coalescer
 from _native.memory.resource cimport Block
+from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport Bridge
 from _native.request.record cimport Recorder
 from _native.request.request cimport Request
@@ -15,6 +16,14 @@ from _native.service.table cimport Table
 
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together
+
+# Called on the loop: a request waits for this model, which is not there.
+ctypedef void (*missed_fn)(void *context, Str name) noexcept nogil
+
+cdef struct Awaiting:
+    # requests for models that are not there, each until submission_resume, its deadline or its client's end
+    Request *first
+    Request *last
 
 cdef struct Submission:
     # all on the loop
@@ -32,6 +41,9 @@ cdef struct Submission:
     # Whether a parameter with this name stands for a header of the call, and comes from nowhere else; NULL: none does
     bint (*is_header)(void *context, const uint8_t *name, size_t size) noexcept nogil
     void *is_header_context
+    missed_fn missed         # loads models that are not there; NULL: requests for them are refused
+    void *missed_context
+    Awaiting awaiting
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
 
@@ -57,6 +69,9 @@ cdef void submit_call(Submission *submission, Request *request, Block *block, co
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
 # On the loop: queue what a coalescer has held back; its bridge and its queued_ns are set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
+# On the loop: what waits for this model, or for any where the name is NULL, is submitted anew and does not wait again;
+# with a status other than OK it is refused with it.
+cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
 # On the loop: wake the instances for what was submitted. The bridge calls it after each round; `context` is the
 # Submission.
 cdef void submission_wake(void *context) noexcept nogil

@@ -1,10 +1,13 @@
 """Submission: the one way in, for everything that asks a model: front doors, streams, and the server itself."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcmp
 
 from _native.caching.coalescer cimport coalescer_enter
 from _native.atomic cimport load32
 from _native.clock cimport now_ns
+from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
 from _native.protobuf.codec cimport (
     DECODE_OK,
@@ -15,9 +18,9 @@ from _native.protobuf.codec cimport (
     infer_message_init,
 )
 from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
+from _native.request.bridge cimport Bridge, bridge_clear_timer, bridge_return, bridge_watch
 from _native.request.record cimport Record, Sampling, record_begin
-from _native.request.request cimport Request, request_fail
+from _native.request.request cimport REQUEST_NEW, REQUEST_WAITING, Request, request_fail
 from _native.request.statistics cimport FAILURE_OTHER
 from _native.request.timers cimport timers_have_room
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
@@ -26,7 +29,13 @@ from _native.scheduling.split cimport split_enter
 from _native.service.access cimport ALLOWED, INFERENCE, TRUSTED, Gate, Verdict, gate_message, gate_status, gate_text
 from _native.service.binding cimport request_bind, request_decode, request_identify
 from _native.service.table cimport table_find, table_route
-from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED, STATUS_UNAVAILABLE
+from _native.status cimport (
+    STATUS_NOT_FOUND,
+    STATUS_OK,
+    STATUS_RESOURCE_EXHAUSTED,
+    STATUS_UNAVAILABLE,
+    STATUS_UNIMPLEMENTED,
+)
 from _native.text cimport format_text
 from _native.traceparent cimport TraceContext
 
@@ -76,33 +85,51 @@ cdef bint add_forwarded(Request *request, const uint8_t *data, size_t size) noex
     return done
 
 
-cdef bint prepare(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
-                  size_t forwarded, uint64_t caller) noexcept nogil:
-    # decode, find the model, check; False: the request carries its error
-    cdef Lane *lane
-    cdef int status = STATUS_OK
-    cdef char *details = NULL
+cdef enum Prepared:
+    REFUSED                  # the request carries its error
+    READY
+    MISSED                   # its model is not there, and may be waited for
+
+
+cdef Prepared prepare(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
+                      size_t forwarded, uint64_t caller) noexcept nogil:
+    # decode, find the model, check
     if not request_decode(request, block, data, size):
-        return False
+        return REFUSED
     if self.is_header != NULL and request.message.parameter_count and caller != CALLER_SERVER:
         drop_headers(self, &request.message)
     if forwarded and not add_forwarded(request, data + size, forwarded):
-        return False
+        return REFUSED
     if self.gate != NULL and caller != CALLER_SERVER and not may_use(self, request, caller):
-        return False
+        return REFUSED
+    return bind(self, request, self.missed != NULL)
+
+
+cdef inline Prepared bind(Submission *self, Request *request, bint may_wait) noexcept nogil:
+    # find the model and check
+    cdef Lane *lane
+    cdef int status = STATUS_OK
+    cdef char *details = NULL
     lane = table_find(self.table, request.message.model_name, request.message.model_version, &status, &details)
     if lane == NULL:
         lane = find_by_sequence(self, request, &status, &details)
         if lane == NULL:
-            request_fail(request, status, details)
-            return False
+            return missing(request, status, details, may_wait)
     request.lane = lane
     if request.single and lane.signature.decoupled and not lane.signature.single_answers:
         request_fail(request, STATUS_UNIMPLEMENTED, format_text(
             "ModelInfer RPC doesn't support models with decoupled transaction policy: ask model '%s' by "
             "ModelStreamInfer", lane.signature.name.data))
-        return False
-    return request_bind(request, &lane.signature, &self.regions)
+        return REFUSED
+    return READY if request_bind(request, &lane.signature, &self.regions) else REFUSED
+
+
+cdef Prepared missing(Request *request, int status, char *details, bint may_wait) noexcept nogil:
+    if may_wait and (status == STATUS_NOT_FOUND or status == STATUS_UNAVAILABLE):
+        free(details)
+        return MISSED
+    request_fail(request, status, details)
+    return REFUSED
 
 
 cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, char **details) noexcept nogil:
@@ -161,7 +188,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
                       size_t forwarded, int64_t timeout_ns, uint64_t caller,
                       const TraceContext *context) noexcept nogil:
     cdef int64_t now = now_ns()
-    cdef bint good
+    cdef Prepared prepared
     request.bridge = self.bridge
     request.arrived_ns = now
     if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
@@ -175,15 +202,66 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     request.admitted = True
     self.bridge.in_house += 1
     set_apart(self, request, caller)
-    good = prepare(self, request, block, data, size, forwarded, caller)
+    prepared = prepare(self, request, block, data, size, forwarded, caller)
     if self.recorder != NULL and caller != CALLER_SERVER and load32(&self.recorder.on):
         record(self, request, size, context)
-    if not good:
+    if prepared == REFUSED:
         give_back(request)
         return
     if timeout_ns >= 0:
         request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
+    if prepared == MISSED:
+        wait_for_model(self, request)
+        return
     submit_request(self, request)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests for models that are loaded when they are asked for
+
+cdef void wait_for_model(Submission *self, Request *request) noexcept nogil:
+    if request.deadline_ns and not timers_have_room(&self.bridge.timers):
+        request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
+        give_back(request)
+        return
+    request.state = REQUEST_WAITING
+    request.leave = stop_waiting
+    request.awaited = self
+    list_append(&self.awaiting, request)
+    if request.deadline_ns:
+        bridge_watch(self.bridge, request)
+    self.missed(self.missed_context, request.message.model_name)
+
+
+cdef void stop_waiting(Request *request) noexcept nogil:
+    cdef Submission *self = <Submission *>request.awaited
+    list_remove(&self.awaiting, request)
+    request.state = REQUEST_NEW
+    request.leave = NULL
+    request.awaited = NULL
+
+
+cdef bint waits_for(const Request *request, const Str *name) noexcept nogil:
+    cdef Str wanted = request.message.model_name
+    return name == NULL or (wanted.size == name.size and memcmp(wanted.data, name.data, name.size) == 0)
+
+
+cdef void submission_resume(Submission *self, const Str *name, int status, const char *details) noexcept nogil:
+    cdef Request *request = self.awaiting.first
+    cdef Request *following
+    while request != NULL:
+        following = request.next
+        if waits_for(request, name):
+            stop_waiting(request)
+            bridge_clear_timer(self.bridge, &request.timer)
+            if status != STATUS_OK:
+                request_fail(request, status, format_text("%s", details))
+                give_back(request)
+            elif bind(self, request, False) == READY:
+                submit_request(self, request)
+            else:
+                give_back(request)
+        request = following
 
 
 cdef bint is_own(const Request *request) noexcept nogil:

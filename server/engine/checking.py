@@ -45,7 +45,11 @@ def check(repositories: Repositories, options: configuration.Options, loader: Ba
     warnings: dict[str, tuple[str, ...]] = {}
     for folder in repositories.scan():
         with _warnings() as said:
-            prepared[folder.name], problems[folder.name] = _look_at(folder, options, loader)
+            try:
+                brought = repositories.find(folder.name) or folder
+                prepared[folder.name], problems[folder.name] = _look_at(brought, options, loader)
+            except ConfigError as error:
+                prepared[folder.name], problems[folder.name] = None, str(error)
         warnings[folder.name] = tuple(dict.fromkeys(said))
     for name, composed in configuration.compose(prepared).items():
         if isinstance(composed, ConfigError):

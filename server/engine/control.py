@@ -26,6 +26,7 @@ class ControlMode(enum.Enum):
     NONE = "none"  # every model at the start
     EXPLICIT = "explicit"  # those that are named, at the start or later
     POLL = "poll"  # every model, and whatever changes later
+    LAZY = "lazy"  # those that are named, at the start, others when a request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,19 @@ class ModelControl:
 
     Attributes:
         mode: see there.
-        load: names of models to be loaded at the start, in the mode EXPLICIT; ALL for every one.
+        load: names of models to be loaded at the start, in the modes EXPLICIT and LAZY; ALL for every one.
         poll_seconds: between two looks at the repositories, in the mode POLL.
+        budget: bytes of files that loaded models may have, in the mode LAZY; 0 for any number.
     """
 
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
     poll_seconds: float = 15.0
+    budget: int = 0
 
     def at_start(self, present: Iterable[str]) -> tuple[str, ...]:
         """The models to be loaded first, of those that are present; others may be named that are not there."""
-        if self.mode is ControlMode.EXPLICIT and self.load != (ALL,):
+        if self.mode in (ControlMode.EXPLICIT, ControlMode.LAZY) and self.load != (ALL,):
             return self.load
         return tuple(present)
 
@@ -95,6 +98,8 @@ class Poller:
         if changed := [name for name, found in seen.items() if before.get(name) != found]:
             log.info("changed in the repositories: %s", ", ".join(changed))
             await self._lifecycle.load(changed)
+            for name in self._repositories.unreached & set(changed):
+                self._seen[name] = (seen[name][0], {})  # it is to be tried again although it does not change
 
 
 def _look(folders: Iterable[ModelFolder]) -> dict[str, tuple[ModelFolder, Marks]]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from _native.memory.resource import host
@@ -21,10 +22,11 @@ from server.engine import config as configuration
 from server.engine import overview
 from server.engine.candidates import Failure, Maker
 from server.engine.control import ControlMode, ModelControl, Poller
+from server.engine.demand import Demand
 from server.engine.instances import Placement
 from server.engine.lifecycle import Allowed, Lifecycle, anything
 from server.engine.measures import Measures
-from server.engine.models import IndexEntry, Models, Watcher
+from server.engine.models import UNLOADED, IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override
 from server.engine.places import Place, Repositories
 from server.engine.redis_store import RedisStore
@@ -39,6 +41,8 @@ from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
 from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
+
+ON_DEMAND = "not loaded: a request for it has it loaded"
 
 Deliver = Callable[[int, str, bytes | None], None]
 
@@ -112,6 +116,8 @@ class Engine:
             self._repositories, self._models, maker, self._drained, self._end, threads=load_threads
         )
         self._poller: Poller | None = None
+        self._demand: Demand | None = None
+        self.on_demand: tuple[str, ...] = ()  # names of models that were there at the start and are loaded on demand
         self.problems: Mapping[str, str] = {}  # by model, why it was not loaded at the start
 
     # -- life --
@@ -129,7 +135,19 @@ class Engine:
             self._poller = Poller(self._repositories, self._lifecycle, self._control.poll_seconds)
             await self._poller.remember(folders)
         self._tell_emptiness(folders)
-        failures = await self._lifecycle.load(self._control.at_start([folder.name for folder in folders]))
+        wanted = self._control.at_start([folder.name for folder in folders])
+        if self._control.mode is ControlMode.LAZY:
+            self._models.require(wanted)
+            self.on_demand = tuple(folder.name for folder in folders if folder.name not in wanted)
+            self._demand = Demand(
+                self._repositories,
+                self._models,
+                self._lifecycle,
+                self.infer,
+                budget=self._control.budget,
+                pinned=wanted,
+            )
+        failures = await self._lifecycle.load(wanted)
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()
@@ -138,7 +156,7 @@ class Engine:
         return list(self.problems.values())
 
     def _tell_emptiness(self, folders: Sequence[ModelFolder]) -> None:
-        if not folders and self._control.mode is not ControlMode.EXPLICIT:
+        if not folders and self._control.mode in (ControlMode.NONE, ControlMode.POLL):
             log.warning(
                 "there is no model in %s: a model is a folder with a config.pbtxt or a version folder, such as 1",
                 self._repositories,
@@ -173,6 +191,8 @@ class Engine:
         self._closing = True
         if self._poller is not None:
             await self._poller.close()
+        if self._demand is not None:
+            await self._demand.close()
         await self._lifecycle.close()
         if self._store is not None:
             await self._store.close()
@@ -302,9 +322,28 @@ class Engine:
         await self._lifecycle.unload(name, dependents=dependents, asked_by=asked_by, allowed=allowed)
 
     def _require_control(self, name: str) -> None:
-        if self._control.mode is not ControlMode.EXPLICIT:
+        if self._control.mode not in (ControlMode.EXPLICIT, ControlMode.LAZY):
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
         check_name(name)
+
+    async def bring(self, name: str) -> None:
+        """Have a model loaded that is loaded on demand; return when it is served, or is in no repository.
+
+        Raises:
+            Unavailable, Exhausted: as a request for it would be answered.
+        """
+        if self._demand is not None:
+            await self._demand.bring(name)
+
+    def is_awaited(self, name: str) -> bool:
+        """Whether a request for this model, which is or was in a repository, would have it loaded."""
+        return self._demand is not None and not self._closing and self._demand.failure(name) is None
+
+    async def is_on_demand(self, name: str) -> bool:
+        """Whether the model is not loaded, and a request for it would have it loaded, as far as that can be told."""
+        if self._demand is None or self._models.versions(name) or self._demand.failure(name):
+            return False
+        return await on_thread(self._repositories.has, name)
 
     async def scale(self, name: str, counts: Mapping[str, int]) -> None:
         """Have so many instances of these instance groups, in every ready version of the model, while it serves.
@@ -412,7 +451,15 @@ class Engine:
             for folder in folders
             if folder.name not in names
         ]
-        return sorted((*known, *others), key=lambda entry: entry.name)
+        found = sorted((*known, *others), key=lambda entry: entry.name)
+        return found if self._demand is None else [self._demanded(entry) for entry in found]
+
+    def _demanded(self, entry: IndexEntry) -> IndexEntry:
+        """The entry of a model that is loaded on demand: what is not there need not be missing."""
+        assert self._demand is not None
+        if error := self._demand.failure(entry.name):
+            return entry if entry.reason else replace(entry, state="UNAVAILABLE", reason=str(error))
+        return replace(entry, reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry
 
     # -- requests --
 

@@ -263,6 +263,22 @@ class Lifecycle:
             if not asked_by:  # a model might wait for its own end
                 await followers
 
+    async def retire(self, name: str) -> None:
+        """Unload a model, with the models of its steps that nobody else needs; return when its memory is free.
+
+        Raises:
+            Unavailable: the server stops.
+        """
+        self._refuse_when_stopping()
+        async with self.turn(frozenset((name,))):
+            if name not in self._models:
+                return
+            state = self._models[name]
+            steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset()
+            ending = self._withdraw(name)
+        await ending
+        await self._unload_steps(ending, frozenset(steps), anything)
+
     async def _unload_steps(self, ending: asyncio.Task[None], steps: frozenset[str], allowed: Allowed) -> None:
         await ending
         for step in sorted(steps):

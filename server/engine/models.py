@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
@@ -150,6 +150,7 @@ class Models:
         self._missing: set[str] = set()  # names of models that are not ready
         self._users: dict[str, dict[str, list[LoadedVersion]]] = {}  # of a model: loaded ensembles, by their names
         self._watchers: list[Watcher] = []
+        self._required: frozenset[str] | None = None  # without which the server is not ready; None: every one
 
     def __getitem__(self, name: str) -> ModelState:
         """The model's state, a new one if there was none."""
@@ -202,8 +203,12 @@ class Models:
         known.asked = tuple(version for version in loaded if version.is_asked)
         self._known[name] = known
 
+    def require(self, names: Iterable[str]) -> None:
+        """Let readiness depend on no model but these."""
+        self._required = frozenset(names)
+
     def _note_readiness(self, name: str, state: ModelState) -> None:
-        if state.is_ready:
+        if state.is_ready or (self._required is not None and name not in self._required):
             self._missing.discard(name)
         else:
             self._missing.add(name)

@@ -17,6 +17,9 @@ from google.protobuf import text_format
 
 from backends.loader import BUILTIN, model_files
 from server.engine import repository
+from server.engine.remote.hub import HUB
+from server.engine.remote.mirror import CloudPlace
+from server.engine.remote.stores import SCHEMES
 from server.engine.repository import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
@@ -41,6 +44,13 @@ class Place(Protocol):
             ConfigError: it cannot be had now; what was had of it before is as it was.
         """
 
+    def has(self, name: str) -> bool:
+        """Whether the model is there; nothing is brought to this machine.
+
+        Raises:
+            ConfigError: the place cannot be read.
+        """
+
     def close(self) -> None:
         """Remove what was kept on this machine."""
 
@@ -61,6 +71,10 @@ class FolderPlace:
     def find(self, name: str) -> ModelFolder | None:
         """See Place."""
         return repository.find([self._path], name)
+
+    def has(self, name: str) -> bool:
+        """See Place."""
+        return self.find(name) is not None
 
     def close(self) -> None:
         """See Place."""
@@ -114,6 +128,10 @@ class SinglePlace:
             return replace(folder, renamed=self._is_renamed, seen=self._marks(folder.path))
         except OSError as error:
             raise ConfigError(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
+
+    def has(self, name: str) -> bool:
+        """See Place."""
+        return name == self._name and self._path.exists()
 
     def _lay(self, model: Path) -> None:
         """Have the model's folder be as its source is now."""
@@ -203,6 +221,7 @@ class Repositories:
     """
 
     def __init__(self, places: Iterable[Place | Path]) -> None:
+        self.unreached: set[str] = set()  # names of models that could not be had when they last were to be
         paths: set[Path] = set()
         self._places: list[Place] = []
         for place in places:
@@ -234,8 +253,21 @@ class Repositories:
         Raises:
             ConfigError: it cannot be had now.
         """
-        found = [folder for place in self._places if (folder := place.find(name)) is not None]
+        try:
+            found = [folder for place in self._places if (folder := place.find(name)) is not None]
+        except ConfigError:
+            self.unreached.add(name)
+            raise
+        self.unreached.discard(name)
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
+
+    def has(self, name: str) -> bool:
+        """Whether one place has a model of this name; False also where that cannot be told now."""
+        try:
+            return any(place.has(name) for place in self._places)
+        except ConfigError as error:
+            log.warning("%s", error)
+            return False
 
     def close(self) -> None:
         """Remove what was kept on this machine."""
@@ -247,12 +279,18 @@ def open_places(given: Sequence[str | Path], name: str = "") -> list[Place]:
     """The places that these stand for.
 
     Args:
-        given: paths: each of a folder of model folders, or of one model.
+        given: each a path, of a folder of model folders or of one model, or a URL of a repository elsewhere.
         name: of the one model.
     """
     single: list[str] = []
     places: list[Place] = []
-    for path in {path.resolve(): path for path in reversed([Path(each) for each in given])}.values():
+    for url in dict.fromkeys(each for each in given if "://" in str(each)):
+        if str(url).startswith(SCHEMES):
+            places.append(CloudPlace(str(url)))
+        else:
+            forms = ", ".join((*SCHEMES, HUB))
+            raise ConfigError(f"model-repository: {url}: expected a path, or a URL that begins with one of {forms}")
+    for path in {path.resolve(): path for path in (Path(each) for each in given if "://" not in str(each))}.values():
         if is_single(path):
             single.append(str(path))
             places.append(SinglePlace(path, name))

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from server.errors import ConfigError, InvalidArgument
 from server.pb import model_config_pb2 as pb
@@ -102,15 +102,18 @@ def marks(folder: ModelFolder) -> Marks:
         return folder.seen
     found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
     for path, size, modified in _files(folder.path):
-        first = path.parts[0]
-        if first == "configs" or path.name == str(path) == CONFIG_FILE:
-            part = CONFIGURATION
-        else:
-            part = first if first.isdecimal() and len(path.parts) > 1 else REST
-        found.setdefault(part, set()).add((str(path), modified, size))
+        found.setdefault(part_of(path), set()).add((str(path), modified, size))
     for version in folder.versions:
         found.setdefault(str(version), set())
     return {part: frozenset(files) for part, files in found.items()}
+
+
+def part_of(path: PurePath) -> str:
+    """The part of a model that a file of its folder belongs to."""
+    first = path.parts[0]
+    if first == "configs" or path.name == str(path) == CONFIG_FILE:
+        return CONFIGURATION
+    return first if first.isdecimal() and len(path.parts) > 1 else REST
 
 
 def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
@@ -193,6 +196,11 @@ def _model_folder(path: Path, repository: Path) -> ModelFolder:
 def versions_of(path: Path) -> tuple[int, ...]:
     """The versions of a model folder, ascending."""
     return tuple(sorted(int(entry.name) for entry in path.iterdir() if entry.is_dir() and not _why_none(entry.name)))
+
+
+def is_version(name: str) -> bool:
+    """Whether a folder of this name is a version."""
+    return not _why_none(name)
 
 
 def warn_misnamed_versions(path: Path) -> None:

@@ -1,8 +1,8 @@
 """grpc.health.v1 for the server, each model and each version.
 
 Names: "" and the service's full name are the readiness of the server, `<model>` is SERVING while any version of the
-model is ready, `<model>/<version>` while that version is. Check answers NOT_FOUND for a name that was never known,
-Watch answers SERVICE_UNKNOWN and goes on, as the protocol says.
+model is ready, `<model>/<version>` while that version is; both while a request would have the model loaded. Check
+answers NOT_FOUND for a name that was never known, Watch answers SERVICE_UNKNOWN and goes on, as the protocol says.
 
 The messages and the registration are grpcio-health-checking's, the servicer is not: its Watch holds a lock while it
 writes, so that one client that does not read stops the updates of all, and it forgets the other watchers of a name
@@ -123,15 +123,17 @@ def follow(engine: Engine, service: str, access: Access | None = None) -> Health
 
     def publish(model: str, version: int | None, ready: bool) -> None:
         if model and version is not None:
-            health.set(f"{model}/{version}", ready)
+            health.set(f"{model}/{version}", ready or engine.is_awaited(model))
         if model:
-            health.set(model, _any_ready(engine, model))
+            health.set(model, _any_ready(engine, model) or engine.is_awaited(model))
         for name in ("", service):
             health.set(name, engine.ready)
 
     publish("", None, engine.ready)
     for entry in engine.index():
         publish(entry.name, int(entry.version) if entry.version else None, entry.state == "READY")
+    for name in engine.on_demand:
+        publish(name, None, False)
     engine.subscribe(publish)
     return health
 

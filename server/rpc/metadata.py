@@ -59,6 +59,8 @@ class Information:
         return pb.ServerReadyResponse(ready=await self._engine.check())
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+        if await self._engine.is_on_demand(request.name):
+            return pb.ModelReadyResponse(ready=True)
         loaded = self._engine.model(request.name, request.version)  # raises for whatever is not loaded
         return pb.ModelReadyResponse(ready=await loaded.check())
 
@@ -67,6 +69,7 @@ class Information:
         return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=identity.extensions)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+        await self._engine.bring(request.name)
         loaded = self._engine.model(request.name, request.version)
         shown = (loaded,) if request.version else self._engine.versions(request.name)
         spec = loaded.spec
@@ -80,6 +83,7 @@ class Information:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+        await self._engine.bring(request.name)
         return pb.ModelConfigResponse(config=self._engine.model(request.name, request.version).config)
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:

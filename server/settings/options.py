@@ -80,12 +80,17 @@ class Settings:
     """Name of a variable of the environment, or a pattern of names, that a config.pbtxt may use as ${NAME} or
     ${NAME:-default}; may be given several times."""
 
-    model_control_mode: Literal["none", "explicit", "poll"] = "none"
+    model_control_mode: Literal["none", "explicit", "poll", "lazy"] = "none"
     """none: every model is loaded at start; explicit: those of --load-model, and clients load and unload; poll: every
-    model, and what changes in the repositories."""
+    model, and what changes in the repositories; lazy: those of --load-model, others at the first request."""
 
     load_model: tuple[str, ...] = ()
-    """A model to be loaded at start with --model-control-mode explicit, or * for all; may be given several times."""
+    """A model to be loaded at start with --model-control-mode explicit or lazy, or * for all; with lazy it stays. May
+    be given several times."""
+
+    model_memory_budget: int = 0
+    """Bytes that the files of loaded models may have with --model-control-mode lazy: those that were asked least
+    recently leave; 0 for any number."""
 
     repository_poll_secs: int = 15
     """Seconds between looks at the repositories with --model-control-mode poll."""

@@ -21,7 +21,6 @@ from server.settings.values import (
 if TYPE_CHECKING:
     from server.settings.options import Settings
 
-REMOTE_SCHEMES = ("s3:", "gs:", "as:", "hf:", "http:", "https:")
 MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
 
 AT_LEAST_0 = (
@@ -30,6 +29,7 @@ AT_LEAST_0 = (
     "max_held_bytes",
     "grpc_max_bytes_per_client",
     "model_load_retry_count",
+    "model_memory_budget",
     "max_inflight_requests",
     "max_queued_requests_per_model",
     "client_shm_max_regions",
@@ -114,14 +114,13 @@ def _check_values(settings: Settings) -> None:
 def _check_repository(settings: Settings) -> None:
     if not settings.model_repository:
         raise SettingsError("model-repository: give at least one folder")
-    for path in settings.model_repository:
-        if path.startswith(REMOTE_SCHEMES):
-            raise SettingsError(f"model-repository: {path} is not local; remote repositories are not served")
     name = settings.model_config_name
     if set(name) & set(" /\\") or name in {".", ".."}:
         raise SettingsError(f"model-config-name: expected a name without folder, got {name!r}")
-    if settings.load_model and settings.model_control_mode != "explicit":
-        raise SettingsError("load-model: it needs --model-control-mode explicit; otherwise every model is loaded")
+    if settings.load_model and settings.model_control_mode not in ("explicit", "lazy"):
+        raise SettingsError("load-model: it needs --model-control-mode explicit or lazy; else every model is loaded")
+    if settings.model_memory_budget and settings.model_control_mode != "lazy":
+        raise SettingsError("model-memory-budget: it needs --model-control-mode lazy")
     if "*" in settings.load_model and len(settings.load_model) > 1:
         raise SettingsError("load-model: Wildcard model name '*' must be the ONLY startup model if specified at all.")
     least = 1 if settings.model_control_mode == "poll" else 0

@@ -134,6 +134,17 @@ class FakeEngine:
             for spec in models.MODELS.values()
         }
 
+    on_demand = ()
+
+    def is_awaited(self, name: str) -> bool:
+        return False
+
+    async def is_on_demand(self, name: str) -> bool:
+        return False
+
+    async def bring(self, name: str) -> None:
+        """Nothing is loaded on demand."""
+
     @property
     def ready(self) -> bool:
         return not self._broken and all(

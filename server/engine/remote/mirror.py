@@ -1,0 +1,219 @@
+"""A repository in an object store, copied to this machine model by model.
+
+A model is copied when it is to be loaded, into a folder that nothing looks into; when all of it is there, and the store
+still says what it said before, the folder is renamed to its place. So nobody sees a part of a model, and what is loaded
+of an older copy goes on until the new one serves. A file that has not changed, by its ETag, is not copied again: the
+new folder shares it with the old one, and a version none of whose files has changed stays loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from server.engine import repository
+from server.engine.remote.stores import MOUNTS, explained, open_store, parse_url
+from server.engine.repository import CONFIGURATION, REST, Marks, ModelFolder, part_of
+from server.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+log = logging.getLogger("inferd.repository")
+
+TRIES = 3
+"""Of a model that changes while it is copied."""
+TRANSFERS = 4
+"""Models that are copied at a time."""
+CHUNK = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A file in the store."""
+
+    tag: str
+    size: int
+
+
+Listing = Mapping[str, Object]
+"""The files of a model by their paths in its folder."""
+
+
+class _Changed(Exception):
+    """The model is not what it was when its copy was begun."""
+
+
+class CloudPlace:
+    """A `server.engine.places.Place` in an object store.
+
+    Args:
+        url: of the repository.
+        environment: where credentials are.
+    """
+
+    def __init__(self, url: str, environment: Mapping[str, str] = os.environ) -> None:
+        self._url = url.rstrip("/")
+        address = parse_url(url)
+        self._store: ObjectStore = open_store(url, environment)
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
+        self._root = Path(tempfile.mkdtemp(prefix="inferd-", dir=environment.get(MOUNTS[address.scheme]) or None))
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._transfers = threading.Semaphore(TRANSFERS)
+        self._copies: dict[str, list[tuple[ModelFolder, Listing]]] = {}  # of each model, the newest first
+
+    def __str__(self) -> str:
+        return self._url
+
+    def scan(self) -> list[ModelFolder]:
+        """See Place. Nothing is copied: the folders are not there yet."""
+        models: dict[str, dict[str, Object]] = {}
+        for path, found in self._list(""):
+            name, _, file = path.partition("/")
+            if file and not name.startswith(".") and name not in repository.NOT_MODELS:
+                models.setdefault(name, {})[file] = found
+        folders = [self._folder(name, self._root / name, listing) for name, listing in models.items()]
+        return sorted(folders, key=lambda folder: folder.name)
+
+    def has(self, name: str) -> bool:
+        """See Place."""
+        return _is_name(name) and next(self._list(f"{name}/"), None) is not None
+
+    def find(self, name: str) -> ModelFolder | None:
+        """See Place. The model is copied, unless it is here as it is there."""
+        if not _is_name(name):
+            return None
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            for _ in range(TRIES):
+                listing = dict(self._list(f"{name}/"))
+                if not listing:
+                    return None
+                copies = self._copies.get(name, [])
+                if copies and copies[0][1] == listing:
+                    return copies[0][0]
+                try:
+                    return self._copy(name, listing)
+                except _Changed:
+                    log.info("%s/%s has changed while it was copied", self._url, name)
+                except OSError as error:
+                    raise ConfigError(f"{self._url}/{name}: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(f"{self._url}/{name}: it has changed {TRIES} times while it was copied: try again later")
+
+    def _list(self, below: str) -> Iterator[tuple[str, Object]]:
+        """What lies below a folder of the repository: paths in that folder."""
+        import obstore
+
+        prefix = self._prefix + below
+        try:
+            for chunk in obstore.list(self._store, prefix or None):
+                for found in chunk:
+                    path = found["path"].removeprefix(prefix)
+                    if path and not path.endswith("/"):
+                        yield path, Object(found["e_tag"] or str(found["last_modified"]), found["size"])
+        except Exception as error:
+            raise ConfigError(f"{self._url}/{below}".rstrip("/") + f": {explained(error)}") from None
+
+    def _copy(self, name: str, listing: Listing) -> ModelFolder:
+        target = self._root / _digest(name, listing) / name
+        incoming = self._root / f".{uuid.uuid4().hex}"
+        before = self._copies.get(name, [])
+        try:
+            with self._transfers:
+                for path, found in sorted(listing.items()):
+                    self._have(name, path, found, incoming / name, before)
+            if dict(self._list(f"{name}/")) != listing:
+                raise _Changed
+            shutil.rmtree(target.parent, ignore_errors=True)
+            incoming.rename(target.parent)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        folder = self._folder(name, target, listing)
+        self._copies[name] = [(folder, listing), *before[:1]]
+        for old, _ in before[1:]:
+            if old.path != target:
+                shutil.rmtree(old.path.parent, ignore_errors=True)
+        return folder
+
+    def _have(
+        self, name: str, path: str, found: Object, folder: Path, before: list[tuple[ModelFolder, Listing]]
+    ) -> None:
+        """Have one file in the new folder: that of the copy before where it is the same."""
+        if ".." in PurePosixPath(path).parts or "\0" in path:
+            raise ConfigError(f"{self._url}/{name}: the path of an object leads out of the model's folder: {path!r}")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for old, listing in before[:1]:
+            if listing.get(path) == found:
+                os.link(old.path / path, target)
+                return
+        with target.open("xb") as file:
+            size = self._fetch(f"{self._prefix}{name}/{path}", found, file.write)
+            if size != found.size:
+                raise ConfigError(f"{self._url}/{name}/{path}: expected {found.size} bytes, got {size}")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _fetch(self, path: str, found: Object, write: Callable[[memoryview], object]) -> int:
+        import obstore
+        from obstore import exceptions
+
+        size = 0
+        try:
+            options: obstore.GetOptions = {"if_match": found.tag} if found.tag.startswith(('"', "0x")) else {}
+            for chunk in obstore.get(self._store, path, options=options).stream(min_chunk_size=CHUNK):
+                view = memoryview(chunk)
+                size += len(view)
+                write(view)
+        except (exceptions.PreconditionError, FileNotFoundError):
+            raise _Changed from None
+        except OSError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self._url}: {path}: {explained(error)}") from None
+        return size
+
+    def _folder(self, name: str, path: Path, listing: Listing) -> ModelFolder:
+        versions = {PurePosixPath(file).parts[0] for file in listing if "/" in file}
+        numbers = sorted(int(version) for version in versions if repository.is_version(version))
+        try:
+            repository.check_name(name)
+        except InvalidArgument as error:
+            return ModelFolder(name, path, self._root, problem=str(error))
+        return ModelFolder(name, path, self._root, tuple(numbers), seen=_marks(listing, numbers))
+
+    def close(self) -> None:
+        """See Place."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _marks(listing: Listing, versions: list[int]) -> Marks:
+    found: dict[str, set[tuple[str, int, int]]] = {part: set() for part in (CONFIGURATION, REST, *map(str, versions))}
+    for path, each in listing.items():
+        mark = int.from_bytes(hashlib.sha256(each.tag.encode()).digest()[:8], "big")
+        found.setdefault(part_of(PurePosixPath(path)), set()).add((path, mark, each.size))
+    return {part: frozenset(files) for part, files in found.items()}
+
+
+def _digest(name: str, listing: Listing) -> str:
+    text = name + "\n".join(f"{path}\0{found.tag}\0{found.size}" for path, found in sorted(listing.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _is_name(name: str) -> bool:
+    try:
+        repository.check_name(name)
+    except InvalidArgument:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""Models that are loaded at the first request: who waits, what is answered, who leaves for whom, and what is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.api import BackendError, ModelSource
+from server.engine import demand
+from server.engine.config import Options
+from server.engine.control import ControlMode, ModelControl
+from server.engine.engine import ON_DEMAND, Engine
+from server.errors import NotFound, Status, Unavailable
+from server.front.health import follow
+from tests.engine.serving import (
+    CONFIG,
+    Loader,
+    Pending,
+    PuppetBackend,
+    PuppetModel,
+    echo,
+    infer,
+    infer_all,
+    request,
+    row,
+)
+
+SIZE = 1000  # of each model's file
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+ensemble_scheduling { step {
+  model_name: "a" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} }
+"""
+
+
+class Shelf(PuppetBackend):
+    """Counts the loads of each model; has them wait, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys("abcd", echo))
+        self.loads: Counter[str] = Counter()
+        self.broken: set[str] = set()
+        self.open = threading.Event()
+        self.open.set()
+
+    def load(self, source: ModelSource) -> PuppetModel:
+        self.loads[source.spec.name] += 1
+        assert self.open.wait(60)
+        if source.spec.name in self.broken:
+            raise BackendError("no weights")
+        return super().load(source)
+
+
+@asynccontextmanager
+async def lazy(root: Path, *pinned: str, budget: int = 0, names: str = "abc", **configs: str):
+    for name, config in {**dict.fromkeys(names, CONFIG), **configs}.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(config)
+        if name in names:
+            (root / name / "1" / "weights").write_bytes(bytes(SIZE))
+    loader = Loader({})
+    loader.puppets = shelf = Shelf()
+    engine = Engine([root], loader, Options(), control=ModelControl(ControlMode.LAZY, pinned, 15, budget))
+    try:
+        assert await engine.start() == []
+        yield engine, shelf
+    finally:
+        shelf.open.set()
+        await engine.close()
+
+
+def loaded(engine: Engine) -> set[str]:
+    return {version.name for version in engine.loaded()}
+
+
+async def ask(engine: Engine, name: str):
+    return await infer(engine, request(name, x=row(1)))
+
+
+async def test_the_first_request_loads_the_model_once_for_all_who_wait(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path) as (engine, shelf):
+        assert loaded(engine) == set()
+        assert engine.ready
+        answers = await infer_all(engine, *(request("a", x=row(i)) for i in range(50)))
+        assert [int(answer.array()[0, 0]) for answer in answers] == list(range(50))
+        assert shelf.loads == {"a": 1}
+        assert loaded(engine) == {"a"}
+
+
+async def test_requests_wait_within_their_deadlines(tmp_path, native_counters) -> None:
+    """A deadline that passes, or a client that leaves, while the model is loaded: the others are served."""
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.open.clear()
+        late = Pending(engine, request("a", x=row(1)), timeout_ns=20_000_000)
+        patient = Pending(engine, request("a", x=row(2)), timeout_ns=3600 * 10**9)
+        gone = Pending(engine, request("a", x=row(3)))
+        gone.ticket.cancel()
+        assert (await late.answer()).status == Status.DEADLINE_EXCEEDED
+        shelf.open.set()
+        assert (await patient.answer()).array()[0, 0] == 2
+        assert shelf.loads == {"a": 1}
+
+
+async def test_a_failed_load_is_answered_to_all_and_tried_again_later(tmp_path, monkeypatch, native_counters) -> None:
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.broken = {"a"}
+        answers = await infer_all(engine, *(request("a", x=row(1)) for _ in range(5)))
+        assert {answer.status for answer in answers} == {Status.UNAVAILABLE}
+        assert all("no weights" in answer.text for answer in answers)
+        assert (await ask(engine, "a")).status == Status.UNAVAILABLE
+        assert shelf.loads == {"a": 1}
+        assert engine.ready, "one model that cannot be loaded does not take the server out"
+        assert not await engine.is_on_demand("a")
+        [entry] = [each for each in await engine.repository_index() if each.name == "a"]
+        assert entry.state == "UNAVAILABLE" and "no weights" in entry.reason
+        shelf.broken = set()
+        monkeypatch.setattr(engine._demand, "_clock", lambda: 1e12)  # much later
+        assert (await ask(engine, "a")).status == Status.OK
+
+
+async def test_what_is_not_there_is_not_found(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path) as (engine, shelf):
+        answer = await ask(engine, "nothing")
+        assert (answer.status, answer.text) == (Status.NOT_FOUND, "Request for unknown model: 'nothing' is not found")
+        assert (await ask(engine, "../a")).status == Status.NOT_FOUND
+        await ask(engine, "a")
+        message = request("a", x=row(1))
+        message.model_version = "7"
+        assert (await infer(engine, message)).status == Status.NOT_FOUND
+        await engine.bring("nothing")
+        with pytest.raises(NotFound):
+            engine.model("nothing")
+        assert not await engine.is_on_demand("nothing")
+        assert shelf.loads == {"a": 1}
+
+
+async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, budget=2 * SIZE) as (engine, shelf):
+        await ask(engine, "a")
+        await ask(engine, "b")
+        await until_later(engine, "b")
+        await ask(engine, "a")
+        await ask(engine, "c")
+        assert loaded(engine) == {"a", "c"}
+        assert (await ask(engine, "b")).status == Status.OK
+        assert len(loaded(engine)) == 2
+        assert shelf.loads == {"a": 1, "b": 2, "c": 1}
+
+
+async def until_later(engine: Engine, name: str) -> None:
+    """Return in another millisecond than that of the last request for the model."""
+    last = engine.model(name).lane.statistics()["last_inference_ms"]
+
+    def wait() -> None:
+        while demand._now_ms() <= last:
+            time.sleep(0.001)
+
+    await asyncio.to_thread(wait)
+
+
+async def test_pinned_models_stay(tmp_path) -> None:
+    async with lazy(tmp_path, "a", budget=2 * SIZE) as (engine, _shelf):
+        assert loaded(engine) == {"a"}
+        for name in "bcbc":
+            assert (await ask(engine, name)).status == Status.OK
+            assert loaded(engine) == {"a", name}
+
+
+async def test_what_cannot_have_room_is_refused(tmp_path) -> None:
+    async with lazy(tmp_path, "a", budget=SIZE) as (engine, shelf):
+        answer = await ask(engine, "b")
+        assert answer.status == Status.RESOURCE_EXHAUSTED
+        assert "its files have 1000 bytes, and --model-memory-budget lacks 1000" in answer.text
+        assert loaded(engine) == {"a"}
+        assert shelf.loads == {"a": 1}
+
+
+async def test_an_ensemble_is_loaded_with_its_steps_which_stay_with_it(tmp_path) -> None:
+    async with lazy(tmp_path, budget=2 * SIZE, e=ENSEMBLE) as (engine, _shelf):
+        answer = await ask(engine, "e")
+        assert answer.array()[0, 0] == 1
+        await ask(engine, "b")
+        assert loaded(engine) == {"e", "a", "b"}
+        await ask(engine, "c")
+        assert loaded(engine) == {"e", "a", "c"}
+
+
+async def test_it_is_ready_for_what_a_request_would_load(tmp_path) -> None:
+    """ModelReady and the health service say yes, without a load; the index says why nothing is loaded."""
+    async with lazy(tmp_path) as (engine, shelf):
+        health = follow(engine, "service")
+        assert await engine.is_on_demand("a")
+        assert health._statuses["a"] == 1
+        assert {(each.name, each.reason) for each in await engine.repository_index()} == {(n, ON_DEMAND) for n in "abc"}
+        assert shelf.loads == {}
+        await engine.bring("a")
+        assert not await engine.is_on_demand("a")
+        await engine.unload("a")
+        assert health._statuses["a"] == 1
+        assert await engine.is_on_demand("a")
+        await engine.load("a")
+        assert shelf.loads == {"a": 2}
+
+
+async def test_the_end_of_the_server_answers_those_who_wait(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.open.clear()
+        waiting = Pending(engine, request("a", x=row(1)))
+        load = asyncio.create_task(engine.bring("b"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(engine.close())
+        assert (await waiting.answer()).status == Status.UNAVAILABLE
+        shelf.open.set()
+        await closing
+        await asyncio.wait((load,))
+        assert load.exception() is None or isinstance(load.exception(), Unavailable)
