@@ -33,8 +33,9 @@ CORE = ("server.addresses", "server.errors", "server.settings", "server.caching"
 RULES = (
     Rule("_native", may_not=TRANSPORT),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.api", may=("_native", "backends.paths"), may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("backends.loader", may=("_native", "backends.api"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.loader", may=("_native", "backends.api", "backends.opening"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # The worker side runs in any interpreter, without this package: it may import nothing of ours.
     Rule("backends.python.worker", may_not=("grpc", "ssl", *FRAMEWORKS)),
@@ -58,7 +59,11 @@ RULES = (
         may=("_native", "backends.api", "backends.loader", "backends.paths", "server.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
-    Rule("server.observe", may=("_native", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
+        "server.observe",
+        may=("_native", "backends.api", "server.engine", "server.pb", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # Clients of a server: they need its protocol, not its engine.
     Rule("server.tools", may=("server.errors", "server.pb"), may_not=FRAMEWORKS),

@@ -20,7 +20,9 @@ __import__(entry.requires)
 """
 
 
-@pytest.mark.parametrize(("backend", "library"), [("pytorch", "libtorch_cpu.so"), ("onnxruntime", "onnxruntime_pybind11_state")])
+@pytest.mark.parametrize(
+    ("backend", "library"), [("pytorch", "libtorch_cpu.so"), ("onnxruntime", "onnxruntime_pybind11_state")]
+)
 def test_libraries_are_opened_before_the_import(backend, library):
     pytest.importorskip(BUILTIN[backend].requires)
     ran = subprocess.run([sys.executable, "-c", PROGRAM, backend], capture_output=True, text=True, timeout=200)
