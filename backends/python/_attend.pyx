@@ -128,8 +128,6 @@ cdef class Link:
         name: of the instance, for error texts.
         team: of the model version.
         timeout_ns: the longest that an execution may take; 0 for any time.
-        listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
-            code, id, record)`, on the attendant's thread. The latter may raise NonsenseError and FloodError.
     """
 
     cdef Channel *channel
@@ -143,14 +141,12 @@ cdef class Link:
     cdef bint told_killed    # `attend` has returned because the worker is being ended
     cdef int64_t printed     # bytes of the worker's output that were read in it
 
-    def __cinit__(self, ArenaHandle arena not None, str name not None, TeamHandle team not None, timeout_ns: int,
-                  listener):
+    def __cinit__(self, ArenaHandle arena not None, str name not None, TeamHandle team not None, timeout_ns: int):
         cdef bytes encoded = name.encode()
         self.channel = channel_new(arena.arena, encoded, team.team, timeout_ns)
         if self.channel == NULL:
             raise MemoryError
         self.arena = arena
-        self.listener = listener
         self.output = -1
         self.errors = -1
 
@@ -199,9 +195,20 @@ cdef class Link:
 
     # -- the state; on the attendant's thread
 
-    def connect(self, int work, int side, int calls, int pid_fd, int supervisor, output: int, errors: int) -> None:
-        """A worker was started: its sockets, what tells its end, the socket to its supervisor (-1: none), and the pipes
-        of its output. They remain the caller's."""
+    def connect(self, listener, int work, int side, int calls, int pid_fd, int supervisor, output: int,
+                errors: int) -> None:
+        """A worker was started.
+
+        Args:
+            listener: gets `on_output(stream, data)` (1: standard output, 2: standard error) and `on_packet(kind, flags,
+                code, id, record)`, on the attendant's thread, until `down`. The latter may raise NonsenseError and
+                FloodError.
+            work, side, calls: the worker's sockets. All descriptors remain the caller's.
+            pid_fd: tells of its end.
+            supervisor: the socket to its supervisor; -1: none.
+            output, errors: the pipes of what it prints.
+        """
+        self.listener = listener
         self.output = output
         self.errors = errors
         self.printed = 0
@@ -228,6 +235,7 @@ cdef class Link:
         cdef bytes encoded = why.encode("utf-8", "replace")
         cdef char *text = strdup(encoded)
         cdef ChannelState next_state = {"down": CHANNEL_DOWN, "broken": CHANNEL_BROKEN, "closed": CHANNEL_CLOSED}[state]
+        self.listener = None  # which has this, too
         with nogil:
             bls_close(self.channel)
             channel_down(self.channel, next_state, text)

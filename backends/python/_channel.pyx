@@ -93,7 +93,10 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     if (channel.name == NULL or channel.packet == NULL or channel.side_packet == NULL or channel.wake_fd < 0
             or channel.calls_packet == NULL or channel.flags == NULL):
         block_give(channel.flags)
+        if channel.wake_fd >= 0:
+            close(channel.wake_fd)
         free(channel.name)
+        free(channel.why)
         free(channel.packet)
         free(channel.side_packet)
         free(channel.calls_packet)

@@ -51,6 +51,10 @@ class Post:
     finish_timeout: float  # seconds for a worker to finish when the instance is closed
 
 
+def _to_nobody(*_: object) -> None:
+    """What hears of a worker when there will be none."""
+
+
 class Attendant:
     """Looks after the worker of one instance, on a thread of its own, from `start` to `stop`.
 
@@ -66,7 +70,7 @@ class Attendant:
         self._on_packet = on_packet
         self._on_change = on_change
         self._lines = Lines(self._name)
-        self.link = Link(post.arena, self._name, post.team, int(post.execution_timeout * 1e9), self)
+        self.link = Link(post.arena, self._name, post.team, int(post.execution_timeout * 1e9))
         self.up = False
         self._restarts = 0
         self._waits = False  # before the next worker is started
@@ -83,7 +87,12 @@ class Attendant:
             BackendError: it did not come up.
         """
         self._thread.start()
-        self._loaded.result()
+        try:
+            self._loaded.result()
+        except BackendError:
+            self._thread.join()
+            self._loaded = Future()  # the error's traceback, which it holds, holds this
+            raise
 
     def stop(self) -> None:
         """Let the worker finish and end. No EXECUTE is under way, and none will come."""
@@ -119,6 +128,8 @@ class Attendant:
             self._set_up(False)
             if not self._loaded.done():
                 self._loaded.set_exception(BackendError(f"{self._name}: {why}"))
+        finally:
+            self._on_packet = self._on_change = _to_nobody  # the instance, which has this
 
     def _keep_one_alive(self) -> None:
         failures = 0
@@ -160,7 +171,7 @@ class Attendant:
         self._pid = worker.pid
         link = self.link
         link.connect(
-            worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
+            self, worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
         )
         said = ""
         try:

@@ -31,12 +31,14 @@ def complete(launch: Launch, arena: ArenaHandle) -> dict[str, Any]:
         BackendError: the model's file does not run, or the model refuses its configuration; with its reason.
     """
     listener = _Listener(launch.name)
-    link = Link(arena, launch.name, TeamHandle(), 0, listener)
+    link = Link(arena, launch.name, TeamHandle(), 0)
     try:
         worker = Worker(launch, arena)
     except OSError as error:
         raise BackendError(f"{launch.name}: its worker process cannot be started: {error}") from error
-    link.connect(worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors)
+    link.connect(
+        listener, worker.work, worker.side, worker.calls, worker.pid_fd, worker.supervisor, worker.output, worker.errors
+    )
     said: dict[str, Any] = {}
     why = ""
     try:
