@@ -51,7 +51,7 @@ class Post:
     finish_timeout: float  # seconds for a worker to finish when the instance is closed
 
 
-def _to_nobody(*_: object) -> None:
+def _to_nobody(*_: object, **__: object) -> None:
     """What hears of a worker when there will be none."""
 
 

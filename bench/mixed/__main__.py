@@ -57,7 +57,7 @@ def start(models: Path, folder: Path, options: list[str], patience: float) -> tu
     unix = f"unix:{folder / 'inferd.sock'}"
     command = [sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", str(port)]
     command += ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--model-control-mode", "explicit"]
-    command += ["--load-model", "*", "--cache-config", f"local,size={8 * MIB}", *options]
+    command += ["--load-model", "*", "--model-load-overrides=true", "--cache-config", f"local,size={8 * MIB}", *options]
     root = str(Path(__file__).parents[2])
     env = {"PYTHONPATH": root, "INFERD_DEBUG_COUNTERS": "1"}
     return ServerProcess(command, port, log=folder / "log", env=env, patience=patience), unix

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import numpy as np
+from google.protobuf import json_format
 
 from server.pb import grpc_service_pb2 as pb
 
@@ -335,7 +336,7 @@ async def shared_memory(world: World, chance: random.Random, tally: Tally) -> No
 
 
 async def operator(world: World, chance: random.Random, tally: Tally) -> None:
-    """Reloads models in use, with other numbers of instances, and unloads one and loads it again."""
+    """Replaces models in use, or changes how many instances they have, and unloads one and loads it again."""
     async with world.channel() as channel:
         load = channel.unary_unary(SERVICE + "RepositoryModelLoad")
         unload = channel.unary_unary(SERVICE + "RepositoryModelUnload")
@@ -347,10 +348,28 @@ async def operator(world: World, chance: random.Random, tally: Tally) -> None:
                 if chance.random() < 0.2:
                     model = "shaky"
                     await unload(pb.RepositoryModelUnloadRequest(model_name=model).SerializeToString())
-                await load(pb.RepositoryModelLoadRequest(model_name=model).SerializeToString(), timeout=PATIENCE)
+                    message = pb.RepositoryModelLoadRequest(model_name=model)
+                else:
+                    message = await changed(channel, model, next(world.numbers), chance)
+                await load(message.SerializeToString(), timeout=PATIENCE)
                 tally.end("OK", BUSY)
             except grpc.aio.AioRpcError as error:
                 tally.end(error.code().name, BUSY, error.details() or "")
+
+
+async def changed(
+    channel: grpc.aio.Channel, model: str, number: int, chance: random.Random
+) -> pb.RepositoryModelLoadRequest:
+    """A load of the model with another number of instances, or with a parameter that only a new version has."""
+    ask = channel.unary_unary(SERVICE + "ModelConfig", None, pb.ModelConfigResponse.FromString)
+    config = (await ask(pb.ModelConfigRequest(name=model).SerializeToString())).config
+    if config.instance_group and chance.random() < 0.5:
+        config.instance_group[0].count = chance.choice((1, 2))
+    else:
+        config.parameters["turn"].string_value = str(number)
+    message = pb.RepositoryModelLoadRequest(model_name=model)
+    message.parameters["config"].string_param = json_format.MessageToJson(config)
+    return message
 
 
 Kind = Callable[[World, random.Random, Tally], Awaitable[None]]

@@ -20,21 +20,31 @@ T = TypeVar("T")
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `work` returns or raises; the loop goes on meanwhile, and the work does if the caller is cancelled."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: asyncio.Future[None] = loop.create_future()
     todo = [partial(work, *args, **kwargs)]
+    # No future holds the error: its traceback has the frames that hold the future, and what else they hold would stay.
+    returned: list[T] = []
+    raised: list[BaseException] = []
 
-    def tell(set_outcome: Callable[[], None]) -> None:
+    def tell() -> None:
         if not done.cancelled():
-            set_outcome()
+            done.set_result(None)
 
     def run() -> None:
         # When the caller goes on, this thread may not have ended yet: it must not hold anything by then.
         try:
-            told = partial(tell, partial(done.set_result, todo.pop()()))
+            returned.append(todo.pop()())
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
-            told = partial(tell, partial(done.set_exception, error))
-        loop.call_soon_threadsafe(told)
+            raised.append(error)
+        loop.call_soon_threadsafe(tell)
 
     threading.Thread(target=run, name=f"engine {getattr(work, '__name__', 'work')}", daemon=True).start()
-    return await done
+    await done
+    if returned:
+        return returned.pop()
+    error = raised.pop()
+    try:
+        raise error
+    finally:
+        del error
