@@ -212,7 +212,7 @@ class Loading:
             return False
         assert candidate.prepared is not None
         here, there = candidate.prepared, state.prepared
-        if not _is_same_model(here, there) or candidate.folder.path != state.folder.path:
+        if not _is_same_model(here, there) or candidate.folder.source != state.folder.source:
             return False
         if here.config.instance_group != there.config.instance_group and not entry.loaded.is_scalable:
             return False

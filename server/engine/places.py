@@ -17,7 +17,7 @@ from google.protobuf import text_format
 
 from backends.loader import BUILTIN, model_files
 from server.engine import repository
-from server.engine.remote.hub import HUB
+from server.engine.remote.hub import HUB, download, name_of
 from server.engine.remote.mirror import CloudPlace
 from server.engine.remote.stores import SCHEMES
 from server.engine.repository import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
@@ -97,12 +97,13 @@ class SinglePlace:
     Args:
         path: of the file or folder.
         name: of the model; empty: as its configuration says, else that of the file without its suffix, or the folder.
+        usual: instead of the folder's.
     """
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", usual: str = "") -> None:
         self._path = path
         self._file = path if path.is_file() else lone_model_file(path)
-        self._name = name or (path.stem if path.is_file() else _configured_name(path) or path.resolve().name)
+        self._name = name or (path.stem if path.is_file() else _configured_name(path) or usual or path.resolve().name)
         repository.check_name(self._name)
         self._is_renamed = bool(name)
         self._held = tempfile.TemporaryDirectory(prefix="inferd-model-")
@@ -287,6 +288,13 @@ def open_places(given: Sequence[str | Path], name: str = "") -> list[Place]:
     for url in dict.fromkeys(each for each in given if "://" in str(each)):
         if str(url).startswith(SCHEMES):
             places.append(CloudPlace(str(url)))
+        elif str(url).startswith(HUB):
+            path = download(str(url))
+            if is_single(path):
+                single.append(str(url))
+                places.append(SinglePlace(path, name, "" if path.is_file() else name_of(str(url))))
+            else:
+                places.append(FolderPlace(path))
         else:
             forms = ", ".join((*SCHEMES, HUB))
             raise ConfigError(f"model-repository: {url}: expected a path, or a URL that begins with one of {forms}")

@@ -42,6 +42,14 @@ class ModelFolder:
     problem: str = ""  # why it cannot be served, whatever its configuration says
     renamed: bool = False  # the operator has named the model, whatever its configuration says
     seen: Marks | None = None  # the marks of its files, where it is not for them to tell
+    origin: str = (
+        ""  # what it is a copy of; another copy of the same has other files where the marks differ, and no others
+    )
+
+    @property
+    def source(self) -> str:
+        """What tells it from a model of the same name somewhere else."""
+        return self.origin or str(self.path)
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)

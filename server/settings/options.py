@@ -55,8 +55,8 @@ class Settings:
     # -- Models --
 
     model_repository: tuple[str, ...]
-    """Folder of model folders, or one model: its folder, its file, or a folder with its file; may be given several
-    times, also as --model-store, and as an argument without option."""
+    """Folder of model folders, here or at s3://, gs:// or as://, or one model: its folder, its file, a folder with its
+    file, or hf://; may be given several times, also as --model-store, and as an argument without option."""
 
     model_name: str = ""
     """Name of the one model, where --model-repository is one."""

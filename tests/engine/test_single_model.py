@@ -29,9 +29,9 @@ def write(root: Path, files: dict[str, bytes | str]) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-async def answers(path: Path, name: str = "", asked: str = "") -> tuple[str, int]:
+async def answers(path: Path | str, name: str = "") -> tuple[str, int]:
     """The model that a server of this path has, which answers, and its max_batch_size."""
-    engine = Engine(open_places([str(path)], name), BackendLoader(), Options())
+    engine = Engine(open_places([path], name), BackendLoader(), Options())
     try:
         assert await engine.start() == []
         [entry] = engine.index()

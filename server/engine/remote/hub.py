@@ -1,36 +1,26 @@
 """Models of the Hugging Face Hub: `hf://organisation/name`, or a file of it, `hf://organisation/name/onnx/model.onnx`.
 
-What is asked for is downloaded by huggingface_hub, by its rules (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE), and then served
-as what it is: a folder of model folders, or one model. `@revision` behind the name fixes it.
+What is asked for is downloaded by huggingface_hub, by its rules (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE), and then is
+served as what it is: a folder of model folders, or one model. `@revision` behind the name says which commit or branch.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from server.errors import ConfigError
 
 HUB = "hf://"
 _FORM = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^\0]+?))?/?")
-WANTED = (
-    "*.pbtxt",
-    "*.onnx",
-    "*.onnx_data",
-    "*.onnx.data",
-    "*.pt",
-    "*.pt2",
-    "*.plan",
-    "*.py",
-    "*.txt",
-    "*.json",
-    "[0-9]*/*",
-)
-"""What of a whole repository is downloaded: no weights of other formats, which lie beside these."""
+WANTED = ("*.pbtxt", "*.onnx", "*.onnx_data", "*.onnx.data", "*.pt", "*.pt2", "*.plan", "[0-9]*/*", "*/[0-9]*/*")
+"""What of a whole repository is downloaded: not the weights of other formats that lie beside these."""
 
 
 def name_of(url: str) -> str:
-    """The model's name where nothing else says it: that of the repository."""
+    """The model's name where nothing else says it: that of the repository on the hub."""
     return _parsed(url)["repo"].partition("/")[2]
 
 
@@ -43,8 +33,10 @@ def _parsed(url: str) -> re.Match[str]:
     return found
 
 
-def download(url: str) -> Path:
+def download(url: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The folder, or file, that a URL means, on this machine. Blocks for as long as that takes.
+
+    It lies below INFERD_CACHE, or ~/.cache/inferd; what is there already is not downloaded again.
 
     Raises:
         ConfigError: the URL has another form, huggingface_hub is not installed, or the hub does not give it.
@@ -54,17 +46,16 @@ def download(url: str) -> Path:
         import huggingface_hub as hub
     except ImportError:
         raise ConfigError(f'{url}: models of the hub need huggingface_hub: pip install "inferd[hf]"') from None
+    cache = Path(environment.get("INFERD_CACHE") or Path.home() / ".cache" / "inferd")
+    revision = found["revision"]
+    folder = cache / "hub" / f"{found['repo'].replace('/', '--')}@{revision or 'main'}"
+    patterns = [f"{found['file']}*"] if found["file"] else list(WANTED)  # with external data of an ONNX file
     try:
-        if found["file"]:
-            beside = f"{found['file']}*"  # external data of an ONNX file
-            folder = hub.snapshot_download(found["repo"], revision=found["revision"], allow_patterns=[beside])
-            path = Path(folder, found["file"])
-        else:
-            folder = hub.snapshot_download(found["repo"], revision=found["revision"], allow_patterns=list(WANTED))
-            path = Path(folder)
-    except Exception as error:  # of its own kinds, and those of what it is made with
+        hub.snapshot_download(found["repo"], revision=revision, local_dir=folder, allow_patterns=patterns)
+    except Exception as error:  # of its own kinds, and of those of what it is made with
         text = str(error).strip().splitlines()
         raise ConfigError(f"{url}: {text[0] if text else type(error).__name__}") from None
+    path = folder / found["file"] if found["file"] else folder
     if not path.exists():
         raise ConfigError(f"{url}: there is no such file")
     return path

@@ -140,10 +140,8 @@ class CloudPlace:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         folder = self._folder(name, target, listing)
-        self._copies[name] = [(folder, listing), *before[:1]]
-        for old, _ in before[1:]:
-            if old.path != target:
-                shutil.rmtree(old.path.parent, ignore_errors=True)
+        others = [copy for copy in before if copy[0].path != target]
+        self._copies[name] = [(folder, listing), *others[:1], *(copy for copy in others[1:] if _thin(*copy, listing))]
         return folder
 
     def _have(
@@ -191,11 +189,24 @@ class CloudPlace:
             repository.check_name(name)
         except InvalidArgument as error:
             return ModelFolder(name, path, self._root, problem=str(error))
-        return ModelFolder(name, path, self._root, tuple(numbers), seen=_marks(listing, numbers))
+        return ModelFolder(
+            name, path, self._root, tuple(numbers), seen=_marks(listing, numbers), origin=f"{self._url}/{name}"
+        )
 
     def close(self) -> None:
         """See Place."""
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _thin(folder: ModelFolder, listing: Listing, now: Listing) -> bool:
+    """Remove what has changed since from an old copy; whether something is left, of which a version may be loaded."""
+    for path, found in listing.items():
+        if now.get(path) != found:
+            (folder.path / path).unlink(missing_ok=True)
+    left = any(now.get(path) == found for path, found in listing.items() if path != repository.CONFIG_FILE)
+    if not left:
+        shutil.rmtree(folder.path.parent, ignore_errors=True)
+    return left
 
 
 def _marks(listing: Listing, versions: list[int]) -> Marks:

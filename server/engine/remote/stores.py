@@ -94,9 +94,9 @@ def open_store(url: str, environment: Mapping[str, str] = os.environ) -> ObjectS
             case "s3":
                 return stores.S3Store(address.bucket, config=_s3(address, credential, environment), **options)
             case "gs":
-                config, key = _gcs(credential, environment)
+                config = _gcs(credential, environment)
                 options["client_options"]["allow_http"] = config.get("base_url", "").startswith("http://")
-                return stores.GCSStore(address.bucket, config=config, **key, **options)
+                return stores.GCSStore(address.bucket, config=config, **options)
             case _:
                 config = _azure(address, credential, environment)
                 options["client_options"]["allow_http"] = config.get("endpoint", "").startswith("http://")
@@ -119,14 +119,17 @@ def _s3(address: StoreAddress, credential: Mapping[str, str], environment: Mappi
     return config
 
 
-def _gcs(credential: str | Mapping[str, str], environment: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+def _gcs(credential: str | Mapping[str, str], environment: Mapping[str, str]) -> Any:
     config: dict[str, Any] = {}
     if emulator := environment.get("STORAGE_EMULATOR_HOST"):
-        config = {"base_url": emulator if "://" in emulator else f"http://{emulator}", "skip_signature": True}
+        base = emulator if "://" in emulator else f"http://{emulator}"
+        nobody = {"client_email": "", "private_key": "", "private_key_id": ""}
+        key = json.dumps({"gcs_base_url": base, "disable_oauth": True, **nobody})
+        return {"base_url": base, "service_account_key": key}
     path = credential if isinstance(credential, str) else environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if path:
         config["application_credentials"] = path
-    return config, {}
+    return config
 
 
 def _azure(address: StoreAddress, credential: Mapping[str, str], environment: Mapping[str, str]) -> Any:
