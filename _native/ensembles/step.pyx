@@ -176,6 +176,7 @@ cdef bint carry_over(Request *request, const Request *outer, const Sequence *seq
     request.id = outer.id
     request.priority = outer.priority
     request.timeout_us = outer.timeout_us
+    request.client = outer.client
     request.audience = outer.audience
     request.correlation = sequence.correlation
     request.sequence_start = sequence.start

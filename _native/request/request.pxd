@@ -108,6 +108,7 @@ cdef struct Request:
 
     int64_t user             # whose process asks, on a unix socket; -1: not known
     uint64_t identity        # who asks, as far as the connection tells; 0: it does not
+    uint64_t client          # who all its connections belong to, as far as the front door knows; 0: not known
     uint64_t audience        # who may get the answer, if answers are kept or shared; 0: everybody
     Placement *placements    # of its tensors in shared memory; NULL: there are none
     bint on_device           # some input may still lie on a device: see InputData.region

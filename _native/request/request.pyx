@@ -286,6 +286,7 @@ cdef Request *request_twin(const Request *request) noexcept nogil:
     twin.timeout_us = request.timeout_us
     twin.is_step = request.is_step
     twin.rows = request.rows
+    twin.client = request.client
     twin.audience = request.audience
     twin.on_device = request.on_device
     twin.rehearsed = request.rehearsed

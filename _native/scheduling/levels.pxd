@@ -48,6 +48,9 @@ cdef inline uint32_t level_of(const Levels *self, uint64_t priority) noexcept no
 cdef inline bint level_is_full(const Levels *self, uint32_t level) noexcept nogil:
     cdef uint32_t most = self.levels[level].max_size
     return most and self.segments[2 * level].count + self.segments[2 * level + 1].count >= most
+cdef inline uint32_t level_at(const Request *request) noexcept nogil:
+    # that a request waits on, or has waited on
+    return request.place // 2
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil
 # Put a request whose time is over behind those of its level.
 cdef void levels_yield(Levels *self, Request *request) noexcept nogil
@@ -62,6 +65,11 @@ cdef inline Request *last_up_to(const Levels *self, uint32_t segment) noexcept n
             return NULL
         segment -= 1
     return self.segments[segment].last
+
+
+cdef inline Request *levels_last(const Levels *self, uint32_t level) noexcept nogil:
+    # the last request of this level or of those above it; NULL: there is none
+    return last_up_to(self, 2 * level + 1)
 
 
 cdef inline void segment_append(Levels *self, Request *request, uint32_t segment) noexcept nogil:

@@ -6,9 +6,10 @@ from _native.request.request cimport Request
 from _native.request.statistics cimport Duration
 from _native.scheduling.adaptive cimport Outlook
 from _native.scheduling.dispatcher cimport Dispatcher, Line
-from _native.scheduling.lane cimport Lane, LaneHandle
+from _native.scheduling.lane cimport Lane, LaneHandle, Pushed
 from _native.scheduling.levels cimport Levels
 from _native.scheduling.policy cimport Policy
+from _native.scheduling.shares cimport Shares
 
 cdef struct Queue:
     Lane lane
@@ -23,9 +24,17 @@ cdef struct Queue:
     uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait
     uint64_t enough_rows     # with fewer, only more of the same kind at the end, there is no batch before watched_ns
     int64_t end_ns           # when one of those that such a wait is for must have been executed; NEVER: none need be
+    Shares shares            # of clients, while it is full or has been so lately
+    uint32_t full_count      # requests that waited when it was
+    bint attends             # to what comes and goes: it is timed, or counts shares
     bint closed
 
-# What the Scheduler's functions do, with the guard held and without a decision. Take a request out. False: it does not
+# What the Scheduler's functions do, with the guard held and without a decision. Put a request in; `ousted` are those
+# that have made room for it, a chain that the caller has to refuse. Anything but PUSHED: it is not in, `level` is its.
+cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil
+# Give a request the error of LANE_REFUSED.
+cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil
+# Take a request out. False: it does not
 # wait here.
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil
 # Put one whose time is over behind the others.

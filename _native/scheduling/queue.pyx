@@ -6,14 +6,18 @@ there will be none: so most requests that come while an instance waits for more 
 grow exactly while all instances are busy, and a request never waits beside an idle instance longer than
 `max_queue_delay`.
 
-The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. Timeouts are
+The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. When there is no
+room for a request, those of the client who has most of the queue make some (`_native.scheduling.shares`). Timeouts are
 watched by the loop's timers, so they are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.clock cimport now_ns
+from _native.request.accounting cimport account_failed
+from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
-from _native.request.statistics cimport Duration
+from _native.request.statistics cimport FAILURE_OTHER, Duration
 from _native.scheduling.adaptive cimport (
     Outlook,
     outlook_arrival,
@@ -46,23 +50,34 @@ from _native.scheduling.lane cimport (
     lane_new,
 )
 from _native.scheduling.levels cimport (
+    level_at,
     level_is_full,
     level_of,
     levels_clear,
     levels_cut,
     levels_init,
+    levels_last,
     levels_put,
     levels_remove,
     levels_yield,
 )
 from _native.scheduling.limiter cimport RateLimiter
 from _native.scheduling.policy cimport NEVER, Plan, plan_nothing, policy_end, policy_plan, policy_set
+from _native.scheduling.shares cimport (
+    Share,
+    shares_add,
+    shares_begin,
+    shares_end,
+    shares_subtract,
+    shares_yielding,
+)
 from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
 
 cdef enum:
     ANY_ROWS = 1
+    OUSTED = 32              # the part of a full queue that makes room at a time
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -75,41 +90,117 @@ cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcep
     return not queue.policy.uniform and request.previous != NULL and not request_alike(request.previous, request)
 
 
+cdef inline void set_attention(Queue *queue) noexcept nogil:
+    queue.attends = queue.line.timed or queue.shares.table != NULL
+
+
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
-    # where requests wait for others: how often they come, and whether this one lets an instance wait for so long
+    # how often requests come, and whether this one lets an instance wait for so long
+    if queue.shares.table != NULL and not shares_add(&queue.shares, request.client, level_at(request)):
+        set_attention(queue)
     if queue.policy.adaptive:
         outlook_arrival(&queue.outlook, request.queued_ns)
-    if queue.line.idle_count:
+    if queue.line.timed and queue.line.idle_count:
         queue.end_ns = min(queue.end_ns, policy_end(&queue.policy, request))
         if queue.end_ns != NEVER and outlook_latest(
                 &queue.outlook, queue.levels.rows, queue.end_ns) < queue.line.watched_ns:
             queue.enough_rows = 0
 
 
-cdef inline Pushed put(Queue *queue, Request *request, uint32_t *level) noexcept nogil:
-    # PUSHED, or why not, and then its level, too
+cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
+    # a chain that has been cut
+    if queue.shares.table == NULL:
+        return
+    if queue.levels.count <= queue.full_count // 2:
+        shares_end(&queue.shares)
+        set_attention(queue)
+        return
+    while request != NULL:
+        shares_subtract(&queue.shares, request.client, level_at(request))
+        request = request.next
+
+
+cdef inline bint is_full(const Queue *queue) noexcept nogil:
+    return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
+
+
+cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil:
+    ousted[0] = NULL
     if queue.closed:
         return LANE_CLOSED
-    if queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue:
-        return LANE_FULL
     level[0] = level_of(&queue.levels, request.priority)
-    if level_is_full(&queue.levels, level[0]):
-        return LANE_REFUSED
+    if is_full(queue) or level_is_full(&queue.levels, level[0]):
+        ousted[0] = oust(queue, request, level[0])
+        if ousted[0] == NULL:
+            return LANE_FULL if is_full(queue) else LANE_REFUSED
     levels_put(&queue.levels, request, level[0])
     queue.line.bridge = request.bridge
-    if queue.line.timed:
+    if queue.attends:
         note_arrival(queue, request)
     if queue.line.idle_count and is_new_kind(queue, request):
         queue.enough_rows = 0
     return PUSHED
 
 
+cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
+    if queue.shares.table != NULL:
+        shares_subtract(&queue.shares, request.client, level_at(request))
+    levels_remove(&queue.levels, request)
+    queue.enough_rows = 0
+
+
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil:
     if request.state != REQUEST_QUEUED:
         return False
-    levels_remove(&queue.levels, request)
-    queue.enough_rows = 0
+    take_out(queue, request)
     return True
+
+
+cdef bint count_shares(Queue *queue) noexcept nogil:
+    # False: no memory
+    cdef const Request *request = queue.levels.first
+    if queue.shares.table != NULL:
+        return True
+    queue.full_count = queue.levels.count
+    if not shares_begin(&queue.shares):
+        return False
+    while request != NULL:
+        if not shares_add(&queue.shares, request.client, level_at(request)):
+            return False
+        request = request.next
+    set_attention(queue)
+    return True
+
+
+cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil:
+    # The queue, or this level of it, is full: the latest requests of whoever has most of it, as a chain; NULL: nobody
+    # has more than the client of the one that comes. Higher levels are left alone. Several go at a time, so that the
+    # queue is not searched for each.
+    cdef uint32_t last = level if level_is_full(&queue.levels, level) else queue.levels.level_count - 1
+    cdef uint32_t most = 0
+    cdef const Share *share
+    cdef Request *request
+    cdef Request *previous
+    cdef Request *chain = NULL
+    cdef uint64_t client
+    if not count_shares(queue):
+        return NULL
+    share = shares_yielding(&queue.shares, coming.client, level, last, &most)
+    if share == NULL:
+        return NULL
+    client = share.client
+    last = share.level
+    most = min(most, max(queue.levels.count // OUSTED, <uint32_t>1))
+    request = levels_last(&queue.levels, last)
+    while request != NULL and most and level_at(request) == last:
+        previous = request.previous
+        if request.client == client:
+            take_out(queue, request)
+            request.next = chain
+            chain = request
+            most -= 1
+        request = previous
+    return chain
 
 
 cdef void queue_yield(Queue *queue, Request *request) noexcept nogil:
@@ -140,15 +231,18 @@ cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
 
 cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
-    if queue.policy.adaptive:
-        outlook_take(&queue.outlook)
+    cdef Request *batch
     if queue.waits_since:
         queue.waited.count += 1
         queue.waited.ns += <uint64_t>(now - queue.waits_since)
         queue.waits_since = 0
     queue.enough_rows = ANY_ROWS
     queue.end_ns = NEVER
-    return levels_cut(&queue.levels, plan.count)
+    batch = levels_cut(&queue.levels, plan.count)
+    if queue.attends:
+        outlook_take(&queue.outlook)
+        note_departures(queue, batch)
+    return batch
 
 
 cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
@@ -168,6 +262,8 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
     if plan.count <= count:
         return NULL
     last.next = levels_cut(&queue.levels, plan.count - count)
+    if queue.attends:
+        note_departures(queue, last.next)
     queue.enough_rows = 0
     return plan.why
 
@@ -177,17 +273,35 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
 
 cdef Pushed push(Lane *lane, Request *request) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
+    cdef Request *ousted
     cdef Pushed pushed
     cdef uint32_t level = 0
     lock(&queue.dispatcher.guard)
-    pushed = put(queue, request, &level)
+    pushed = queue_put(queue, request, &level, &ousted)
     unlock(&queue.dispatcher.guard)
+    if ousted != NULL:
+        answer_ousted(ousted)
     if pushed == LANE_REFUSED:
-        refuse(queue, request, level)
+        queue_refuse(queue, request, level)
     return pushed
 
 
-cdef void refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil:
+cdef void answer_ousted(Request *chain) noexcept nogil:
+    cdef int64_t now = now_ns()
+    cdef Request *following
+    while chain != NULL:
+        following = chain.next
+        request_fail(chain, STATUS_UNAVAILABLE, format_text(
+            "Exceeds maximum queue size: the queue of model '%s' version %s is full, and no client has more requests "
+            "waiting in it than this one; such a client's are refused first, so that others are served",
+            chain.signature.name.data, chain.signature.version_text.data))
+        chain.response.reason = "QUEUE_FULL"
+        account_failed(chain, now, FAILURE_OTHER)
+        bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)
+        chain = following
+
+
+cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil:
     if queue.levels.level_count == 1:
         request_fail(request, STATUS_UNAVAILABLE, format_text(
             "Exceeds maximum queue size: model '%s' version %s has %u requests waiting, which is its limit",
@@ -271,6 +385,7 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
 
 cdef void queue_free(Lane *lane) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
+    shares_end(&queue.shares)
     levels_clear(&queue.levels)
     dispatcher_clear(&queue.own)
     lane_free(lane)
@@ -294,6 +409,7 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
         queue_free(&queue.lane)
         raise
     queue.line.timed = queue.policy.delay_ns > 0
+    set_attention(queue)
     if queue.line.timed:
         queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform

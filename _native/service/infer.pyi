@@ -60,6 +60,7 @@ class InferService:
         caller: int = 0,
         user: int = -1,
         identity: int = 0,
+        client: int = 0,
         traceparent: str = "",
         peer: str = "",
         forwarded: bytes = b"",

@@ -86,6 +86,7 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.sink = stream
     request.user = stream.conn.user
     request.identity = stream.conn.identity
+    request.client = <uint64_t>stream.conn.client
     stream.call = request
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)
@@ -423,7 +424,7 @@ cdef class InferService:
         endpoint.host.traced = True
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
-               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0,
+               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0, uint64_t client=0,
                traceparent: str = "", peer: str = "", forwarded: bytes = b"") -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
@@ -439,6 +440,7 @@ cdef class InferService:
             caller: who asks, as `_native.service.access.Judge.judge` found.
             user: whose process asks, if the kernel has told; -1 otherwise.
             identity: whose connection it is, as `server.front.peer` has found; 0 when nobody knows.
+            client: who all its connections belong to, as `ClientUse.number` or another number; 0 if that is not known.
             traceparent: what the client has said of the trace that the request belongs to, as W3C writes it.
             peer: the client's address, for logs and traces.
             forwarded: headers of the call, as a Forwarder has encoded them.
@@ -468,6 +470,7 @@ cdef class InferService:
         request.sink = <void *>ticket
         request.user = user
         request.identity = identity
+        request.client = client
         request.stream = stream_number
         traceparent_read(&context, said, len(said))
         submit_call(&self.submission, request, block, data, size, len(forwarded), timeout_ns, caller, &context)

@@ -1,5 +1,7 @@
 """What one client uses, over all of its connections; limits are per client, not per connection."""
 
+from libc.stdint cimport uintptr_t
+
 
 cdef class ClientUse:
     """One client.
@@ -16,6 +18,11 @@ cdef class ClientUse:
         self.client.name = self.text
         self.client.max_calls = max_calls
         self.client.account.limit = max_bytes
+
+    @property
+    def number(self) -> int:
+        """What tells it from others that there are at the same time; never 0."""
+        return <uintptr_t>&self.client
 
     @property
     def calls(self) -> int:

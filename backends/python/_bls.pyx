@@ -327,6 +327,7 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
     if slot != NULL:
         waits = not load32(&slot.request.abandoned)
         record_inner(request, slot.request)
+        request.client = slot.request.client
         if slot.request.deadline_ns:
             left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
             call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)

@@ -19,7 +19,7 @@ from server.engine.models import UNAVAILABLE, VersionState
 from server.engine.repository import Marks, ModelFolder
 from server.engine.threads import on_thread
 from server.engine.version import LoadedVersion
-from server.engine.warmup import warm_up_ensemble
+from server.engine.warmup import Halt, warm_up_ensemble
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 
@@ -95,25 +95,30 @@ class Maker:
         """See `config.prepare`."""
         return await on_thread(configuration.prepare, folder, self._options, self._loader, override)
 
-    async def make(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
+    async def make(
+        self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt
+    ) -> LoadedVersion:
         """A version that nobody can find yet.
 
         Raises:
-            BackendError: the model does not load.
+            BackendError: the model does not load, or `halt` says that it is not to.
         """
         if prepared.spec.caches and not self._has_cache:
             log.warning("model '%s' has response_cache enabled, but there is no --cache-config", prepared.spec.name)
-        return await on_thread(self._load, prepared, folder, version)
+        return await on_thread(self._load, prepared, folder, version, halt)
 
-    def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int) -> LoadedVersion:
+    def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt) -> LoadedVersion:
         spec, text = prepared.spec, configuration.config_to_json(prepared.config)
         source = ModelSource(spec, version, folder.version_path(version), text, from_client=prepared.source.from_client)
         backend = None if spec.ensemble else self._loader.backend(spec.backend)
         for left in reversed(range(self._retries + 1)):
+            halt.check()
             try:
-                return LoadedVersion(prepared.config, backend, source, self._service, self._max_queued, self._placement)
+                return LoadedVersion(
+                    prepared.config, backend, source, self._service, self._max_queued, self._placement, halt
+                )
             except BackendError as error:
-                if not left:
+                if not left or halt.is_set:
                     raise
                 log.warning("'%s' version %d is loaded once more, it has failed: %s", spec.name, version, error)
         raise AssertionError("there is at least one try")
@@ -122,13 +127,13 @@ class Maker:
         """See `fingerprint`."""
         return await on_thread(lambda: fingerprint(folder.version_path(version), configuration.config_to_json(config)))
 
-    async def warm_up(self, loaded: LoadedVersion) -> None:
+    async def warm_up(self, loaded: LoadedVersion, halt: Halt) -> None:
         """Warm an ensemble up, whose steps are served.
 
         Raises:
-            BackendError: a sample fails.
+            BackendError: a sample fails, or `halt` says so.
         """
-        await warm_up_ensemble(self._service, loaded.lane, loaded.spec)
+        await warm_up_ensemble(self._service, loaded.lane, loaded.spec, halt)
 
 
 @dataclass(eq=False, slots=True)
@@ -148,6 +153,7 @@ class Candidate:
         made: versions that nobody can find yet.
         reasons: why others could not be made.
         leaving: waits for instances that end.
+        halt: ends the load early.
     """
 
     name: str
@@ -164,6 +170,7 @@ class Candidate:
     made: dict[int, LoadedVersion] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     leaving: list[Callable[[], None]] = field(default_factory=list)
+    halt: Halt = field(default_factory=Halt)
 
     @property
     def steps(self) -> frozenset[str]:

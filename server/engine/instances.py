@@ -18,7 +18,7 @@ from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Mode
 from server.engine.gpu import Gpus
 from server.engine.hosts import HostPolicy, HostPolicyError
 from server.engine.resources import Resources
-from server.engine.warmup import warm_up
+from server.engine.warmup import Halt, warm_up
 
 log = logging.getLogger("inferd.engine")
 
@@ -66,9 +66,13 @@ class Instances:
         model: whose instances they are; None for an ensemble, which has none.
         lane: where their batches come from.
         placement: see there.
+        halt: ends the warm-up of instances early.
     """
 
-    def __init__(self, spec: ModelSpec, model: Model | None, lane: LaneHandle, placement: Placement) -> None:
+    def __init__(
+        self, spec: ModelSpec, model: Model | None, lane: LaneHandle, placement: Placement, halt: Halt | None = None
+    ) -> None:
+        self._halt = halt or Halt()
         self._spec = spec
         self._model = model
         self._lane = lane
@@ -142,7 +146,7 @@ class Instances:
                     "loading is rejected."
                 )
 
-    def change(self, specs: Sequence[InstanceSpec]) -> Callable[[], None]:
+    def change(self, specs: Sequence[InstanceSpec], halt: Halt | None = None) -> Callable[[], None]:
         """Have exactly these, told apart by their names: new ones are made first, then others are told to end.
 
         Requests go on meanwhile; an instance that ends finishes its batch.
@@ -155,6 +159,7 @@ class Instances:
         """
         if not isinstance(self._lane, QueueLane):
             raise BackendError("the number of instances can change only for models whose requests are independent")
+        self._halt = halt or Halt()
         wanted = {spec.name for spec in specs}
         present = {seat.spec.name for seat in self._seats if not seat.over.is_set()}
         self.start([spec for spec in specs if spec.name not in present])
@@ -235,7 +240,7 @@ class Instances:
             loop.prepare()
             if isinstance(loop, GpuLoop) and self._spec.gpu.graphs:
                 self._capture(loop, seat.spec)
-            warm_up(loop, self._spec, seat.spec.name)
+            warm_up(loop, self._spec, seat.spec.name, self._halt)
         except BaseException:
             instance.close()
             raise

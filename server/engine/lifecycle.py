@@ -10,8 +10,9 @@ unloaded: their requests still find it (`_native.service.table`), until they hav
 
 Loads and unloads of the same models happen in turns (`server.engine.turns`), others beside each other. An ensemble is
 loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
-step. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only a
-client's load that takes instances away returns when these have ended.
+step. An unload, and the end of the server, wait for a load that is under way, but not for the rest of its warm-up. None
+of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only a client's load
+that takes instances away returns when these have ended.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ class Lifecycle:
     async def _run(self, loading: Loading, wanted: frozenset[str]) -> dict[str, Failure]:
         names = set(loading.candidates)
         self._made_in.update(dict.fromkeys(names, loading))
+        if self._stopping:
+            self._halt(loading)
         try:
             await loading.run(self)
         finally:
@@ -250,6 +253,8 @@ class Lifecycle:
 
     async def _unload(self, name: str, *, dependents: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
+        if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
+            self._made_in[name].halt((name,), "it is unloaded before its load has ended")
         async with self.turn(frozenset((name,)), asked_by):
             if name not in self._models:
                 return
@@ -420,12 +425,19 @@ class Lifecycle:
             log.error("'%s' did not end well", name, exc_info=error)
 
     def stop(self) -> None:
-        """Load and unload nothing any more."""
+        """Load and unload nothing any more; a warm-up that is under way ends, and with it its load."""
         self._stopping = True
+        for loading in set(self._made_in.values()):
+            self._halt(loading)
+
+    @staticmethod
+    def _halt(loading: Loading) -> None:
+        loading.halt(loading.candidates, "the server stops before the load has ended")
 
     async def close(self) -> None:
         """Unload everything, ensembles before the models of their steps; what was accepted is finished."""
-        self._stopping = self._closing = True
+        self.stop()
+        self._closing = True
         for name in self._models:
             self._hurry(self._models[name])
         await self._turns.idle()

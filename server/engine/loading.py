@@ -69,6 +69,12 @@ class Loading:
             self._parts.update(dict.fromkeys(names, part))
         await asyncio.gather(*set(self._parts.values()))
 
+    def halt(self, names: Iterable[str], why: str) -> None:
+        """Have the load of these end early, and fail for this reason: before the next request of a warm-up."""
+        for name in names:
+            if name in self.candidates:
+                self.candidates[name].halt.set(why)
+
     async def done(self, name: str) -> None:
         """Return when this candidate has been loaded, or has failed."""
         if name in self._parts:
@@ -224,7 +230,7 @@ class Loading:
                 log.info("loading '%s' version %d", candidate.name, version)
                 begin = time.monotonic()
                 fingerprint = await self._fingerprint(candidate, prepared, version)
-                candidate.made[version] = await self._maker.make(prepared, candidate.folder, version)
+                candidate.made[version] = await self._maker.make(prepared, candidate.folder, version, candidate.halt)
                 candidate.made[version].fingerprint = fingerprint
         except Exception as error:
             if not isinstance(error, (BackendError, ServerError)):
@@ -253,7 +259,9 @@ class Loading:
         for version, entry in candidate.kept.items():
             assert entry.loaded is not None
             try:
-                leave = await on_thread(entry.loaded.change_instances, prepared.config, prepared.spec.instances)
+                leave = await on_thread(
+                    entry.loaded.change_instances, prepared.config, prepared.spec.instances, candidate.halt
+                )
             except BackendError as error:
                 candidate.reasons[version] = str(error)
                 return
@@ -278,7 +286,7 @@ class Loading:
         """Warm an ensemble up: a version that does not get warm is not served."""
         for version, loaded in tuple(candidate.made.items()):
             try:
-                await self._maker.warm_up(loaded)
+                await self._maker.warm_up(loaded, candidate.halt)
             except Exception as error:
                 candidate.reasons[version] = str(error) or type(error).__name__
                 del candidate.made[version]

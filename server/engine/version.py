@@ -19,6 +19,7 @@ from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, Mo
 from server.engine.config.measured import bounds_of
 from server.engine.instances import Instances, Placement, Use
 from server.engine.resources import Resources
+from server.engine.warmup import Halt
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
@@ -51,6 +52,7 @@ class LoadedVersion:
         service: through which an ensemble's steps go.
         max_queue: requests that may wait; 0 for any number.
         placement: where instances run and what limits them.
+        halt: ends the load early; it counts until the version is made.
 
     The environment variable TRITONSERVER_DELAY_SCHEDULER, a hook of Triton's tests, holds the first batch of every
     model with dynamic batching back until so many requests wait.
@@ -67,6 +69,7 @@ class LoadedVersion:
         service: InferService,
         max_queue: int = 0,
         placement: Placement | None = None,
+        halt: Halt | None = None,
     ) -> None:
         began = time.monotonic()
         self.config = config
@@ -80,7 +83,7 @@ class LoadedVersion:
         self.lane.set_bounds(bounds_of(config))
         if self._model is not None and self._model.arena is not None:
             self.lane.receive_into(self._model.arena)
-        self._instances = Instances(self.spec, self._model, self.lane, placement)
+        self._instances = Instances(self.spec, self._model, self.lane, placement, halt)
         try:
             self._instances.start(self.spec.instances)
         except BaseException:
@@ -98,7 +101,7 @@ class LoadedVersion:
         return isinstance(self.lane, QueueLane)
 
     def change_instances(
-        self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec]
+        self, config: model_config_pb2.ModelConfig, specs: Sequence[InstanceSpec], halt: Halt | None = None
     ) -> Callable[[], None]:
         """Have these instances instead, while requests go on; see `Instances.change`.
 
@@ -108,7 +111,7 @@ class LoadedVersion:
         Raises:
             BackendError: it cannot be done, and nothing has changed.
         """
-        wait = self._instances.change(specs)
+        wait = self._instances.change(specs, halt)
         self.describe(config, replace(self.spec, instances=tuple(specs)))
         return wait
 

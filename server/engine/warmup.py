@@ -22,17 +22,39 @@ FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 SMALL = 2  # random whole numbers are below: as indices they stay inside of small tables, too
 
 
-def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str) -> None:
+class Halt:
+    """Whether a load is to end early; asked between the requests of a warm-up, on any thread."""
+
+    def __init__(self) -> None:
+        self._why = ""
+
+    @property
+    def is_set(self) -> bool:
+        """It is to end."""
+        return bool(self._why)
+
+    def set(self, why: str) -> None:
+        """Have the load fail at the next opportunity, for this reason."""
+        self._why = why
+
+    def check(self) -> None:
+        """Raises BackendError when the load is to end."""
+        if self._why:
+            raise BackendError(self._why)
+
+
+def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str, halt: Halt) -> None:
     """Have the instance execute the samples of its model; on the instance's thread.
 
     Raises:
-        BackendError: one fails; with the sample's name.
+        BackendError: one fails, with the sample's name; or `halt` says so.
     """
     begin = time.monotonic()
     for sample in spec.warmup:
         tensors = tensors_of(sample, spec)
         try:
             for _ in range(sample.count):
+                halt.check()
                 loop.rehearse(tensors, sample.batch_size)
         except ValueError as error:
             raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
@@ -40,16 +62,17 @@ def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str) -> Non
         log.info("instance %s is warm after %.2f s", instance, time.monotonic() - begin)
 
 
-async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelSpec) -> None:
+async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelSpec, halt: Halt) -> None:
     """Have the models of an ensemble execute its samples; on the loop.
 
     Raises:
-        BackendError: one fails; with the sample's name.
+        BackendError: one fails, with the sample's name; or `halt` says so.
     """
     for sample in spec.warmup:
         tensors = tensors_of(sample, spec)
         try:
             for _ in range(sample.count):
+                halt.check()
                 done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
                 service.rehearse(lane, tensors, sample.batch_size, done.set_result)
                 if problem := await done:

@@ -224,6 +224,12 @@ class NativeContext:
         return self._client.identity
 
     @property
+    def client(self) -> int:
+        """A number that stands for the client, whatever its connections."""
+        number: int = self._call.connection.guest.use.number
+        return number
+
+    @property
     def connection(self) -> int:
         """A number that the client's connection shares with no other."""
         return self._client.number

@@ -104,10 +104,11 @@ def client_name(peer: Peer) -> str:
         return "certificate " + ",".join(name.decode("utf-8", "replace") for name in auth[key])
     if peer.credentials is not None:
         return f"user {peer.credentials.uid}"
-    return _without_port(peer.address)
+    return host_of(peer.address)
 
 
-def _without_port(address: str) -> str:
+def host_of(address: str) -> str:
+    """Of a peer's address as gRPC writes it; the address itself where it has none."""
     host = address.rpartition(":")[0].partition(":")[2].strip("[]")
     try:
         ip = ipaddress.ip_address(host)

@@ -7,6 +7,7 @@ here and not by the transport, because grpc.aio answers UNKNOWN when a deseriali
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
 from server.front.door import Door
 from server.front.health import Health, follow
+from server.front.lobby import host_of
 from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of
 from server.front.refusal import refuse
 from server.observe.load import TRAILER, LoadMeter
@@ -297,6 +299,14 @@ class ContextCall:
             known: int | None = getattr(self._context, "identity", None)  # grpc.aio's context tells the certificate
             self._identity = identity_of(cast(AuthContext, self._context.auth_context())) if known is None else known
         return self._identity
+
+    @property
+    def client(self) -> int:
+        number: int | None = getattr(self._context, "client", None)
+        if number is not None:
+            return number
+        names = self._context.peer_identities()  # of grpc.aio's
+        return hash(tuple(names) if names else host_of(self.peer)) & sys.maxsize
 
     @property
     def connection(self) -> int:

@@ -59,6 +59,10 @@ class Call(Protocol):
         """A number that stands for whoever has the client's certificate, or is that user; 0 when nobody knows."""
 
     @property
+    def client(self) -> int:
+        """A number that stands for the client, whatever its connections; see `server.front.lobby.client_name`."""
+
+    @property
     def connection(self) -> int:
         """A number that the client's connection shares with no other; 0 where the door does not tell of connections."""
 

@@ -59,6 +59,7 @@ class Open:
             caller=call.caller,
             user=call.user,
             identity=call.identity,
+            client=call.client,
             traceparent=exchange.traceparent,
             peer=exchange.peer,
         )

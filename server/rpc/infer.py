@@ -40,6 +40,7 @@ class Answer:
             caller=call.caller,
             user=call.user,
             identity=call.identity,
+            client=call.client,
             traceparent=traceparent(call),
             peer=call.peer,
         )

@@ -17,9 +17,9 @@ from tests.framing import Answer, framed
 class Client:
     """One HTTP/2 connection."""
 
-    def __init__(self, address: str, *, settings=None, acknowledge_data: bool = True) -> None:
+    def __init__(self, address: str, *, settings=None, acknowledge_data: bool = True, source: str = "") -> None:
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.socket = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # h2 must not keep us from sending wrong headers
         config = h2.config.H2Configuration(

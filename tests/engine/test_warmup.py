@@ -1,13 +1,16 @@
 """Guards warm-up: what is executed before a model is ready, on which thread, and that it is no traffic."""
 
+import asyncio
 import threading
 
 import numpy as np
 import pytest
 
 from server.engine.config import Options
+from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from tests.engine.serving import CONFIG, Loader, infer, request, row, serving
+from server.errors import ServerError
+from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, serving
 
 SAMPLE = """
 model_warmup {
@@ -193,3 +196,36 @@ async def test_an_ensemble_whose_sample_fails_is_not_served(tmp_path):
     [problem] = await engine.start()
     await engine.close()
     assert problem == "failed to load 'e' version 1: failed to run warmup sample 'through': in ensemble 'e', cold"
+
+
+LONG = CONFIG + SAMPLE % ("many", 1, 1000, "zero_data: true")
+
+
+@pytest.mark.parametrize("end", ["unload", "close"])
+@pytest.mark.parametrize("before", [False, True], ids=["first load", "reload"])
+async def test_an_end_does_not_wait_for_the_rest_of_a_warm_up(tmp_path, end, before):
+    """The sample that is executed is finished, most of the 1000 are not begun; the load fails and says why."""
+    gate = Gate()
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+    engine = Engine([tmp_path], Loader({"m": gate}), Options(), control=ModelControl(ControlMode.EXPLICIT))
+    assert await engine.start() == []
+    try:
+        if before:
+            await engine.load("m")
+        (tmp_path / "m" / "config.pbtxt").write_text(LONG)
+        load = asyncio.create_task(engine.load("m"))
+        await gate.entered()
+        ending = asyncio.create_task(engine.unload("m") if end == "unload" else engine.close())
+        while not load.done():
+            gate.go()  # one sample at a time
+            await asyncio.wait({load}, timeout=0.05)
+        with pytest.raises(ServerError, match="unloaded before" if end == "unload" else "server stops before"):
+            await load
+        await asyncio.wait_for(ending, 30)
+        assert len(gate.batches) < 500
+        assert all(entry.state in ("UNLOADING", "UNAVAILABLE") for entry in engine.index())
+    finally:
+        gate.go(1000)
+        if end == "unload":
+            await engine.close()

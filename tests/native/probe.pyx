@@ -1,7 +1,7 @@
 """Schedulers with time as an argument: the native code without threads, sockets and clocks."""
 
 cimport cython
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32
@@ -21,10 +21,18 @@ from _native.scheduling.dispatcher cimport (
     seat_call,
     seat_watched,
 )
-from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Pushed
+from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.scheduling.limiter cimport ClaimHandle
 from _native.scheduling.policy cimport NEVER as NEVER_NS, Plan
-from _native.scheduling.queue cimport Queue, QueueLane, queue_is_due, queue_take_out, queue_yield
+from _native.scheduling.queue cimport (
+    Queue,
+    QueueLane,
+    queue_is_due,
+    queue_put,
+    queue_refuse,
+    queue_take_out,
+    queue_yield,
+)
 from _native.sequences.batch cimport slots_cut, slots_plan
 from _native.sequences.entry cimport slots_push
 from _native.sequences.sequencer cimport SequenceLane
@@ -54,10 +62,12 @@ cdef class QueueProbe:
     cdef Plan plan
     cdef Timers timers
     cdef dict requests       # tag -> address of what is queued
+    cdef readonly list ousted    # tags of those that the last push has made leave, as they waited
 
     def __init__(self, spec, *, max_queue: int = 0, held: int = 0, limiter=None):
         self.handle = QueueLane(spec, 1, max_queue=max_queue, held=held, limiter=limiter)
         self.requests = {}
+        self.ousted = []
 
     def __dealloc__(self):
         for address in self.requests.values() if self.requests is not None else ():
@@ -83,9 +93,11 @@ cdef class QueueProbe:
         return taken
 
     def push(self, tag: int, rows: int, now: int, *, priority: int = 0, timeout_us: int = 0, width: int = 1,
-             deadline: int = 0):
+             deadline: int = 0, client: int = 0):
         """Queue the request `tag` at the time `now`, in nanoseconds; why it was refused, None when it was not."""
         cdef Request *request = request_new()
+        cdef Request *ousted
+        cdef uint32_t level = 0
         cdef Pushed pushed
         if request == NULL or not timers_have_room(&self.timers) or not request_reserve(
                 request, &self.handle.lane.signature):
@@ -99,7 +111,11 @@ cdef class QueueProbe:
         request.priority = priority
         request.timeout_us = timeout_us
         request.deadline_ns = deadline
-        pushed = self.handle.lane.scheduler.push(self.handle.lane, request)
+        request.client = client
+        pushed = queue_put(self.handle.queue(), request, &level, &ousted)
+        self.ousted = self.forget_all(ousted)
+        if pushed == LANE_REFUSED:
+            queue_refuse(self.handle.queue(), request, level)
         if pushed != PUSHED:
             text = (
                 "closed" if pushed == LANE_CLOSED else

@@ -65,6 +65,8 @@ class FakeCall:
 
     caller: int = 0
     user: int = -1
+    identity: int = 0
+    client: int = 0
     forwarded: bytes = b""
     connection: int = 0
     peer: str = ""
