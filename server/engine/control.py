@@ -95,7 +95,13 @@ class Poller:
         before, self._seen = self._seen, seen
         for name in before.keys() - seen.keys():
             await self._lifecycle.remove(name)
-        if changed := [name for name, found in seen.items() if before.get(name) != found]:
+        changed = [name for name, found in seen.items() if before.get(name) != found]
+        for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # next time: nobody else is to wait for it
+            changed.remove(name)
+            self._seen.pop(name)
+            if name in before:
+                self._seen[name] = before[name]
+        if changed:
             log.info("changed in the repositories: %s", ", ".join(changed))
             await self._lifecycle.load(changed)
             for name in self._repositories.unreached & set(changed):

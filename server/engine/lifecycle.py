@@ -12,7 +12,8 @@ Loads and unloads of the same models happen in turns (`server.engine.turns`), ot
 loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
 step. An unload, and the end of the server, wait for a load that is under way, but not for the rest of its warm-up. None
 of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only a client's load
-that takes instances away returns when these have ended.
+that takes instances away returns when these have ended; and where MOST_REPLACED of one model still finish their
+requests, a load waits for one of them, or fails if it is a model's own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backends.api import BackendError
 from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.loading import Loading
@@ -34,6 +36,7 @@ from server.engine.repository import ModelFolder, marks
 from server.engine.threads import on_thread
 from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
+from server.engine.warmup import Halt
 from server.errors import ConfigError, Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")
@@ -47,6 +50,10 @@ Allowed = Callable[[str], bool]
 def anything(_: str) -> bool:
     """`Allowed` for the server itself, and for models."""
     return True
+
+
+MOST_REPLACED = 2
+"""Of one model that finish their requests, while it is not made anew: each keeps its instances and their memory."""
 
 
 class Lifecycle:
@@ -74,6 +81,7 @@ class Lifecycle:
         self._turns = Turns()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
+        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # by model: the ends of what served at a time
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self._closing = False
@@ -155,7 +163,7 @@ class Lifecycle:
                 if needed <= turn.names:
                     for name in wanted & set(candidates):
                         candidates[name].explicit = explicit
-                    loading = Loading(self._models, self._maker, turn, candidates, room)
+                    loading = Loading(self._models, self._maker, turn, candidates, room, waits=not asked_by)
                     failures = await self._run(loading, wanted)
                     break
                 for candidate in candidates.values():
@@ -330,7 +338,7 @@ class Lifecycle:
             if versions:
                 log.info("successfully unloaded '%s'", name)
 
-        return self._begin(end(), name)
+        return self._begin(end(), name, serves=self._is_waited_for(name, versions.values()))
 
     # -- the end of versions --
 
@@ -345,7 +353,33 @@ class Lifecycle:
                 await on_thread(cleanup)
 
         if versions or cleanup is not None:
-            self._begin(end(), name)
+            self._begin(end(), name, serves=self._is_waited_for(name, versions))
+
+    def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
+        """Whether these count among MOST_REPLACED: not those with sequences, which go on for a time that is bounded."""
+        departing = {each.loaded for each in self._models[name].departing}
+        return any(version not in departing for version in old)
+
+    async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
+        """See loading.Ending."""
+        told = False
+        while len(left := self._replaced.get(name, ())) >= MOST_REPLACED:
+            if not waits:
+                raise BackendError(
+                    f"'{name}' was replaced {len(left)} times, and what was before still finishes its requests: a "
+                    "load that a model asks for does not wait for them, try again"
+                )
+            if not told:
+                log.info("'%s' is loaded when one of %d has ended that were replaced before", name, len(left))
+                told = True
+            halted = asyncio.create_task(halt.wait())
+            await asyncio.wait({*left, halted}, return_when=asyncio.FIRST_COMPLETED)
+            halted.cancel()
+            halt.check()
+
+    def is_crowded(self, name: str) -> bool:
+        """Whether a load of this model would have to wait for what it was before."""
+        return len(self._replaced.get(name, ())) >= MOST_REPLACED
 
     def passed(self, name: str, version: LoadedVersion) -> None:
         """See loading.Ending."""
@@ -413,14 +447,21 @@ class Lifecycle:
         state.versions, state.problem = {}, problem
         self._models.publish(name)
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
+        """Have an end come; of what still `serves` requests that it has accepted, so that it may take long."""
         task = asyncio.create_task(work)
         self._endings[task] = name
+        if serves:
+            self._replaced.setdefault(name, set()).add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         name = self._endings.pop(task)
+        if task in self._replaced.get(name, ()):
+            self._replaced[name].discard(task)
+            if not self._replaced[name]:
+                del self._replaced[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("'%s' did not end well", name, exc_info=error)
 

@@ -17,6 +17,7 @@ from server.engine.repository import REST
 from server.engine.threads import on_thread
 from server.engine.turns import Turn
 from server.engine.version import LoadedVersion
+from server.engine.warmup import Halt
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 
@@ -32,6 +33,17 @@ class Ending(Protocol):
     def passed(self, name: str, version: LoadedVersion) -> None:
         """This one still serves, but requests that name no version find a later one from now on."""
 
+    async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
+        """Return when few enough of what was replaced of the model before are left.
+
+        Args:
+            halt: ends the wait.
+            waits: else there must be room now.
+
+        Raises:
+            BackendError: the load is to end, or there is no room.
+        """
+
     def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
         """Instances of the model have been told to end: let `wait` wait for it, on a thread; done when they have."""
 
@@ -42,13 +54,22 @@ class Ending(Protocol):
 class Loading:
     """The load of candidates that belong together or were asked for at once.
 
+    A model is made anew only when little is left of what it was before; unless `waits`, its load fails otherwise.
     Candidates that ensembles tie together are a part. Everything of a part is made first, then takes its place at
     once: no new request meets a new step through an old ensemble. One that is between two steps does.
     """
 
     def __init__(
-        self, models: Models, maker: Maker, turn: Turn, candidates: dict[str, Candidate], room: asyncio.Semaphore
+        self,
+        models: Models,
+        maker: Maker,
+        turn: Turn,
+        candidates: dict[str, Candidate],
+        room: asyncio.Semaphore,
+        *,
+        waits: bool = True,
     ) -> None:
+        self._waits = waits
         self.turn = turn
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
@@ -156,7 +177,7 @@ class Loading:
         part = [self.candidates[name] for name in names]
         makings: dict[str, asyncio.Task[None]] = {}
         for candidate in part:
-            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings))
+            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, ending))
         await asyncio.gather(*makings.values())
         for candidate in part:  # nothing waits in here
             if not candidate.warms_steps:
@@ -179,7 +200,7 @@ class Loading:
         changed = any(step in self.candidates and step not in self.failures for step in candidate.steps)
         return failure is not None and bool(failure.problem) and changed and bool(candidate.own)
 
-    async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]]) -> None:
+    async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]], ending: Ending) -> None:
         """Make what of the candidate does not serve yet, and the instances that the rest is to have."""
         prepared = candidate.prepared
         if prepared is None:
@@ -200,7 +221,7 @@ class Loading:
             state.versions = {version: VersionState(LOADING) for version in missing}
             state.problem = ""
             self._models.note(candidate.name)
-        await asyncio.gather(*(self._make_version(candidate, prepared, version) for version in missing))
+        await asyncio.gather(*(self._make_version(candidate, prepared, version, ending) for version in missing))
         await self._identify(candidate, prepared)
         if not candidate.reasons:
             await self._scale(candidate, prepared)
@@ -224,8 +245,11 @@ class Loading:
             return False
         return all(candidate.marks.get(part) == state.marks.get(part) for part in (REST, str(version)))
 
-    async def _make_version(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> None:
+    async def _make_version(
+        self, candidate: Candidate, prepared: configuration.Prepared, version: int, ending: Ending
+    ) -> None:
         try:
+            await ending.room_for(candidate.name, candidate.halt, waits=self._waits)
             async with self._room:
                 log.info("loading '%s' version %d", candidate.name, version)
                 begin = time.monotonic()

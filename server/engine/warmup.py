@@ -23,10 +23,13 @@ SMALL = 2  # random whole numbers are below: as indices they stay inside of smal
 
 
 class Halt:
-    """Whether a load is to end early; asked between the requests of a warm-up, on any thread."""
+    """Whether a load is to end early; asked between the requests of a warm-up, on any thread. Made, and set, on the
+    event loop.
+    """
 
     def __init__(self) -> None:
         self._why = ""
+        self._set = asyncio.Event()
 
     @property
     def is_set(self) -> bool:
@@ -36,6 +39,11 @@ class Halt:
     def set(self, why: str) -> None:
         """Have the load fail at the next opportunity, for this reason."""
         self._why = why
+        self._set.set()
+
+    async def wait(self) -> None:
+        """Return when the load is to end."""
+        await self._set.wait()
 
     def check(self) -> None:
         """Raises BackendError when the load is to end."""

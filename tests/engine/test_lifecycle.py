@@ -13,7 +13,7 @@ import pytest
 from _native.memory.resource import live_counters
 from backends.api import BackendError
 from server.engine.control import ALL, ControlMode, ModelControl
-from server.errors import Internal, InvalidArgument, Status, Unavailable
+from server.errors import Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
 
@@ -152,6 +152,50 @@ async def test_a_reload_happens_behind_those_who_are_served(tmp_path, monkeypatc
         assert (await pending.answer()).status == OK
         assert (await infer(engine, request(x=row(2)))).status == OK
         await until(lambda: engine._loader.puppets.closed == ["m_0_0", "m"])
+
+
+async def replaced_while_busy(engine, gate, root) -> list[Pending]:
+    """A model that has been replaced twice while it executed a request; these."""
+    pending = []
+    for _ in range(2):
+        pending.append(Pending(engine, request(x=row(len(pending)))))
+        await gate.entered()
+        change(root)
+        await engine.load("m")
+    return pending
+
+
+async def test_a_load_waits_while_much_of_what_was_replaced_goes_on(tmp_path):
+    """Each reload keeps a version, with its instances, for as long as it has requests; they are bounded."""
+    gate = Gate()
+    async with serving(tmp_path, gate, control=EXPLICIT, m=CONFIG) as engine:
+        pending = await replaced_while_busy(engine, gate, tmp_path)
+        pending.append(Pending(engine, request(x=row(2))))
+        await gate.entered()
+        change(tmp_path)
+        with pytest.raises(ServerError, match="a load that a model asks for does not wait for them, try again"):
+            await engine.load("m", asked_by="another")
+        load = asyncio.create_task(engine.load("m"))
+        await asyncio.wait({load}, timeout=0.5)
+        assert not load.done()
+        gate.go(100)
+        await asyncio.wait_for(load, 30)
+        assert [(await each.answer()).array().item() for each in pending] == [0, 1, 2]
+        assert (await infer(engine, request(x=row(3)))).status == OK
+
+
+async def test_a_load_that_waits_is_ended_by_an_unload(tmp_path):
+    gate = Gate()
+    async with serving(tmp_path, gate, control=EXPLICIT, m=CONFIG) as engine:
+        pending = await replaced_while_busy(engine, gate, tmp_path)
+        change(tmp_path)
+        load = asyncio.create_task(engine.load("m"))
+        await asyncio.wait({load}, timeout=0.5)
+        await asyncio.wait_for(engine.unload("m"), 30)
+        with pytest.raises(ServerError, match="unloaded before its load has ended"):
+            await load
+        gate.go(100)
+        assert {(await each.answer()).status for each in pending} == {OK}
 
 
 async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, monkeypatch):
