@@ -3,10 +3,13 @@
 Switches (environment variables):
     INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
                    address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer)
+    INFERD_COMMIT  of the sources, for `inferd --version`, where there is no git to ask
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
 """
 
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -89,6 +92,25 @@ def extensions() -> list[Extension]:
     return [extension(path) for path in paths if not only or module_name(path) in only.split(",")]
 
 
+def note_build() -> None:
+    """Write what `inferd --version` tells, and what the sources are compared with."""
+    found = importlib.util.spec_from_file_location("build_record", ROOT / "server" / "build.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        commit = subprocess.run(describe, check=False, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git, as in images
+        commit = ""
+    noted = {
+        "kind": BUILD,
+        "commit": os.environ.get("INFERD_COMMIT") or commit,
+        "sources": module.digest_of_sources(),
+        "python": sys.implementation.cache_tag,
+    }
+    module.RECORD.write_text(json.dumps(noted) + "\n")
+
+
 DEBUG = BUILD != "release"
 EXTENSIONS = extensions()
 
@@ -100,9 +122,13 @@ PACKAGE = "build/package"
 if "bdist_wheel" in sys.argv:
     shutil.rmtree(ROOT / PACKAGE, ignore_errors=True)
 
+IN_PLACE = "--inplace" in sys.argv
+if not IN_PLACE:
+    note_build()  # what is packed is made from nothing
+
 setup(
     options={
-        "build": {} if "--inplace" in sys.argv else {"build_base": PACKAGE},
+        "build": {} if IN_PLACE else {"build_base": PACKAGE},
         "build_ext": {"parallel": os.cpu_count() or 1},
     },
     ext_modules=cythonize(
@@ -123,3 +149,6 @@ setup(
         annotate=DEBUG,
     ),
 )
+
+if IN_PLACE and "INFERD_ONLY" not in os.environ:
+    note_build()

@@ -15,7 +15,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +23,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
 from server.addresses import SettingsError
+from server.build import OF_IMPORTS, describe, explained
 from server.errors import ServerError
 from server.foreign import FOREIGN, Foreign, Refused, Replaced
 from server.manual import Manual
@@ -149,7 +149,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 app = App(
     name="inferd",
     help="A gRPC inference server for Triton model repositories.",
-    version=lambda: f"inferd {metadata.version('inferd')}",
+    version=lambda: "\n".join(describe()),
     default_parameter=Parameter(negative=()),
     config=[Env("INFERD_", command=False), from_file],
     help_formatter=Manual(),
@@ -383,6 +383,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokens = translated(tokens, warnings)
         for line in dict.fromkeys(warnings):
             print(f"inferd: warning: {line}", file=sys.stderr)
+        if tokens == ["--version"]:
+            print(*describe(), sep="\n")  # as it is: an App would wrap the lines
+            return 0
         result = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except (UsageError, CycloptsError, SettingsError) as error:
         for line in str(error).splitlines():
@@ -390,5 +393,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except ServerError as error:
         print(f"inferd: {error}", file=sys.stderr)
+        return 1
+    except OF_IMPORTS as error:
+        if not (text := explained(error)):
+            raise
+        print(f"inferd: {text}", file=sys.stderr)
         return 1
     return result if isinstance(result, int) else 0

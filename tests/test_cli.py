@@ -1,6 +1,7 @@
 """The command line: tritonserver's spelling, where values come from, what is refused, and the command `check`."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server import cli
+from server import build, cli
 from server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
 from server.foreign import FOREIGN, Ignored, Refused
 from server.settings import Settings, sections
@@ -373,7 +374,65 @@ def test_the_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "server", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert re.fullmatch(r"inferd \d+\.\d+\.\d+", done.stdout.strip())
+    first, native, python, found, *_ = done.stdout.splitlines()
+    assert re.fullmatch(r"inferd \d+\.\d+\.\d+", first)
+    assert re.fullmatch(r"native: (release|debug|asan|tsan|unknown) build(, commit [0-9a-f]+(-dirty)?)?", native)
+    assert python.startswith("python: CPython 3.")
+    assert "numpy 2." in found
+
+
+@pytest.fixture
+def broken_import(monkeypatch):
+    """The server cannot be imported, by this error."""
+
+    def arrange(error: Exception) -> None:
+        app = types.ModuleType("server.app")
+
+        def run(settings: Settings) -> int:
+            raise error
+
+        app.run = run
+        monkeypatch.setitem(sys.modules, "server.app", app)
+
+    return arrange
+
+
+WRONG = TypeError("C function _native.scheduling.lane.f has wrong signature (expected int, got int64_t)")
+LACKING = ImportError("No module named '_native.service.infer'", name="_native.service.infer")
+
+
+@pytest.mark.parametrize(
+    ("noted", "error", "sentence"),
+    [
+        (
+            {"sources": "others"},
+            WRONG,
+            "built from other sources than those that lie here: build them with 'make build'",
+        ),
+        ({"sources": "others"}, LACKING, "built from other sources than those that lie here"),
+        ({"python": "cpython-39"}, LACKING, "the native extensions were built for cpython-39, and this is"),
+        ({}, LACKING, "the native extension _native.service.infer is not there.*: build them with 'make build'"),
+    ],
+)
+def test_extensions_that_do_not_fit_are_one_sentence(
+    capsys, monkeypatch, tmp_path, broken_import, noted, error, sentence
+):
+    """What Cython says of a stale extension tells nobody what to do."""
+    monkeypatch.setattr(build, "RECORD", tmp_path / "built.json")
+    build.RECORD.write_text(json.dumps(noted))
+    broken_import(error)
+    assert cli.main(BASE) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(sentence, line)
+
+
+@pytest.mark.parametrize("error", [WRONG, ImportError("No module named 'numpy'", name="numpy")])
+def test_an_error_that_is_not_of_the_build_is_not_hidden(monkeypatch, tmp_path, broken_import, error) -> None:
+    monkeypatch.setattr(build, "RECORD", tmp_path / "built.json")
+    build.RECORD.write_text(json.dumps({"sources": build.digest_of_sources()}))
+    broken_import(error)
+    with pytest.raises(type(error)):
+        cli.main(BASE)
 
 
 def test_the_server_process_does_not_load_rich() -> None:

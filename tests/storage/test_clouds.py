@@ -291,7 +291,7 @@ def test_the_credential_file_says_who_by_the_longest_beginning(tmp_path: Path) -
     with pytest.raises(ConfigError, match="no profile"):
         stores.open_store("s3://profile/x", environment)
     path.write_text("[")
-    with pytest.raises(ConfigError, match="TRITON_CLOUD_CREDENTIAL_PATH: .*: it is not JSON as Triton documents it"):
+    with pytest.raises(ConfigError, match=r"TRITON_CLOUD_CREDENTIAL_PATH: .*: it is not JSON as Triton documents it"):
         stores.open_store("s3://other/x", environment)
 
 

@@ -1,0 +1,105 @@
+"""What this server was built from, and whether that is what is imported now.
+
+`setup.py` writes a record beside the native extensions. In a source tree the sources lie there, too, and can be
+compared with it; extensions that were built from others fail at the import, with errors that tell nobody what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "_native" / "built.json"
+FOLDERS = ("_native", "backends")
+SUFFIXES = {".pyx", ".pxd", ".h"}
+FRAMEWORKS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "torch": ("torch",),
+    "tensorrt": ("tensorrt", "tensorrt-lean-cu13-libs", "tensorrt-rtx-cu13-libs"),
+    "numpy": ("numpy",),
+    "grpcio": ("grpcio",),
+    "protobuf": ("protobuf",),
+    "uvloop": ("uvloop",),
+    "obstore": ("obstore",),
+    "huggingface_hub": ("huggingface_hub",),
+}
+"""Distributions that the server uses where they are installed, by what one calls them."""
+OF_IMPORTS = (ImportError, TypeError, ValueError, AttributeError, SystemError)
+"""What the import of an extension raises that does not fit the others."""
+
+
+def digest_of_sources(root: Path = ROOT) -> str:
+    """A digest of the sources of the extensions; empty where they are not there, as in a wheel."""
+    files = sorted(
+        path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in SUFFIXES and path.is_file()
+    )
+    if not any(path.suffix == ".pyx" for path in files):
+        return ""
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{path.relative_to(root)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def record() -> dict[str, str]:
+    """What the build has noted: kind, commit, sources, python; empty when it has noted nothing."""
+    try:
+        found = json.loads(RECORD.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def describe() -> Iterator[str]:
+    """Lines about the version, the build, the interpreter and the frameworks that are installed."""
+    built = record()
+    commit = f", commit {built['commit']}" if built.get("commit") else ""
+    yield f"inferd {metadata.version('inferd')}"
+    yield f"native: {built.get('kind', 'unknown')} build{commit}"
+    yield f"python: {platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
+    found = [f"{name} {version}" for name, names in FRAMEWORKS.items() if (version := _version(names))]
+    yield f"found: {', '.join(found)}"
+    if stale := stale_sources():
+        yield f"warning: {stale}"
+
+
+def _version(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def stale_sources() -> str:
+    """A sentence, where the extensions were built from other sources than lie here; else nothing."""
+    built, now = record().get("sources"), digest_of_sources()
+    if not built or not now or built == now:
+        return ""
+    return "the native extensions were built from other sources than those that lie here: build them with 'make build'"
+
+
+def explained(error: BaseException) -> str:
+    """A sentence about an error of an import that is the build's fault; nothing for any other error."""
+    if not isinstance(error, OF_IMPORTS):
+        return ""
+    if stale := stale_sources():
+        return stale
+    name = getattr(error, "name", None) or ""
+    if not isinstance(error, ImportError) or not name.startswith("_native"):
+        return ""
+    built = record().get("python", "")
+    if built and built != sys.implementation.cache_tag:
+        return (
+            f"the native extensions were built for {built}, and this is {sys.implementation.cache_tag}: build them anew"
+        )
+    todo = "build them with 'make build'" if digest_of_sources() else "install inferd again"
+    return f"the native extension {name} is not there, or lacks what is imported from it: {todo}"
