@@ -23,8 +23,11 @@ def start(
     options: Sequence[str] = (),
     patience: float = 60.0,
     address: str = "",
+    tree: Path | None = None,
 ) -> ServerProcess:
     """Start `inferd serve` on a repository and wait until ServerReady says so, at `address` if that is given.
+
+    With a `tree`, that of another source tree with its own environment.
 
     With an `address` of its own in the options, the server must listen on the port of --grpc-port, too.
 
@@ -32,7 +35,8 @@ def start(
         RuntimeError: it ends or does not become ready; with the end of its log.
     """
     port = free_port()
-    command: list[str | Path] = [Path(sys.executable).parent / "inferd", "serve"]
+    programs = Path(sys.executable).parent if tree is None else tree / ".venv/bin"
+    command: list[str | Path] = [programs / "inferd", "serve"]
     command += ["--model-repository", repository, "--grpc-port", str(port), "--transport", door, *options]
     server = ServerProcess(command, port, log=log, env={"INFERD_DEBUG_COUNTERS": "1"}, patience=patience)
     try:

@@ -27,11 +27,18 @@ from _native.protobuf.codec cimport (
     PARAMETER_STRING,
     Parameter,
     Str,
-    infer_message_copy_parameters,
 )
 from _native.protobuf.datatype cimport DT_BOOL, datatype_name
 from _native.request.record cimport record_inner
-from _native.request.request cimport InputData, OutputData, Request, Response, request_new, request_reserve
+from _native.request.request cimport (
+    InputData,
+    OutputData,
+    Request,
+    Response,
+    request_inherit,
+    request_new,
+    request_reserve,
+)
 from _native.request.signature cimport Signature, TensorSignature, input_find, output_find
 from _native.scheduling.lane cimport Lane, lane_discard
 from _native.service.binding cimport request_check
@@ -169,19 +176,12 @@ cdef char *ask_outputs(Request *request, Call *call, PlanStep *step) noexcept no
     return NULL
 
 
-cdef bint carry_over(Request *request, const Request *outer, const Sequence *sequence) noexcept nogil:
-    # what every step is told of the ensemble's request; False: no memory
+cdef void join_sequence(Request *request, const Sequence *sequence) noexcept nogil:
     if sequence.block != NULL:
         request.block = block_share(sequence.block)
-    request.id = outer.id
-    request.priority = outer.priority
-    request.timeout_us = outer.timeout_us
-    request.client = outer.client
-    request.audience = outer.audience
     request.correlation = sequence.correlation
     request.sequence_start = sequence.start
     request.sequence_end = sequence.end
-    return infer_message_copy_parameters(&request.message, &outer.message)
 
 
 cdef bint fill(Request *request, Call *call, PlanStep *step, int *status, char **details) noexcept nogil:
@@ -217,13 +217,12 @@ cdef Request *step_request(Table *table, Call *call, int *status, char **details
         status[0] = STATUS_RESOURCE_EXHAUSTED
         return NULL
     request.lane = lane
-    if not (request_reserve(request, &lane.signature)
-            and carry_over(request, call.frame.run.request, &call.sequence)):
+    join_sequence(request, &call.sequence)
+    if not (request_reserve(request, &lane.signature) and request_inherit(request, call.frame.run.request)):
         lane_discard(request)
         status[0] = STATUS_RESOURCE_EXHAUSTED
         return NULL
     request.is_step = True
-    request.rehearsed = call.frame.run.request.rehearsed
     record_inner(request, call.frame.run.request)
     if not fill(request, call, step, status, details):
         lane_discard(request)

@@ -2,67 +2,25 @@
 
 A call takes and gives a dozen small pieces, most of them in libnghttp2. The C library serves a thread from lists of its
 own, too, but of seven pieces each, so where some dozens of calls are in flight it goes the long way for nearly all.
-
-Of each size some free pieces are kept. In debug builds none is, so that the sanitizers see each as it is.
 """
 
 from libc.stddef cimport size_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-cdef extern from *:
-    """
-    #ifdef NDEBUG
-    #define INFERD_SMALL_KEPT (64 << 10)
-    #else
-    #define INFERD_SMALL_KEPT 0
-    #endif
-    """
-    const size_t KEPT "INFERD_SMALL_KEPT"  # bytes of free pieces of one size
-
-cdef enum:
-    HEAD = sizeof(Piece)
-    LARGEST = (SMALL_CLASSES - 1) * SMALL_STEP
-
 
 cdef inline size_t class_of(size_t size) noexcept nogil:
-    if size > LARGEST:
-        return SMALL_CLASSES
-    return (size + SMALL_STEP - 1) // SMALL_STEP
+    return SMALL_CLASSES if size > SMALL_LARGEST else (size + SMALL_STEP - 1) // SMALL_STEP
 
 
-cdef void *small_take(Smalls *self, size_t size) noexcept nogil:
-    cdef size_t wanted = class_of(size)
-    cdef Piece *piece
-    if wanted < SMALL_CLASSES:
-        piece = self.free[wanted]
-        if piece != NULL:
-            self.free[wanted] = piece.next
-            self.count[wanted] -= 1
-            piece.size_class = wanted
-            return piece + 1
-        size = wanted * SMALL_STEP
-    if size > <size_t>-1 - HEAD:
-        return NULL
-    piece = <Piece *>malloc(HEAD + size)
+cdef void *small_new(size_t size) noexcept nogil:
+    cdef size_t index = class_of(size)
+    cdef size_t room = size if index == SMALL_CLASSES else index * SMALL_STEP
+    cdef Piece *piece = <Piece *>malloc(sizeof(Piece) + room) if room <= <size_t>-1 - sizeof(Piece) else NULL
     if piece == NULL:
         return NULL
-    piece.size_class = wanted
+    piece.size_class = index
     return piece + 1
-
-
-cdef void small_give(Smalls *self, void *data) noexcept nogil:
-    cdef Piece *piece = <Piece *>data - 1
-    cdef size_t index
-    if data == NULL:
-        return
-    index = piece.size_class
-    if index >= SMALL_CLASSES or self.count[index] * (HEAD + index * SMALL_STEP) >= KEPT:
-        free(piece)
-        return
-    piece.next = self.free[index]
-    self.free[index] = piece
-    self.count[index] += 1
 
 
 cdef void *small_resize(Smalls *self, void *data, size_t size) noexcept nogil:
@@ -72,10 +30,10 @@ cdef void *small_resize(Smalls *self, void *data, size_t size) noexcept nogil:
     if data == NULL:
         return small_take(self, size)
     index = (<Piece *>data - 1).size_class
-    if index >= SMALL_CLASSES and size > LARGEST:
-        if size > <size_t>-1 - HEAD:
+    if index >= SMALL_CLASSES and size > SMALL_LARGEST:
+        if size > <size_t>-1 - sizeof(Piece):
             return NULL
-        piece = <Piece *>realloc(<Piece *>data - 1, HEAD + size)
+        piece = <Piece *>realloc(<Piece *>data - 1, sizeof(Piece) + size)
         return piece + 1 if piece != NULL else NULL
     if class_of(size) <= index < SMALL_CLASSES:
         return data

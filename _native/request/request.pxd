@@ -164,6 +164,10 @@ cdef void request_free(Request *request) noexcept nogil
 # Make room for the tensors of a model, none present and no output wanted. False: status and details are set.
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
+# What a request says of itself, beside its tensors, holds for one that is made to answer it: id, priority, timeout,
+# client, audience, parameters, and whether the server has made it to warm up. The bytes stay those of `outer`. False:
+# no memory.
+cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
 # Another request with the same question, which shares the data; without sink, deadline and place, and with inputs that
 # are not exclusive. NULL: no memory.
 cdef Request *request_twin(const Request *request) noexcept nogil

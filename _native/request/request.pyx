@@ -1,15 +1,16 @@
 """Requests and responses: making them, failing them, and comparing requests that may share a batch."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from _native.atomic cimport load32, store32
+from _native.atomic cimport load32, spin_lock, spin_unlock, store32
 from _native.execution.shape cimport bucket_of
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
 from _native.memory.shm cimport placements_free
 from _native.protobuf.codec cimport (
+    InferMessage,
     infer_message_clear,
     infer_message_copy_parameters,
     infer_message_free,
@@ -23,10 +24,9 @@ from _native.threads cimport Mutex, lock, mutex_init, unlock
 cdef enum:
     IDLE_REQUESTS = 4096     # kept for reuse with their arrays
 
-cdef Mutex idle_lock
+cdef int32_t idle_lock = 0   # a spin lock
 cdef Request *idle = NULL
 cdef int idle_count = 0
-mutex_init(&idle_lock, NULL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -86,12 +86,12 @@ cdef void response_move(Response *to, Response *response) noexcept nogil:
 cdef Request *request_new() noexcept nogil:
     global idle, idle_count
     cdef Request *request
-    lock(&idle_lock)
+    spin_lock(&idle_lock)
     request = idle
     if request != NULL:
         idle = request.next
         idle_count -= 1
-    unlock(&idle_lock)
+    spin_unlock(&idle_lock)
     if request == NULL:
         request = <Request *>calloc(1, sizeof(Request))
         if request == NULL:
@@ -111,7 +111,9 @@ cdef void request_free(Request *request) noexcept nogil:
     global idle, idle_count
     cdef uint32_t i
     cdef bint keep
-    cdef Request kept
+    cdef InputData *inputs = request.inputs
+    cdef OutputData *outputs = request.response.outputs
+    cdef uint32_t capacity = request.tensor_capacity
     if request.signature != NULL:
         for i in range(request.signature.input_count):
             block_give(request.inputs[i].block)
@@ -123,24 +125,22 @@ cdef void request_free(Request *request) noexcept nogil:
         placements_free(request.placements)
     infer_message_clear(&request.message)
     # only the arrays stay, for the next user
-    memset(&kept, 0, sizeof(Request))
-    kept.message = request.message
-    kept.inputs = request.inputs
-    kept.response.outputs = request.response.outputs
-    kept.tensor_capacity = request.tensor_capacity
-    request[0] = kept
+    memset(&request.message + 1, 0, sizeof(Request) - sizeof(InferMessage))
+    request.inputs = inputs
+    request.response.outputs = outputs
+    request.tensor_capacity = capacity
     live_add(LIVE_REQUESTS, -1)
-    lock(&idle_lock)
+    spin_lock(&idle_lock)
     keep = idle_count < IDLE_REQUESTS
     if keep:
         request.next = idle
         idle = request
         idle_count += 1
-    unlock(&idle_lock)
+    spin_unlock(&idle_lock)
     if not keep:
         infer_message_free(&request.message)
-        free(request.inputs)
-        free(request.response.outputs)
+        free(inputs)
+        free(outputs)
         free(request)
 
 
@@ -270,26 +270,29 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
     return True
 
 
+cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil:
+    request.id = outer.id
+    request.priority = outer.priority
+    request.timeout_us = outer.timeout_us
+    request.client = outer.client
+    request.audience = outer.audience
+    request.rehearsed = outer.rehearsed
+    return infer_message_copy_parameters(&request.message, &outer.message)
+
+
 cdef Request *request_twin(const Request *request) noexcept nogil:
     cdef Request *twin = request_new()
     cdef uint32_t i
     if twin == NULL:
         return NULL
-    if not (request_reserve(twin, request.signature)
-            and infer_message_copy_parameters(&twin.message, &request.message)):
+    if not (request_reserve(twin, request.signature) and request_inherit(twin, request)):
         request_free(twin)
         return NULL
     twin.block = block_share(request.block) if request.block != NULL else NULL
     twin.lane = request.lane
-    twin.id = request.id
-    twin.priority = request.priority
-    twin.timeout_us = request.timeout_us
     twin.is_step = request.is_step
     twin.rows = request.rows
-    twin.client = request.client
-    twin.audience = request.audience
     twin.on_device = request.on_device
-    twin.rehearsed = request.rehearsed
     twin.arrived_ns = request.arrived_ns
     for i in range(request.signature.input_count):
         twin.inputs[i] = request.inputs[i]

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request
 from _native.scheduling.adaptive cimport Outlook
-from _native.scheduling.preferred cimport Preferred, is_preferred
+from _native.scheduling.preferred cimport Preferred, preferred_from
 
 cdef struct Policy:
     bint batching
@@ -26,6 +26,7 @@ cdef struct Candidates:
     # the first requests that wait and that may share a batch, as whoever walks over them has told them
     uint32_t count
     uint64_t rows
+    uint32_t size            # the first of the preferred sizes that these rows do not exceed
     uint32_t best            # so many of them go at once while the delay is not over; 0: none do
     const char *why          # those do
     const char *full         # why they cannot become more; NULL: they can
@@ -60,6 +61,7 @@ cdef void plan_nothing(Plan *plan) noexcept nogil
 cdef inline void candidates_begin(Candidates *self) noexcept nogil:
     self.count = 0
     self.rows = 0
+    self.size = 0
     self.best = 0
     self.full = NULL
     self.oldest_ns = NEVER
@@ -84,7 +86,8 @@ cdef inline bint candidates_fit(Candidates *self, const Policy *policy, uint64_t
 cdef inline void candidates_add(Candidates *self, const Policy *policy, uint64_t rows, int64_t since_ns) noexcept nogil:
     self.count += 1
     self.rows += rows
-    if is_preferred(&policy.preferred, self.rows):
+    self.size = preferred_from(&policy.preferred, self.size, self.rows)
+    if self.size < policy.preferred.count and policy.preferred.sizes[self.size] == self.rows:
         self.best = self.count
         self.why = PREFERRED if policy.preferred.named else FULL
     if self.rows >= policy.max_rows:

@@ -24,7 +24,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request, request_alike
 from _native.scheduling.adaptive cimport Outlook, outlook_due, outlook_enough, outlook_latest
-from _native.scheduling.preferred cimport next_preferred, preferred_set
+from _native.scheduling.preferred cimport preferred_set
 
 cdef enum:
     ANY_ROWS = 1
@@ -147,7 +147,10 @@ cdef void candidates_plan(const Candidates *self, const Policy *policy, const Ou
     else:
         settle(plan, 0, NULL)
         plan.wake_ns = self.oldest_ns + policy.delay_ns
-        plan.wake_rows = next_preferred(&policy.preferred, self.rows, policy.max_rows)
+        # nothing has a preferred size now
+        plan.wake_rows = policy.max_rows
+        if self.size < policy.preferred.count:
+            plan.wake_rows = min(plan.wake_rows, <uint64_t>policy.preferred.sizes[self.size])
         plan.end_ns = self.end_ns
         if policy.adaptive:
             adapt(self, outlook, now, plan)

@@ -6,7 +6,7 @@ cdef enum:
     MAX_PREFERRED = 64
 
 cdef struct Preferred:
-    uint32_t sizes[MAX_PREFERRED]
+    uint32_t sizes[MAX_PREFERRED]    # ascending
     uint32_t count
     uint32_t largest
     bint named               # by the configuration; else the largest batch is the only preferred one
@@ -19,26 +19,16 @@ cdef inline int preferred_set(Preferred *preferred, object sizes, uint32_t max_r
     preferred.named = bool(sizes)
     preferred.count = 0
     preferred.largest = 0
-    for size in sizes or (max_rows,):
+    for size in sorted(sizes) or (max_rows,):
         preferred.sizes[preferred.count] = size
         preferred.largest = max(preferred.largest, preferred.sizes[preferred.count])
         preferred.count += 1
     return 0
 
 
-cdef inline bint is_preferred(const Preferred *preferred, uint64_t rows) noexcept nogil:
-    cdef uint32_t i
-    for i in range(preferred.count):
-        if preferred.sizes[i] == rows:
-            return True
-    return False
-
-
-# The smallest preferred size above `rows`, at most `most`.
-cdef inline uint64_t next_preferred(const Preferred *preferred, uint64_t rows, uint64_t most) noexcept nogil:
-    cdef uint64_t best = most
-    cdef uint32_t i
-    for i in range(preferred.count):
-        if rows < preferred.sizes[i] < best:
-            best = preferred.sizes[i]
-    return best
+# For whoever counts rows up from 0: the first size that they do not exceed, from the one on that they did not exceed
+# before; preferred.count when they exceed all.
+cdef inline uint32_t preferred_from(const Preferred *preferred, uint32_t at, uint64_t rows) noexcept nogil:
+    while at < preferred.count and preferred.sizes[at] < rows:
+        at += 1
+    return at

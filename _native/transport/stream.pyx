@@ -85,19 +85,21 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     live_add(LIVE_STREAMS, -1)
 
 
-cdef void drop_incoming(Chain *messages) noexcept nogil:
+cdef inline void drop_incoming(Chain *messages) noexcept nogil:
     while messages.first != NULL:
         incoming_free(<Incoming *>chain_pop(messages))
 
 
-cdef void drop_outgoing(Chain *messages) noexcept nogil:
+cdef inline void drop_outgoing(Chain *messages) noexcept nogil:
     while messages.first != NULL:
         outgoing_free(<Outgoing *>chain_pop(messages))
 
 
 cdef void stream_drop_request(Stream *stream) noexcept nogil:
-    chain_remove(&stream.conn.parked, stream)
-    pack_abandon(&stream.inflating)
+    if stream.conn.parked.first != NULL:
+        chain_remove(&stream.conn.parked, stream)
+    if stream.inflating != NULL:
+        pack_abandon(&stream.inflating)
     drop_incoming(&stream.packed)
     drop_incoming(&stream.incoming)
     stream.queued = 0
@@ -108,9 +110,10 @@ cdef void stream_drop_request(Stream *stream) noexcept nogil:
     charge_release(&stream.executed)
 
 
-cdef void drop_answer(Stream *stream) noexcept nogil:
+cdef inline void drop_answer(Stream *stream) noexcept nogil:
     # what is not framed yet
-    pack_abandon(&stream.sender.deflating)
+    if stream.sender.deflating != NULL:
+        pack_abandon(&stream.sender.deflating)
     drop_outgoing(&stream.sender.uncompressed)
     drop_outgoing(&stream.sender.outgoing)
     stream.conn.unsent -= stream_unsent(stream)
@@ -126,6 +129,8 @@ cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil:
 
 cdef void stream_drop_fields(Stream *stream) noexcept nogil:
     cdef uint32_t i
+    if stream.fields == NULL:
+        return
     for i in range(stream.field_count):
         nghttp2_rcbuf_decref(stream.fields[i].name)
         nghttp2_rcbuf_decref(stream.fields[i].value)

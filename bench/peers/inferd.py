@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from bench import inferd, python_models, system
@@ -15,13 +16,16 @@ class Inferd(Peer):
 
     name: ClassVar[str] = "inferd"
     door: ClassVar[str] = "native"
+    tree: Path | None = None  # another one
 
     def version(self) -> str:
         return system.source_version()
 
     def launch(self) -> ServerProcess:
-        repository = write(self.folder / "models", BENCH)
-        return inferd.start(repository, self.folder / "log", door=self.door)
+        return self.serve(write(self.folder / "models", BENCH))
+
+    def serve(self, repository: Path) -> ServerProcess:
+        return inferd.start(repository, self.folder / "log", door=self.door, tree=self.tree)
 
 
 class InferdPython(Inferd):
@@ -30,8 +34,7 @@ class InferdPython(Inferd):
     name: ClassVar[str] = "inferd (model.py)"
 
     def launch(self) -> ServerProcess:
-        repository = python_models.write(self.folder / "models")
-        return inferd.start(repository, self.folder / "log", door=self.door)
+        return self.serve(python_models.write(self.folder / "models"))
 
 
 class InferdGrpcio(Inferd):
