@@ -160,6 +160,7 @@ cdef int supplied_build(Signature *signature, object specs) except -1:
     # what the inputs behind those of requests tell
     cdef Supplied *supplied
     cdef TensorSignature *tensor
+    cdef bytes source
     cdef uint32_t i
     cdef int output
     signature.supplied = <Supplied *>calloc(max(1, len(specs)), sizeof(Supplied))
@@ -178,7 +179,8 @@ cdef int supplied_build(Signature *signature, object specs) except -1:
                 raise ValueError("batch input data type must be TYPE_INT32 or TYPE_FP32, "
                                  f"'{spec.tensor.name}' is {spec.tensor.datatype}")
         elif supplied.kind == SUPPLY_STATE:
-            output = output_find(signature, text_str(spec.source.encode()))
+            source = spec.source.encode()
+            output = output_find(signature, text_str(source))
             if output < 0 or signature.outputs[output].state:
                 raise ValueError(f"state '{spec.tensor.name}' needs an output of its own, got '{spec.source}'")
             supplied.source = signature.state_count
@@ -189,7 +191,8 @@ cdef int supplied_build(Signature *signature, object specs) except -1:
 
 cdef uint32_t input_named(const Signature *signature, str name) except? 0xffffffff:
     # the index of an input of requests
-    cdef int index = input_find(signature, text_str(name.encode()))
+    cdef bytes encoded = name.encode()
+    cdef int index = input_find(signature, text_str(encoded))
     if index < 0 or <uint32_t>index >= signature.input_count:
         raise ValueError(f"the model has no input '{name}'")
     return <uint32_t>index

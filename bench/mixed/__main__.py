@@ -88,11 +88,14 @@ def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tu
     """Everybody against the server; tallies, what the polite client measured, and memory."""
     world = clients.World(server.address, unix, time.monotonic() + arguments.seconds)
     command = [sys.executable, "-m", "bench.mixed", "--probe", server.address]
-    polite = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with MemoryWatch(server, 1.0) as memory:
-        threads = [] if arguments.polite else hostile.start(world)
-        asyncio.run(clients.run(world, arguments.seed, frozenset(arguments.only or ())))
-    measured = json.loads(polite.communicate("stop")[0])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as polite:
+        try:
+            with MemoryWatch(server, 1.0) as memory:
+                threads = [] if arguments.polite else hostile.start(world)
+                asyncio.run(clients.run(world, arguments.seed, frozenset(arguments.only or ())))
+        finally:
+            said = polite.communicate("stop")[0]
+    measured = json.loads(said)
     for thread in threads:
         thread.join(5)
     return dict(world.tallies), measured, memory
