@@ -18,15 +18,19 @@ MODULES = sorted(
     for path in (Path(__file__).parents[3] / "backends" / "python" / "worker").glob("*.py")
     if not path.stem.startswith("__")
 )
-# Imports every module of the worker's side, and does without arrays.
+# Imports every module of the worker's side, does without arrays, and ends a process that it has forked.
 MODEL = f"""
-    import importlib, sys
+    import importlib, multiprocessing, sys, time
     import triton_python_backend_utils as pb_utils
     for name in {MODULES}:
         importlib.import_module("inferd_worker." + name)
     class TritonPythonModel:
         async def execute(self, requests):
-            text = "%d.%d" % sys.version_info[:2]
+            fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+            fork.start()
+            fork.terminate()
+            fork.join()
+            text = "%d.%d %d" % (*sys.version_info[:2], fork.exitcode)
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
 """
 
@@ -57,5 +61,5 @@ def test_a_worker_runs(tmp_path: Path, version: str) -> None:
         pytest.skip(f"there is no Python {version} here")
     with worker(tmp_path, MODEL, python=python) as peer:
         (answer,) = peer.execute(Sent({"IN": np.ones((1, 1), np.float32)}))
-        assert (answer.status, answer.error) == (p.STATUS_ERROR, version)
+        assert (answer.status, answer.error) == (p.STATUS_ERROR, f"{version} -15")
         peer.finalize()
