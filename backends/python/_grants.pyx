@@ -6,11 +6,11 @@ from libc.string cimport memcpy, memset
 
 from _native.execution.batch cimport NativeBatch
 from _native.memory.arena cimport arena_holds, arena_take
-from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.memory.resource cimport Block, block_give, block_take
 from _native.request.request cimport Request
 from _native.threads cimport lock, unlock
 from backends.python._channel cimport MSG_DONTWAIT, Channel, channel_break, channel_exhausted, packet_send
-from backends.python._loans cimport LOAN_OUTPUT, Loan, LoanKind, loan_begin, loan_end_one, loan_find
+from backends.python._loans cimport LOAN_OUTPUT, LoanKind, loan_begin, loan_end_one, loan_find
 from backends.python._wire cimport ALLOCATED, IN_ARENA, Head, aligned
 
 cdef enum:
@@ -33,19 +33,16 @@ cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil:
 
 
 cdef Block *lent_record(Channel *channel, LoanKind kind, const Head *head) noexcept nogil:
-    cdef Loan *loan
-    cdef Block *block = NULL
+    # Loans of a kind end on the thread that reads what names them, so this one lasts while it is copied.
     cdef Block *copy
+    cdef bint lent
     lock(&channel.guard)
-    loan = loan_find(&channel.ledger, kind, head.offset, head.size)
-    if loan != NULL:
-        block = block_share(loan.block)
+    lent = loan_find(&channel.ledger, kind, head.offset, head.size) != NULL
     unlock(&channel.guard)
-    if block == NULL:
+    if not lent:
         channel_break(channel, "sent a packet that lies where it may not")
         return NULL
     copy = record_copy(channel.arena.base + head.offset, head.size)
-    block_give(block)
     if copy == NULL:
         channel_exhausted(channel)
     return copy
