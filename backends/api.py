@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from backends.paths import OutsideError, inside
 
@@ -483,18 +483,17 @@ class WorkerStatus:
     """The process in which an instance works.
 
     Attributes:
-        state: one of WORKER_STATES.
+        state: one of STATES.
         restarts: how often another one was started because it had ended.
         pid: of the process; 0: there is none now, or the work is done on a thread of the server.
     """
 
+    STATES: ClassVar = ("starting", "up", "waiting")
+    """It is started and loads its model; it serves; it has ended several times, and the next start waits."""
+
     state: str
     restarts: int
     pid: int
-
-
-WORKER_STATES: Final = ("starting", "up", "waiting")
-"""Of a worker: it is started and loads its model; it serves; it has ended several times, and the next start waits."""
 
 
 class Instance(abc.ABC):

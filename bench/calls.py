@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from _native.execution.instance import InstanceLoop
 from _native.request.bridge import BridgeHandle
+from _native.request.record import RecorderHandle
 from _native.scheduling.queue import QueueLane
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
@@ -45,18 +46,31 @@ MOST_CREDIT = (1 << 31) - 1 - 65_535
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """What is noted of calls: see `RecorderHandle`. Nobody takes the records away."""
+
+    rate: int  # one call in so many is traced
+    access: int = 0  # one in so many is logged
+    slow: bool = False  # each is looked at when it has ended, as it may have been slow
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """So many calls come at once, for this model; the next ones when they are answered."""
 
     title: str
     together: int
     spec: ModelSpec
+    watched: Watched | None = None
 
 
 LOADS = {
     "single": Load("one at a time", 1, SPEC),
     "batch": Load("32 at once", 32, SPEC),
     "delay": Load("32 at once, delay", 32, replace(SPEC, batching=BatchingSpec((32,), 1_000_000))),
+    "sampled": Load("one at a time, one in 100 traced", 1, SPEC, Watched(100)),
+    "slow": Load("one at a time, traced and logged where slow or failed", 1, SPEC, Watched(0, slow=True)),
+    "traced": Load("one at a time, all traced and logged", 1, SPEC, Watched(1, access=1, slow=True)),
 }
 
 
@@ -89,6 +103,8 @@ class Rig:
         self.service = InferService(self.table, self.bridge)
         self.endpoint = Endpoint(lambda call: call.reset(), max_held=1 << 30)
         self.service.install(self.endpoint)
+        if load.watched is not None:
+            self.watch(load.watched)
         self.lane = QueueLane(load.spec, 1, max_queue=1000)
         self.table.set(load.spec.name, {1: self.lane})
         loop = InstanceLoop(self.lane, IdentityInstance((0, 0), True, False), "identity_0")
@@ -99,6 +115,15 @@ class Rig:
         self.connection.flush = lambda: None
         self.requests = requests(messages.identity(64, load.spec.name).request)
         self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
+
+    def watch(self, watched: Watched) -> None:
+        """Have calls recorded."""
+        recorder = RecorderHandle()
+        recorder.sample(on=True, tensors=False, rate=watched.rate, count=-1)
+        second = 10**9 if watched.slow else 0
+        recorder.keep(access_rate=watched.access, slow_ns=second, log_slow_ns=second)
+        recorder.switch(True)
+        self.service.record(recorder)
 
     def round(self, count: int) -> bytes:
         """So many calls that come at once; what is written back."""

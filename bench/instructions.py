@@ -46,7 +46,14 @@ FUNCTION = "__pyx_pf_*native_speed*lane_ns*"
 COLLECTED = re.compile(r"Collected : (\d+)")
 
 CALLS = 3200
-LOADS = {"single": "one at a time", "batch": "32 at once", "delay": "32 at once, delay"}
+LOADS = {
+    "single": "one at a time",
+    "batch": "32 at once",
+    "delay": "32 at once, delay",
+    "sampled": "one at a time, one in 100 traced",
+    "slow": "one at a time, traced and logged where slow or failed",
+    "traced": "one at a time, all traced and logged",
+}
 GROUPS = {  # the first that the name of a module begins with
     "receive": (
         "transport.http2",

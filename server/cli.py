@@ -44,6 +44,9 @@ OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 USAGE_ERROR = 2
 
 
+Headers = Annotated[tuple[str, ...], Parameter(negative=())]
+
+
 class UsageError(Exception):
     """The command line asks for something that cannot be done; the text says what and why."""
 
@@ -214,7 +217,7 @@ def health(
     service: str = "",
     timeout: float = 2.0,
     root_cert: Path | None = None,
-    header: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    header: Headers = (),
 ) -> int:
     """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
 
@@ -227,40 +230,56 @@ def health(
     """
     from server.tools.health import Question, ask
 
-    headers = []
-    for each in header:
-        key, equals, value = each.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--header: expected KEY=VALUE, got '{each}'")
-        headers.append((key.lower(), value))
-    ask(Question(url, service, timeout, root_cert, tuple(headers)))
+    ask(Question(url, service, timeout, root_cert, _metadata(header)))
     print(f"{url}: {service or 'the server'} is SERVING")
     return 0
 
 
+def _metadata(headers: Headers) -> tuple[tuple[str, str], ...]:
+    found = []
+    for each in headers:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--header: expected KEY=VALUE, got '{each}'")
+        found.append((key.lower(), value))
+    return tuple(found)
+
+
 @app.command
 def top(
-    url: Annotated[str, Parameter(help="Where metrics are served.")] = "http://localhost:8002/metrics",
+    url: Annotated[
+        str, Parameter(help="Where metrics are served, or grpc://HOST:PORT of a v2 server.")
+    ] = "http://localhost:8002/metrics",
     *,
     interval: float = 1.0,
     once: bool = False,
     format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
+    root_cert: Path | None = None,
+    header: Headers = (),
 ) -> int:
     """Show what a server does: requests, times, batches and instances of each model.
 
-    It reads the metrics of this server, or of tritonserver, which has fewer columns.
+    It reads the metrics of this server or of tritonserver, or asks any v2 server by gRPC for its statistics. What those
+    do not tell is shown as -.
 
     Args:
         interval: Seconds between two looks.
         once: Print what was done in one interval, and end.
-        form: Of what --once prints; json implies it.
+        format: Of what --once prints; json implies it.
+        root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
+        header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
     """
+    from server.tools.looking import place_of
     from server.tools.top import once as print_once
     from server.tools.top import watch
 
     if interval <= 0:
         raise UsageError("--interval: expected more than 0 seconds")
-    return print_once(url, interval, format) if once or format == "json" else watch(url, interval)
+    try:
+        place = place_of(url, root_cert, _metadata(header))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"top: {url}: {error}") from None
+    return print_once(place, interval, format) if once or format == "json" else watch(place, interval)
 
 
 @app.command(name="build-engine")

@@ -33,6 +33,7 @@ OTHERS_OPTIONS = {
     *("index-url", "protocol", "http2-prior-knowledge", "list-methods", "data-binary"),  # pip, buf, curl
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
+    "enable-feature",  # prometheus
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
 }
 """Options in the pages that are not the server's."""

@@ -29,7 +29,7 @@ class Recording:
     Nothing is recorded, and no thread runs, before something is switched on.
 
     Raises:
-        RecordingError: what traces go through is not installed.
+        RecordingError: what traces go through is not installed, or their file cannot be written.
     """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -81,7 +81,13 @@ class _Later:
     def _make(self) -> Sink:
         config = self._config
         if config.mode == "triton":
-            return TraceFiles(Path(config.file or "trace.json"), self._frequency)
+            files = TraceFiles(Path(config.file or "trace.json"), self._frequency)
+            if config.on:
+                try:
+                    files.check()
+                except OSError as error:
+                    raise RecordingError(f"trace-config: triton,file={config.file}: {error.strerror}") from error
+            return files
         try:
             from server.observe.tracing.otel import Spans, exporter
         except ImportError as error:

@@ -1,21 +1,28 @@
 """Where log lines go: to a queue, from there on a thread of its own to a file or to standard error.
 
 Whoever logs never waits for a disk or for a reader of a pipe. The queue is bounded: what does not fit is left out and
-counted, and the first line after it says how many.
+counted, as is what cannot be written, and the first line after it says how many.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
+
+from server.observe.files import opened, write_all
 
 MOST: Final = 10_000
 """Records that may wait to be written."""
+
+TOGETHER: Final = 256
+"""Lines that are written at once, at most."""
 
 LAST_SECONDS: Final = 2.0
 """For what waits to be written when the process ends."""
@@ -36,9 +43,10 @@ class LogWriter(logging.Handler):
         super().__init__()
         self._file = file
         self._most = most
-        self._stream: TextIO = sys.stderr if file is None else self._open(file)
-        self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event | None] = queue.SimpleQueue()
-        self._reopen = threading.Event()
+        self._descriptor = -1 if file is None else self._open(file)
+        self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event | _Reopen | None] = queue.SimpleQueue()
+        self._lines: list[str] = []  # that are written together
+        self._torn = False  # the last line in the file is not whole
         self._untold = 0
         self.lost = 0  # records that were left out, ever
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
@@ -58,7 +66,7 @@ class LogWriter(logging.Handler):
 
     def reopen(self) -> None:
         """Go on in a file of the same name: the one that is open has been moved away."""
-        self._reopen.set()
+        self._queue.put(_Reopen())
 
     def flush(self) -> None:
         """Return when what has been logged is written, or after `LAST_SECONDS`."""
@@ -78,23 +86,46 @@ class LogWriter(logging.Handler):
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
+                self._write()
                 item.set()
-                continue
-            if self._reopen.is_set():
-                self._reopen.clear()
+            elif isinstance(item, _Reopen):
+                self._write()
                 self._begin_again()
-            if self._untold:
-                missing, self._untold = self._untold, 0
-                self._write(_line(f"{missing} log lines were left out: the writer did not keep up"))
-            self._write(item)
+            else:
+                if self._untold:
+                    missing, self._untold = self._untold, 0
+                    self._add(_line(f"{missing} log lines were left out: the writer did not keep up"))
+                self._add(item)
+            if len(self._lines) >= TOGETHER or self._queue.empty():
+                self._write()
+        self._write()
 
-    def _write(self, record: logging.LogRecord) -> None:
+    def _add(self, record: logging.LogRecord) -> None:
         try:
-            self._stream.write(self.format(record) + "\n")
-            if self._queue.empty():
-                self._stream.flush()
-        except Exception:  # a full disk, a closed pipe: the server goes on
+            self._lines.append(self.format(record) + "\n")
+        except Exception:  # of whoever made the record: the others are written
             self.lost += 1
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        text = "".join(lines)
+        try:
+            if self._file is None:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            elif text:
+                self._append(text.encode("utf-8", "backslashreplace"))
+        except (OSError, ValueError):  # a full disk, a closed pipe: the server goes on
+            self.lost += len(lines)
+            self._untold += len(lines)
+
+    def _append(self, data: bytes) -> None:
+        """Write all of it; where it was cut short before, behind the end of a line."""
+        if self._torn:
+            write_all(self._descriptor, b"\n")
+        self._torn = True
+        write_all(self._descriptor, data)
+        self._torn = False
 
     def _begin_again(self) -> None:
         if self._file is None:
@@ -102,14 +133,19 @@ class LogWriter(logging.Handler):
         try:
             fresh = self._open(self._file)
         except OSError as error:
-            self._write(_line(f"the log file cannot be opened again, the one that is open is used: {error}"))
+            self._add(_line(f"the log file cannot be opened again, the one that is open is used: {error}"))
             return
-        self._stream.close()
-        self._stream = fresh
+        with contextlib.suppress(OSError):  # of what was written before
+            os.close(self._descriptor)
+        self._descriptor, self._torn = fresh, False
 
     @staticmethod
-    def _open(file: Path) -> TextIO:
-        return file.open("a", encoding="utf-8", errors="backslashreplace")
+    def _open(file: Path) -> int:
+        return opened(file, os.O_APPEND, pipes=True)
+
+
+class _Reopen:
+    """In the queue: the file is to be opened again."""
 
 
 def _line(message: str) -> logging.LogRecord:

@@ -1,11 +1,9 @@
-"""What a server does now, from two looks at its metrics: of this server, or of tritonserver."""
+"""What a server does now, from two looks at its metrics: see `server.tools.looking`."""
 
 from __future__ import annotations
 
 import math
 import re
-import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +11,6 @@ from typing import Any
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-TIMEOUT = 5.0
-MOST_BYTES = 64 << 20
 
 Labels = frozenset[tuple[str, str]]
 Model = tuple[str, str]
@@ -36,20 +31,6 @@ class Look:
 
     def has(self, name: str) -> bool:
         return name in self.samples
-
-
-def look(url: str) -> Look:
-    """Read the page at `url`.
-
-    Raises:
-        OSError: nobody serves it there.
-        ValueError: it is no page of metrics.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"expected http://HOST:PORT/metrics, got {url}")
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-        text = answer.read(MOST_BYTES).decode("utf-8", "replace")
-    return understood(text, time.monotonic())
 
 
 def understood(text: str, at: float) -> Look:
@@ -77,7 +58,7 @@ class ModelRates:
     version: str
     requests: float  # per second, as are failures
     failures: float
-    pending: float
+    pending: float | None
     batch: float | None  # mean rows of a batch
     mean_us: float | None
     p50_us: float | None
@@ -119,6 +100,9 @@ def between(before: Look, after: Look) -> Rates:
     )
 
 
+PENDING = "nv_inference_pending_request_count"
+
+
 def _grown(before: Look, after: Look, name: str, **labels: str) -> float:
     now, then = after.total(name, **labels), before.total(name, **labels)
     return now - then if now >= then else now
@@ -146,7 +130,7 @@ def _of_model(before: Look, after: Look, model: Model, seconds: float) -> ModelR
         version=model[1],
         requests=succeeded / seconds,
         failures=grown("nv_inference_request_failure") / seconds,
-        pending=after.total("nv_inference_pending_request_count", **labels),
+        pending=after.total(PENDING, **labels) if after.has(PENDING) else None,
         batch=grown("nv_inference_count") / executed if executed else None,
         mean_us=mean("request"),
         p50_us=quantile("request", 0.5),

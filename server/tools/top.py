@@ -6,16 +6,17 @@ import json
 import sys
 import time
 
-from server.tools.rates import Look, ModelRates, Rates, between, look
+from server.tools.looking import Place
+from server.tools.rates import Look, ModelRates, Rates, between
 
 COLUMNS = ("model", "req/s", "p50", "p99", "queue", "compute", "batch", "pending", "busy", "fail/s")
 
 
-def once(url: str, interval: float, form: str) -> int:
+def once(place: Place, interval: float, form: str) -> int:
     """Print what was done in one interval.
 
     Args:
-        url: of the metrics.
+        place: where to look.
         interval: seconds.
         form: "table" or "json".
 
@@ -23,11 +24,11 @@ def once(url: str, interval: float, form: str) -> int:
         The exit status.
     """
     try:
-        before = look(url)
+        before = place.look()
         time.sleep(interval)
-        rates = between(before, look(url))
+        rates = between(before, place.look())
     except (OSError, ValueError) as error:
-        print(f"inferd: top: {url}: {error}", file=sys.stderr)
+        print(f"inferd: top: {place.url}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(rates.as_json()) if form == "json" else "\n".join(table(rates)))
     return 0
@@ -75,7 +76,7 @@ def cells(each: ModelRates) -> tuple[str, ...]:
         duration(each.queue_us),
         duration(each.compute_us),
         "-" if each.batch is None else f"{each.batch:.1f}",
-        f"{each.pending:.0f}",
+        "-" if each.pending is None else f"{each.pending:.0f}",
         "-" if each.busy is None else f"{each.busy:.0%}",
         f"{each.failures:.1f}",
     )
@@ -97,7 +98,7 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB"
 
 
-def watch(url: str, interval: float) -> int:
+def watch(place: Place, interval: float) -> int:
     """Show it on the terminal until told to stop; the exit status."""
     try:
         from server.tools.screen import Screen
@@ -106,9 +107,9 @@ def watch(url: str, interval: float) -> int:
         return 1
     first: Look
     try:
-        first = look(url)
+        first = place.look()
     except (OSError, ValueError) as error:
-        print(f"inferd: top: {url}: {error}", file=sys.stderr)
+        print(f"inferd: top: {place.url}: {error}", file=sys.stderr)
         return 1
-    Screen(url, interval, first).run()
+    Screen(place, interval, first).run()
     return 0

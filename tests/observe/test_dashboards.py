@@ -45,7 +45,9 @@ def rule_expressions(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory):
     """The names of all samples of a server that has had some traffic, and of what the rules record."""
-    root = write(tmp_path_factory.mktemp("models"), plain=IDENTITY, stream=DECOUPLED)
+    worked = IDENTITY.replace('"identity"', '"python"')
+    root = write(tmp_path_factory.mktemp("models"), plain=IDENTITY, stream=DECOUPLED, worked=worked)
+    (root / "worked" / "1" / "model.py").write_text("class TritonPythonModel:\n    pass\n")
     with scraped_server(root) as (process, metrics), triton.InferenceServerClient(process.address) as client:
         client.infer("plain", [tensor()])
         with pytest.raises(triton.InferenceServerException):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,53 @@ def test_whoever_logs_does_not_wait_for_the_writer_and_what_is_left_out_is_count
         except BlockingIOError:
             closing.join(0.01)
     os.close(end)
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path):
+    """The writer goes on in the next file, says what is missing, and no line is glued to a part of another."""
+    path, full, good = tmp_path / "log", Path("/dev/full"), tmp_path / "good"
+    path.symlink_to(full)
+    writer = LogWriter(path)
+    writer.setFormatter(LineFormatter("default"))
+    writer.handle(record("one"))
+    writer.flush()
+    assert writer.lost == 1
+    path.unlink()
+    path.symlink_to(good)
+    writer.reopen()
+    writer.handle(record("two"))
+    writer.close()
+    missing, line = good.read_text().splitlines()
+    assert "1 log lines were left out" in missing
+    assert line.endswith('"two"')
+
+
+def test_a_line_that_was_cut_short_is_ended_before_the_next(tmp_path):
+    path = tmp_path / "log"
+    writer = LogWriter(path)
+    writer.setFormatter(LineFormatter("default"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        writer.handle(record("x" * 1000))
+        writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.handle(record("whole"))
+    writer.close()
+    part, missing, whole = path.read_text().splitlines()
+    assert len(part) == 100
+    assert "1 log lines were left out" in missing
+    assert whole.endswith('"whole"')
+
+
+def test_a_pipe_that_nobody_reads_and_a_folder_are_no_log_files(tmp_path):
+    """Opening the former waits for a reader, and so the server would."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe that nobody reads"):
+        LogWriter(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        LogWriter(tmp_path)
 
 
 def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):

@@ -64,7 +64,15 @@ async def test_metrics_of_models_own_are_shown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "labels"), [("not a name", {}), ("nv_inference_count", {}), ("inferd_ready", {}), ("fine", {"a-b": "x"})]
+    ("name", "labels"),
+    [
+        ("not a name", {}),
+        ("nv_inference_count", {}),
+        ("inferd_ready", {}),
+        ("inferd_instances", {}),
+        ("inference_batch_size_sum", {}),
+        ("fine", {"a-b": "x"}),
+    ],
 )
 async def test_metrics_that_nobody_could_read_are_left_out_and_told_once(tmp_path, caplog, name, labels):
     async with serving(tmp_path) as engine:
@@ -76,6 +84,21 @@ async def test_metrics_that_nobody_could_read_are_left_out_and_told_once(tmp_pat
             scraping.understood(text)
         assert f"{name}{{a-b" not in text
         assert sum(repr(name) in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_samples_of_one_family_of_a_model_are_not_taken_for_another_s(tmp_path, caplog):
+    """Families of models, too, must not meet in the names of their samples: a scraper would refuse the whole page."""
+    async with serving(tmp_path) as engine:
+        for name, kind in (("size", "histogram"), ("size_sum", "gauge"), ("seen_total", "counter"), ("seen", "gauge")):
+            change(engine, op="family", name=name, description="x", kind=kind)
+            change(engine, op="metric", family=name, labels={}, buckets=(1.0,))
+        for openmetrics in (False, True):
+            page = scraping.understood(await rendered(engine, openmetrics=openmetrics))
+            assert page.value("size_sum") == 0
+            assert page.types["size"] == "histogram"
+            assert "size_sum" not in page.types
+            assert ("seen", frozenset()) in page.samples
+            assert ("seen_total", frozenset()) not in page.samples
 
 
 async def test_an_ensemble_is_counted_under_its_own_version(tmp_path):

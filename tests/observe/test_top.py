@@ -11,7 +11,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from server.cli import main
+from server.pb import grpc_service_pb2 as pb
+from server.tools.looking import as_metrics, place_of
 from server.tools.rates import between, understood
+from tests.conformance import doors
+from tests.observe.test_metrics import IDENTITY, tensor, write
 
 HISTOGRAM = "nv_inference_request_duration_histogram_us"
 
@@ -122,6 +126,56 @@ def test_it_is_printed_as_json(capsys):
     assert found["server"]["connections"] == 3
 
 
+def statistics(count, *, failures=0, queue_times=()):
+    """What a server tells of a model that has executed so many requests in batches of two."""
+    model = pb.ModelStatistics(name="m", version="2", inference_count=count, execution_count=count // 2)
+    stats = model.inference_stats
+    stats.success.count, stats.success.ns = count, count * 900_000
+    stats.queue.count, stats.queue.ns = count, count * 200_000
+    stats.compute_infer.count, stats.compute_infer.ns = count, count * 500_000
+    stats.fail.count = failures
+    for us, number in queue_times:
+        model.queue_times.add(us=us, count=number)
+    return as_metrics(pb.ModelStatisticsResponse(model_stats=[model]), float(count))
+
+
+def test_the_statistics_of_a_v2_server_are_rates_too():
+    """What the protocol does not tell is not made up."""
+    [model] = between(statistics(0), statistics(100, failures=50)).models
+    assert (model.model, model.version) == ("m", "2")
+    assert (model.requests, model.failures, model.batch) == (1, 0.5, 2)
+    assert (model.mean_us, model.queue_us, model.compute_us) == (900, 200, 500)
+    assert (model.p50_us, model.p99_us, model.pending, model.busy) == (None, None, None, None)
+
+
+def test_queue_times_of_this_server_s_statistics_give_a_quantile():
+    after = statistics(100, queue_times=((0, 10), (100, 50), (200, 40)))
+    [model] = between(statistics(0), after).models
+    assert model.queue_us == 200
+    [model] = between(statistics(0), statistics(100, queue_times=((100, 50), (200, 50)))).models
+    assert model.queue_us == pytest.approx(198)
+
+
+@pytest.mark.parametrize("scheme", ["grpc://", ""])
+def test_a_server_is_asked_by_grpc(capsys, tmp_path, scheme):
+    """Its token is sent; without one it says why it does not answer."""
+    root = write(tmp_path / "models", plain=IDENTITY)
+    arguments = ("--grpc-restricted-protocol", "statistics:key=secret")
+    with doors.running_server("native", root, *arguments) as process, doors.connected(process) as client:
+        client.infer("plain", [tensor()])
+        command = ["top", f"{scheme}{process.address}", "--format", "json", "--interval", "0.01"]
+        assert main([*command, "--header", "triton-grpc-protocol-key=secret"]) == 0
+        [model] = json.loads(capsys.readouterr().out)["models"]
+        assert main(command) == 1
+        assert "UNAUTHENTICATED: This protocol is restricted" in capsys.readouterr().err
+    assert (model["model"], model["pending"]) == ("plain", None)
+
+
+def test_an_address_that_means_nothing_is_refused(capsys):
+    assert main(["top", "ftp://x", "--once"]) != 0
+    assert "expected http://HOST:PORT/metrics, grpc://HOST:PORT or unix:PATH" in capsys.readouterr().err
+
+
 def test_nobody_there_is_said_in_one_line(capsys):
     assert main(["top", "http://127.0.0.1:9/metrics", "--once"]) == 1
     assert capsys.readouterr().err.startswith("inferd: top: http://127.0.0.1:9/metrics: ")
@@ -129,11 +183,10 @@ def test_nobody_there_is_said_in_one_line(capsys):
 
 def test_the_screen_shows_models_and_ends_at_q():
     textual = pytest.importorskip("textual.widgets", reason="the extra tui is not installed")
-    from server.tools.rates import look
     from server.tools.screen import Screen
 
     async def use(url):
-        screen = Screen(url, 0.01, look(url))
+        screen = Screen(place_of(url), 0.01, place_of(url).look())
         async with screen.run_test() as pilot:
             table = screen.query_one(textual.DataTable)
             while not table.row_count:

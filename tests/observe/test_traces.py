@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import resource
 import warnings
 
 import grpc
 import numpy as np
 import pytest
 
+from server.observe.tracing.triton import TraceFiles
 from server.pb import grpc_service_pb2 as pb
 from server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
@@ -139,6 +142,50 @@ def test_traced_inputs_are_those_that_came_whatever_the_model_writes(tmp_path):
     }
 
 
+def written(number):
+    """A record with which only its number matters."""
+    names = ("arrived", "queued", "taken", "input_end", "output_start", "computed", "ended", "parent", "version")
+    return {**dict.fromkeys(names, 0), "kept": True, "model": "m", "request_id": "", "number": number, "tensors": None}
+
+
+def test_a_full_disk_costs_traces_and_leaves_the_file_readable(tmp_path, caplog):
+    file = tmp_path / "trace.json"
+    files = TraceFiles(file, lambda: 0)
+    files.take([written(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, hard))
+    try:
+        files.take([written(2), written(3)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    files.take([written(4)])
+    files.close()
+    assert sorted(traces_of(file)) == [1, 4]
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        "traces are lost",
+        "traces are written again, 2 were lost",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "missing folder"])
+def test_what_traces_cannot_be_written_to_is_refused_at_the_start(repository, tmp_path, kind):
+    """A pipe would hold up the thread that writes them, and with it the access log."""
+    path = tmp_path / "place"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path = path / "file"
+    with (
+        pytest.raises(RuntimeError, match=f"trace-config: triton,file={path}: "),
+        doors.running_server(
+            "native", repository, "--trace-config=level=TIMESTAMPS", f"--trace-config=triton,file={path}"
+        ),
+    ):
+        pass
+
+
 def test_settings_are_seen_and_changed_for_the_server_and_for_a_model(repository, tmp_path):
     file = tmp_path / "trace.json"
     with (
@@ -230,10 +277,16 @@ def named(spans, name):
     return [span for span in spans if span.name == name]
 
 
-def server_of(repository, collector, *entries, door="native"):
-    configured = ("level=TIMESTAMPS", "mode=opentelemetry", f"opentelemetry,url={collector.url}", *entries)
+def traced_to(collector):
+    """Arguments of a server."""
+    configured = ("level=TIMESTAMPS", "mode=opentelemetry", f"opentelemetry,url={collector.url}")
     configured += ("opentelemetry,bsp_schedule_delay=10", "opentelemetry,resource=team=a")
-    return doors.running_server(door, repository, *(f"--trace-config={each}" for each in configured))
+    return tuple(f"--trace-config={each}" for each in configured)
+
+
+def server_of(repository, collector, *entries, door="native"):
+    configured = (f"--trace-config={each}" for each in entries)
+    return doors.running_server(door, repository, *traced_to(collector), *configured)
 
 
 @pytest.fixture(params=["http", "grpc"])

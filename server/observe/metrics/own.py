@@ -20,12 +20,14 @@ class OwnMetrics:
     def render(
         self, families: Iterable[FamilySnapshot], taken: Collection[str], *, openmetrics: bool
     ) -> Iterator[bytes]:
-        """The families whose names are not `taken`."""
+        """The families that use none of the names which are `taken`, and none of each other's."""
+        taken = set(taken)
         for snapshot in families:
             problem = _problem(snapshot, taken)
             if problem:
                 self._tell(snapshot.name, problem)
                 continue
+            taken |= names_of(snapshot.name, snapshot.kind)
             yield Family(snapshot.name, snapshot.description, snapshot.kind).head(openmetrics=openmetrics)
             yield "".join(_lines(snapshot)).encode()
 
@@ -35,11 +37,20 @@ class OwnMetrics:
             log.warning("the metric family '%s' of a model is not shown: %s", name, problem)
 
 
-def _problem(snapshot: FamilySnapshot, taken: Collection[str]) -> str:
+def names_of(name: str, kind: str) -> set[str]:
+    """The names that a family takes: its own, and those of its samples."""
+    if kind == "histogram":
+        return {name, f"{name}_bucket", f"{name}_count", f"{name}_sum"}
+    if kind == "counter":
+        return {name, name.removesuffix("_total")}  # the latter is that of the family in OpenMetrics
+    return {name}
+
+
+def _problem(snapshot: FamilySnapshot, taken: set[str]) -> str:
     if not NAME.fullmatch(snapshot.name):
         return "this is not the name of a metric"
-    if snapshot.name in taken:
-        return "the server has a family of this name"
+    if used := sorted(names_of(snapshot.name, snapshot.kind) & taken):
+        return f"the name {used[0]} is that of another metric"
     for sample in snapshot.samples:
         for label in sample.labels:
             if not LABEL.fullmatch(label) or label == "le":

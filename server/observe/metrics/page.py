@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from server.observe.metrics import process
 from server.observe.metrics.catalogue import ModelFamily
 from server.observe.metrics.gpu import GpuMetrics
-from server.observe.metrics.own import OwnMetrics
+from server.observe.metrics.own import OwnMetrics, names_of
 from server.observe.metrics.process import Machine
 from server.observe.metrics.service import Service
 from server.observe.metrics.text import Family, Sample
-from server.observe.metrics.versions import Versions
+from server.observe.metrics.versions import OTHERS, Versions
 
 if TYPE_CHECKING:
     from server.engine.version import LoadedVersion
@@ -45,7 +45,8 @@ class Page:
         self._versions = Versions(families)
         self._own = OwnMetrics()
         self._sources: list[Machine | GpuMetrics] = [source for source in (machine, gpus) if source is not None]
-        self._taken = {each.family.name for each in families}
+        shown = [*(each.family for each in families), *OTHERS]
+        self._taken = {name for family in shown for name in names_of(family.name, family.kind)}
         self._running: dict[tuple[bool, bool], asyncio.Task[list[bytes]]] = {}
         self._turn = asyncio.Lock()
 
@@ -90,7 +91,7 @@ class Page:
         sources += [source.samples() for source in self._sources]
         for source in sources:
             for family, samples in source:
-                self._taken.add(family.name)
+                self._taken |= names_of(family.name, family.kind)
                 yield family.head(openmetrics=openmetrics)
                 yield family.samples(samples)
         own = self._service.engine.measures.snapshot()

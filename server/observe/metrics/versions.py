@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 from _native.scheduling.lane import LaneHandle
 from _native.service.exposition import ModelMetrics
-from backends.api import WORKER_STATES
 from server.engine.config.measured import own_bounds
 from server.observe.metrics.catalogue import ModelFamily
 from server.observe.metrics.text import Family, Sample, written
@@ -34,6 +33,9 @@ WORKER_RESTARTS = Family(
     "counter",
 )
 WORKER_RESIDENT = Family("inferd_worker_resident_memory_bytes", "Memory of the process of an instance that is in RAM")
+
+OTHERS = (LOAD, INSTANCES, BUSY, RUNNING, WORKER_STATE, WORKER_RESTARTS, WORKER_RESIDENT)
+"""Families beside those of the catalogue."""
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -93,7 +95,7 @@ class Versions:
                 (
                     (f'{labels},state="{state}"', int(worker.state == state))
                     for labels, worker in workers
-                    for state in WORKER_STATES
+                    for state in worker.STATES
                 ),
             )
             yield WORKER_RESTARTS, ((labels, worker.restarts) for labels, worker in workers)

@@ -6,14 +6,17 @@ are nanoseconds since 1970.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import numpy as np
 
+from server.observe.files import opened, write_all
 from server.observe.tracing.pump import Record
 
 log = logging.getLogger("inferd.trace")
@@ -58,37 +61,72 @@ class TraceFiles:
         self._frequency = frequency
         self._index = 0
         self._count = 0
-        self._stream: TextIO | None = None
+        self._size = 0  # of the file, as far as it is whole
+        self._lost = 0  # traces since the last one that was written
+        self._descriptor = -1
+
+    def check(self) -> None:
+        """Find out whether the file can be written, and leave it as it is.
+
+        Raises:
+            OSError: it cannot.
+        """
+        existed = self._file.exists()
+        os.close(opened(self._file, 0))
+        if not existed:
+            self._file.unlink()
 
     def take(self, records: Sequence[Record]) -> None:
         for record in records:
             if not record["kept"]:
                 continue
-            stream = self._stream or self._open()
-            stream.write(",\n" if self._count else "")
-            stream.write(",\n".join(map(json.dumps, described(record))))
-            self._count += 1
+            text = ",\n".join(map(json.dumps, described(record)))
+            self._add(text.encode())
             frequency = self._frequency()
             if frequency and self._count >= frequency:
                 self.close()
-        if self._stream is not None:
-            self._stream.flush()
 
     def close(self) -> None:
         """End the file that is open."""
-        if self._stream is not None:
-            self._stream.write("]\n")
-            self._stream.close()
-        self._stream, self._count = None, 0
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._write(b"]\n")
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+        self._descriptor, self._count, self._size = -1, 0, 0
 
-    def _open(self) -> TextIO:
+    def _add(self, trace: bytes) -> None:
+        """Write it, or leave the file as it was before and count it as lost."""
+        try:
+            if self._descriptor < 0:
+                self._open()
+            self._write((b",\n" if self._count else b"[") + trace)
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                log.error("traces are lost: they cannot be written to %s: %s", self._file, error.strerror)
+            return
+        self._count += 1
+        if self._lost:
+            log.warning("traces are written again, %d were lost", self._lost)
+            self._lost = 0
+
+    def _write(self, data: bytes) -> None:
+        try:
+            write_all(self._descriptor, data)
+        except OSError:
+            with contextlib.suppress(OSError):  # a device, which has no size
+                os.ftruncate(self._descriptor, self._size)
+                os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            raise
+        self._size += len(data)
+
+    def _open(self) -> None:
         path = self._file
         if self._frequency():
             path = path.with_name(f"{path.name}.{self._index}")
-            self._index += 1
-        self._stream = path.open("w", encoding="utf-8")
-        self._stream.write("[")
-        return self._stream
+        self._descriptor = opened(path, os.O_TRUNC)
+        self._index += bool(self._frequency())
 
 
 def described(record: Record) -> Iterator[dict[str, Any]]:

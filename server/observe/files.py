@@ -1,0 +1,44 @@
+"""Files for logs and traces: opened and written without waiting for others, and told apart from what is no file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def opened(path: Path, flags: int, *, pipes: bool = False) -> int:
+    """A descriptor for writing; the file is made if there is none. Does not wait.
+
+    Args:
+        path: of a file, or of a device such as /dev/null.
+        flags: further ones, such as os.O_APPEND.
+        pipes: it may be a pipe, too, that somebody reads.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "it is a pipe that nobody reads, or a socket", str(path)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode) and not pipes:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "expected a file, it is a pipe", str(path))
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it.
+
+    Raises:
+        OSError: some of it is not written.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,139 @@
+"""Where `inferd top` looks: at the page of metrics of a server, or at the statistics that a v2 server tells by gRPC."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from server.pb import grpc_service_pb2 as pb
+from server.tools.rates import Labels, Look, understood
+
+TIMEOUT = 5.0
+MOST_BYTES = 64 << 20
+
+STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
+
+_TIMES = {
+    "request": "success",
+    "queue": "queue",
+    "compute_input": "compute_input",
+    "compute_infer": "compute_infer",
+    "compute_output": "compute_output",
+}
+"""Parts of the names of metrics of times, and the fields of InferStatistics that say the same."""
+
+
+class Place(Protocol):
+    """Where to look."""
+
+    @property
+    def url(self) -> str:
+        """As it was given."""
+
+    def look(self) -> Look:
+        """Look once.
+
+        Raises:
+            OSError: nobody serves it there.
+            ValueError: what is served there is something else.
+        """
+
+
+def place_of(url: str, root_cert: Path | None = None, headers: tuple[tuple[str, str], ...] = ()) -> Place:
+    """What this address means: `http://HOST:PORT/PATH` are metrics, `grpc://HOST:PORT` and others a v2 server.
+
+    Args:
+        url: `grpc://HOST:PORT`, HOST:PORT and unix:PATH mean the same.
+        root_cert: PEM file that a v2 server's certificate is checked against; None: plain text.
+        headers: what it asks for, such as a token.
+
+    Raises:
+        ValueError: it means nothing.
+        OSError: the file cannot be read.
+    """
+    if url.startswith(("http://", "https://")):
+        return Page(url)
+    target = url.removeprefix("grpc://")
+    if "://" in target or not target:
+        raise ValueError("expected http://HOST:PORT/metrics, grpc://HOST:PORT or unix:PATH")
+    return Statistics(url, target, root_cert.read_bytes() if root_cert is not None else None, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of metrics."""
+
+    url: str
+
+    def look(self) -> Look:
+        """See Place."""
+        with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
+            text = answer.read(MOST_BYTES).decode("utf-8", "replace")
+        return understood(text, time.monotonic())
+
+
+@dataclass(slots=True)
+class Statistics:
+    """The RPC ModelStatistics of a v2 server.
+
+    Attributes:
+        url: as it was given.
+        target: the same for gRPC.
+        root: certificates, PEM; None: the connection is plain text.
+        headers: sent with each call.
+    """
+
+    url: str
+    target: str
+    root: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    _ask: Any = field(default=None, repr=False)
+
+    def look(self) -> Look:
+        """See Place."""
+        if self._ask is None:
+            self._ask = self._connected()
+        try:
+            answer = self._ask(pb.ModelStatisticsRequest(), timeout=TIMEOUT, metadata=self.headers)
+        except grpc.RpcError as error:
+            raise OSError(f"{error.code().name}: {error.details()}") from None
+        return as_metrics(answer, time.monotonic())
+
+    def _connected(self) -> Any:
+        options = (("grpc.max_receive_message_length", MOST_BYTES),)
+        channel = (
+            grpc.insecure_channel(self.target, options)
+            if self.root is None
+            else grpc.secure_channel(self.target, grpc.ssl_channel_credentials(self.root), options)
+        )
+        return channel.unary_unary(
+            STATISTICS,
+            request_serializer=pb.ModelStatisticsRequest.SerializeToString,
+            response_deserializer=pb.ModelStatisticsResponse.FromString,
+        )
+
+
+def as_metrics(answer: pb.ModelStatisticsResponse, at: float) -> Look:
+    """Statistics by the names that metrics have for them."""
+    samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+    for model in answer.model_stats:
+        having = (("model", model.name), ("version", model.version))
+        labels, stats = frozenset(having), model.inference_stats
+        samples["nv_inference_count"][labels] = model.inference_count
+        samples["nv_inference_exec_count"][labels] = model.execution_count
+        samples["nv_inference_request_success"][labels] = stats.success.count
+        samples["nv_inference_request_failure"][labels] = stats.fail.count
+        for part, name in _TIMES.items():
+            samples[f"nv_inference_{part}_duration_us"][labels] = getattr(stats, name).ns / 1000
+        total = 0
+        for bucket in sorted(model.queue_times, key=lambda each: each.us or float("inf")):
+            total += bucket.count
+            le = ("le", str(bucket.us) if bucket.us else "+Inf")
+            samples["nv_inference_queue_duration_histogram_us_bucket"][frozenset((*having, le))] = total
+    return Look(at, dict(samples))
