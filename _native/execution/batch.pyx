@@ -47,12 +47,14 @@ cdef int64_t batches = 0     # atomic: those with records, in the process
 
 
 cdef str batch_fail_by(NativeBatch *batch, str text):
+    cdef const Request *request
     cdef uint32_t asked = 0
     cdef uint32_t i
     cdef str told = text
     cdef bytes encoded
     for i in range(batch.count):
-        asked += batch.requests[i] != NULL and not batch.requests[i].unasked
+        request = batch.requests[i]
+        asked += request != NULL and not request.unasked and not request.rehearsed  # no client hears of those
     if asked > 1 and not batch.failed:
         mark = os.urandom(4).hex()
         told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
