@@ -84,6 +84,7 @@ RULES = (
             "backends.api",
             "backends.loader",
             "server.app",
+            "server.build",
             "server.checking",
             "server.engine",
             "server.foreign",
