@@ -121,11 +121,11 @@ def _wait_until_open(port: int, process: subprocess.Popen) -> None:
 class Server:
     """An inferd process on a port of its own that can be restarted."""
 
-    def __init__(self, repository: Path, *, drain: bool = True) -> None:
+    def __init__(self, repository: Path, *arguments: str, drain: bool = True) -> None:
         self.port = free_port()
         self._command = (
             sys.executable, "-m", "server", "serve", "--model-repository", str(repository),
-            "--grpc-port", str(self.port), "--exit-on-error=false", *(_drain_delay() if drain else ()),
+            "--grpc-port", str(self.port), "--exit-on-error=false", *(_drain_delay() if drain else ()), *arguments,
         )  # fmt: skip
         self.start()
 

@@ -104,6 +104,52 @@ def test_a_rolling_restart_under_load_fails_no_call(address, servers):
     assert load.calls > 1000
 
 
+@pytest.mark.slow
+def test_a_minute_of_updates_fails_no_call(installed, tmp_path):
+    """Two servers under load for 60 s: each is restarted twice, and models are loaded anew on both all the time."""
+    proxy, program = installed
+    if not proxy.asks_health:
+        pytest.skip(f"{proxy.name} asks for no health")
+    repository = tmp_path / "models"
+    models.write_repository(repository)
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    servers = [Server(repository, *explicit) for _ in range(2)]
+    end = time.monotonic() + 60
+    loads = restarts = 0
+    try:
+        with running(proxy, program, tmp_path, [server.port for server in servers]) as address:
+            wait_until_served(address)
+            load = Load(address)
+            try:
+                for server in servers * 2:
+                    loads = _load_anew(servers, repository, loads)
+                    server.stop()
+                    server.start()
+                    restarts += 1
+                    time.sleep(_NOTICED)
+                while time.monotonic() < end:
+                    loads = _load_anew(servers, repository, loads)
+            finally:
+                load.stop()
+    finally:
+        for server in servers:
+            server.stop()
+    print(f"{proxy.name}: {load.calls} calls, {restarts} restarts, {loads} loads, {len(load.failures)} failures")
+    assert load.failures == []
+    assert restarts == 4
+    assert load.calls > 1000
+
+
+def _load_anew(servers, repository, number):
+    """Have the model that is asked loaded anew on each server, its files being others; how many loads."""
+    for folder in (repository / "simple").glob("[0-9]*"):
+        (folder / "weights").write_text(f"{number}")
+    for server in servers:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            Stub(channel).RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="simple"), timeout=60)
+    return number + len(servers)
+
+
 def _executed(server):
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         answer = Stub(channel).ModelStatistics(pb.ModelStatisticsRequest(name="simple"))
