@@ -2,16 +2,19 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cdef enum:
     TRACEPARENT = 55         # bytes of it
+    MOST_BAGGAGE = 8192      # bytes that are passed on, as W3C has it
 
 cdef struct TraceContext:
     uint8_t trace[16]
     uint8_t span[8]
     uint8_t flags            # 1: sampled
     bint given
+    const uint8_t *baggage   # the header of this name, where it is held; NULL: nothing
+    size_t baggage_size
 
 cdef inline int hex_digit(uint8_t c) noexcept nogil:
     if c"0" <= c <= c"9":
@@ -38,8 +41,9 @@ cdef inline bint all_zero(const uint8_t *bytes, size_t size) noexcept nogil:
 
 # Whether this text is one, and what it says. Versions after 00 may have more behind it.
 cdef inline bint traceparent_read(TraceContext *context, const uint8_t *text, size_t size) noexcept nogil:
+    # Leaves the baggage as it is.
     cdef uint8_t version
-    memset(context, 0, sizeof(TraceContext))
+    context.given = False
     if size < TRACEPARENT or text[2] != c"-" or text[35] != c"-" or text[52] != c"-":
         return False
     if not read_hex(&version, text, 1) or version == 255:
@@ -58,6 +62,16 @@ cdef inline void write_hex(char *out, const uint8_t *bytes, size_t size) noexcep
     for i in range(size):
         out[2 * i] = digits[bytes[i] >> 4]
         out[2 * i + 1] = digits[bytes[i] & 15]
+
+# Whether this is baggage as W3C writes it, as far as nobody who passes it on within quotes must escape anything.
+cdef inline bint is_baggage(const uint8_t *text, size_t size) noexcept nogil:
+    cdef size_t i
+    if size > MOST_BAGGAGE:
+        return False
+    for i in range(size):
+        if not 0x20 <= text[i] <= 0x7e or text[i] == c'"' or text[i] == c"\\":
+            return False
+    return size > 0
 
 # The text, without a zero behind it.
 cdef inline void traceparent_write(const TraceContext *context, char *out) noexcept nogil:

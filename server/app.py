@@ -48,6 +48,7 @@ from server.memory import usable_memory
 from server.observe.load import LoadMeter
 from server.observe.logs import Logs, configure
 from server.observe.metrics.catalogue import chosen
+from server.observe.metrics.exemplars import Exemplars
 from server.observe.metrics.gpu import GpuMetrics
 from server.observe.metrics.page import Page
 from server.observe.metrics.process import Machine
@@ -313,7 +314,7 @@ async def _serve_door(
         raise StartError(str(error)) from error
     rules = Policy(access, load, service.counted, reflected=_is_reflected(settings), forwarder=forwarder)
     health = install(door, table(engine, identity, logs=logs, traces=recording.control), engine, rules)
-    scrapers = await _serve_metrics(settings, service)
+    scrapers = await _serve_metrics(settings, service, recording.exemplars)
     if scrapers is not None:
         stop.at_once(scrapers.remove_file)
     try:
@@ -352,7 +353,7 @@ def _service(settings: Settings, engine: Engine, door: Door, logs: Logs) -> Serv
     return Service(engine, build, kinds=CALL_KINDS, traffic=traffic, lines_lost=lambda: logs.lost)
 
 
-async def _serve_metrics(settings: Settings, service: Service) -> ScrapeListener | None:
+async def _serve_metrics(settings: Settings, service: Service, exemplars: Exemplars | None) -> ScrapeListener | None:
     """The listener for scrapers; None without metrics."""
     if not settings.allow_metrics:
         return None
@@ -362,6 +363,7 @@ async def _serve_metrics(settings: Settings, service: Service) -> ScrapeListener
         chosen(settings.metrics_switches),
         machine=Machine(interval) if settings.allow_cpu_metrics else None,
         gpus=GpuMetrics(interval) if settings.allow_gpu_metrics else None,
+        exemplars=exemplars,
     )
     listener = ScrapeListener(lambda openmetrics, packed: page.render(openmetrics=openmetrics, packed=packed))
     try:

@@ -47,6 +47,7 @@ cdef struct Coalescer:
     uint32_t bucket_count    # a power of two, or 0 before the first memo
     uint32_t count
     Memos kept               # the answered ones, by last use, the newest last
+    uint64_t entries         # of `kept`
     size_t size
     size_t limit             # of `size`; 0: there is no cache
     int64_t ttl_ns           # how long answers are kept; 0: for ever

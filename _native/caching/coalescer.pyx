@@ -23,6 +23,7 @@ from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.request.accounting cimport account_failed, failure_of
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
+from _native.request.record cimport record_inner, record_looked_up, record_shares
 from _native.request.request cimport (
     REQUEST_TAKEN,
     REQUEST_WAITING,
@@ -315,6 +316,7 @@ cdef bint keep(Memo *memo) noexcept nogil:
     memo.answered = True
     memo.expires_ns = begin + self.ttl_ns if self.ttl_ns else 0
     self.size += memo.size
+    self.entries += 1
     list_append(&self.kept, memo)
     while self.size > self.limit:
         self.evictions += 1
@@ -327,6 +329,7 @@ cdef void drop(Memo *memo) noexcept nogil:
     # an answered one
     list_remove(&memo.home.kept, memo)
     memo.home.size -= memo.size
+    memo.home.entries -= 1
     request_free(memo.work)
     memo_free(memo)
 
@@ -339,6 +342,8 @@ cdef void return_hit(const Memo *memo, Request *request, int64_t begin) noexcept
     memo.home.hits += 1
     statistics_cache_hit(&lane.statistics, <uint64_t>(now - begin))
     statistics_shared(&lane.statistics, 1, <uint64_t>(now - request.arrived_ns))
+    if request.record != NULL:
+        record_looked_up(request, begin, now, True)
     bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
 
 
@@ -388,24 +393,33 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
         memo = memo_new(self, digest, request)
         if memo != NULL:
             join(memo, request)
+            record_inner(memo.work, request)
             if ask_store(self, memo, begin):
                 return NULL
-            request = memo.work
-    count_miss(self, lane, begin)
+            count_miss(self, request, begin)
+            return memo.work
+    count_miss(self, request, begin)
     return request
 
 
 cdef void join_others(Coalescer *self, Memo *memo, Request *request, int64_t begin) noexcept nogil:
     self.followers += 1
     join(memo, request)
+    if request.record != NULL:
+        record_shares(request, memo.work)
     if not memo.asking:
-        count_miss(self, <Lane *>request.lane, begin)
+        count_miss(self, request, begin)
 
 
-cdef void count_miss(Coalescer *self, Lane *lane, int64_t begin) noexcept nogil:
+cdef void count_miss(Coalescer *self, Request *request, int64_t begin) noexcept nogil:
+    cdef Lane *lane = <Lane *>request.lane
+    cdef int64_t now
     if may_be_kept(self, lane):
+        now = now_ns()
         self.misses += 1
-        statistics_cache_missed(&lane.statistics, 1, <uint64_t>(now_ns() - begin))
+        statistics_cache_missed(&lane.statistics, 1, <uint64_t>(now - begin))
+        if request.record != NULL:
+            record_looked_up(request, begin, now, False)
 
 
 cdef void coalescer_found(Memo *memo) noexcept nogil:
@@ -419,10 +433,10 @@ cdef void coalescer_found(Memo *memo) noexcept nogil:
 
 
 cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
-    cdef const Request *request = memo.waiting.first
+    cdef Request *request = memo.waiting.first
     memo.asking = False
     while request != NULL:
-        count_miss(memo.home, <Lane *>memo.work.lane, memo.asked_ns)
+        count_miss(memo.home, request, memo.asked_ns)
         request = request.next
     return memo.work
 

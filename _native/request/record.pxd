@@ -47,7 +47,14 @@ cdef struct Record:
     uint32_t rows
     uint32_t responses       # that its sink has got
     int status               # STATUS_OK: as that of the final response
-    bint cached              # answered from the response cache, or by another's execution
+    bint cached              # answered from the response cache
+    bint shared              # answered by the execution that another one caused
+    TraceContext link        # to the span of that; `given`: it has one
+    int64_t looked_ns        # in the response cache; 0: not
+    int64_t found_ns         # it, or that it was not there
+    int64_t placed_ns        # its sequence has got the slot that it waited for; 0: it did not wait
+    char *baggage            # from malloc; NULL: there is none
+    size_t baggage_size
     size_t received          # bytes of the message
     size_t sent              # of the tensors in the responses
     int64_t version
@@ -80,6 +87,10 @@ cdef struct Recorder:
 cdef void record_begin(Recorder *recorder, Request *request, const TraceContext *context, Sampling *own) noexcept nogil
 # On the loop: the same for a request that is made on behalf of another, if that one has a record.
 cdef void record_inner(Request *request, const Request *outer) noexcept nogil
+# On the loop: a request with a record was looked up in the response cache, in this time.
+cdef void record_looked_up(Request *request, int64_t begin_ns, int64_t end_ns, bint found) noexcept nogil
+# On the loop: a request with a record gets the answer of this one, which was made for another.
+cdef void record_shares(Request *request, const Request *work) noexcept nogil
 # An instance has taken a request with a record and is about to execute it: keep its inputs, if they are wanted, before
 # the model can write to them. From any thread.
 cdef void record_taken(Request *request) noexcept nogil

@@ -8,7 +8,7 @@ into it. When it ends, the record goes into a list that a thread takes away.
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strlen
 
 from _native.atomic cimport load32, store32
@@ -18,7 +18,7 @@ from _native.request.request cimport InputData, OutputData, Request, Response
 from _native.status cimport STATUS_CANCELLED, STATUS_OK
 from _native.scheduling.lane cimport LaneHandle
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
-from _native.traceparent cimport TraceContext, write_hex
+from _native.traceparent cimport TraceContext, is_baggage, write_hex
 
 import os
 import time
@@ -99,6 +99,8 @@ cdef void record_begin(Recorder *recorder, Request *request, const TraceContext 
     record.accessed = accessed
     record.tensors = traced and sampling.tensors
     record.context.flags = traced
+    if context != NULL and is_baggage(context.baggage, context.baggage_size):
+        keep_baggage(record, context.baggage, context.baggage_size)
     if context != NULL and context.given:
         memcpy(record.context.trace, context.trace, 16)
         memcpy(record.parent, context.span, 8)
@@ -126,6 +128,34 @@ cdef void record_inner(Request *request, const Request *outer) noexcept nogil:
     memcpy(record.context.trace, above.context.trace, 16)
     memcpy(record.parent, above.context.span, 8)
     record.parent_number = above.number
+    if above.baggage != NULL:
+        keep_baggage(record, <const uint8_t *>above.baggage, above.baggage_size)
+
+
+cdef void keep_baggage(Record *record, const uint8_t *text, size_t size) noexcept nogil:
+    # without memory it is lost
+    record.baggage = <char *>malloc(size)
+    if record.baggage != NULL:
+        memcpy(record.baggage, text, size)
+        record.baggage_size = size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On its way
+
+cdef void record_looked_up(Request *request, int64_t begin_ns, int64_t end_ns, bint found) noexcept nogil:
+    cdef Record *record = <Record *>request.record
+    record.looked_ns = begin_ns
+    record.found_ns = end_ns
+    record.cached = found
+
+
+cdef void record_shares(Request *request, const Request *work) noexcept nogil:
+    cdef Record *record = <Record *>request.record
+    record.shared = True
+    if work.record != NULL:
+        record.link = (<const Record *>work.record).context
+        record.link.given = True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -244,12 +274,11 @@ cdef void record_end(Request *request) noexcept nogil:
     record.queued_ns = request.queued_ns
     if record.taken_ns == 0:
         record.taken_ns = request.taken_ns
-    record.cached = record.taken_ns == 0 and record.status == STATUS_OK
     record.rows = request.rows
     record.single = request.single
     if request.signature != NULL:
         record.version = request.signature.version
-    size = record.text_sizes[0] + record.text_sizes[1] + record.text_sizes[2]
+    size = record.text_sizes[0] + record.text_sizes[1] + record.text_sizes[2] + record.baggage_size
     if tensors:
         size += output_bytes(&request.response) + (input_bytes(request) if record.data == NULL else 0)
     if not reserve(record, size, True):
@@ -291,6 +320,7 @@ cdef void record_free(Record *record) noexcept nogil:
             if record.peer != NULL:
                 Py_DECREF(<object>record.peer)
     free(record.texts)
+    free(record.baggage)
     free(record)
 
 
@@ -348,7 +378,8 @@ cdef dict described(Record *record, int64_t offset):
         "trace_id": hexadecimal(record.context.trace, 16), "span_id": hexadecimal(record.context.span, 8),
         "parent_id": hexadecimal(record.parent, 8), "joined": record.context.given,
         "traced": record.traced, "kept": record.kept, "accessed": record.accessed,
-        "inner": record.inner, "cached": record.cached,
+        "inner": record.inner, "cached": record.cached, "shared": record.shared,
+        "link": (hexadecimal(record.link.trace, 16), hexadecimal(record.link.span, 8)) if record.link.given else None,
         "rows": record.rows, "responses": record.responses, "received": record.received, "sent": record.sent,
         "batch": record.batch, "batch_rows": record.batch_rows, "batch_requests": record.batch_requests,
         "instance": record.instance.decode("utf-8", "replace"),
@@ -357,7 +388,8 @@ cdef dict described(Record *record, int64_t offset):
         "peer": <object>record.peer if record.peer != NULL else "",
         "tensors": <object>record.data if record.data != NULL else None,
     }
-    for name, ns in (("arrived", record.arrived_ns), ("queued", record.queued_ns), ("taken", record.taken_ns),
+    for name, ns in (("arrived", record.arrived_ns), ("looked", record.looked_ns), ("found", record.found_ns),
+                     ("queued", record.queued_ns), ("placed", record.placed_ns), ("taken", record.taken_ns),
                      ("input_end", record.input_end_ns), ("output_start", record.output_start_ns),
                      ("computed", record.computed_ns), ("ended", record.ended_ns)):
         out[name] = ns + offset if ns else 0

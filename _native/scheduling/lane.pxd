@@ -67,6 +67,8 @@ cdef struct Lane:
     Order *order             # answers leave in the order in which requests came; NULL: as they are ready
     const Scheduler *scheduler
     Arena *arena             # into which large messages for the model are received; NULL: into ordinary memory
+    int64_t received         # bytes of the messages of clients' requests; on the loop
+    int64_t sent             # and of the answers to them; see add_own
     const SequenceHooks *sequences   # NULL where requests are independent
     # NULL but where batches are made by what they take: an instance, on any thread, has executed one of so many rows
     # within so many nanoseconds.

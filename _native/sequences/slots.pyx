@@ -36,6 +36,7 @@ from _native.execution.supply cimport (
 )
 from _native.memory.resource cimport block_give, block_take
 from _native.protobuf.datatype cimport DT_BYTES, datatype_size
+from _native.request.record cimport Record
 from _native.request.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
@@ -113,6 +114,15 @@ cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil:
     place(slots, sequence, lowest_vacancy(slots))
 
 
+cdef void note_place(const Sequence *sequence, int64_t now) noexcept nogil:
+    # in the records of those that have waited for it
+    cdef const Request *request = sequence.queue.first
+    while request != NULL:
+        if request.record != NULL:
+            (<Record *>request.record).placed_ns = now
+        request = request.next
+
+
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # the next of the backlog gets it
     cdef Sequence *following = slots.backlog.first
@@ -129,6 +139,7 @@ cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept 
         return
     sequences_remove(following)
     place(slots, following, vacancy)
+    note_place(following, now)
     slots.backlog_waiting -= following.waiting
     bench.waiting += following.waiting
     slots_ready(slots, following, now)

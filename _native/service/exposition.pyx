@@ -9,6 +9,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
+from _native.atomic cimport load64
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
@@ -49,6 +50,8 @@ cdef enum Kind:
     NEXT_HISTOGRAM
     BATCH_HISTOGRAM
     BATCHES_BY_REASON
+    RECEIVED_BYTES
+    SENT_BYTES
 
 KINDS = {
     "success": SUCCESS, "failures": FAILURES_BY_REASON, "inferences": INFERENCES, "executions": EXECUTIONS,
@@ -59,6 +62,7 @@ KINDS = {
     "compute_infer_histogram": INFER_HISTOGRAM, "compute_output_histogram": OUTPUT_HISTOGRAM,
     "first_response_histogram": FIRST_HISTOGRAM, "next_response_histogram": NEXT_HISTOGRAM,
     "batch_histogram": BATCH_HISTOGRAM, "batches": BATCHES_BY_REASON,
+    "received": RECEIVED_BYTES, "sent": SENT_BYTES,
 }
 """What `ModelMetrics.render` knows how to write."""
 
@@ -131,6 +135,12 @@ cdef void put_scaled(Text *text, uint64_t value, uint64_t unit, bint point) noex
 # ---------------------------------------------------------------------------------------------------------------------
 # Samples
 
+cdef struct Exemplar:
+    # a trace of one request
+    int64_t ns               # that it took
+    const char *text         # as it stands behind its bucket
+    size_t size
+
 cdef struct Version:
     # one model version, as it is rendered
     Lane *lane
@@ -139,7 +149,11 @@ cdef struct Version:
     uint32_t flags           # of HAS_*
     uint32_t pending
     Counters counters
+    uint64_t received
+    uint64_t sent
     const Bounds *bounds
+    Exemplar *exemplars      # of the histogram of requests, ascending
+    uint32_t exemplar_count
 
 cdef enum:
     HAS_QUEUE = 1
@@ -181,7 +195,7 @@ cdef void labelled(Text *text, const Family *family, const Version *version, con
 
 
 cdef void bucket(Text *text, const Family *family, const Version *version, uint64_t bound, uint64_t unit,
-                 uint64_t count) noexcept nogil:
+                 uint64_t count, const Exemplar *exemplar=NULL) noexcept nogil:
     # of the bound; 0: of none
     begin(text, family, "_bucket", version)
     put_text(text, ",le=\"")
@@ -191,6 +205,8 @@ cdef void bucket(Text *text, const Family *family, const Version *version, uint6
         put_text(text, "+Inf")
     put(text, "\"} ", 3)
     put_number(text, count)
+    if exemplar != NULL:
+        put(text, exemplar.text, exemplar.size)
     put(text, "\n", 1)
 
 
@@ -206,22 +222,37 @@ cdef void sums(Text *text, const Family *family, const Version *version, uint64_
     put(text, "\n", 1)
 
 
+cdef const Exemplar *exemplar_of(const Family *family, const Version *version, int64_t low,
+                                 int64_t high) noexcept nogil:
+    # of a request that took longer than `low`, but not than `high`; NULL: there is none
+    cdef uint32_t i
+    if not family.point or family.kind != REQUEST_HISTOGRAM:
+        return NULL
+    for i in range(version.exemplar_count):
+        if low < version.exemplars[i].ns <= high:
+            return &version.exemplars[i]
+    return NULL
+
+
 cdef void times(Text *text, const Family *family, const Version *version, const Histogram *histogram,
                 uint64_t sum) noexcept nogil:
     # the bounds that are shown are some of those that count
     cdef const Bounds *bounds = version.bounds
     cdef uint64_t count = 0
     cdef uint32_t shown = 0
+    cdef int64_t low = 0     # the bound before
     cdef uint32_t i
     for i in range(bounds.count):
         count += histogram.counts[i]
         while family.bounds[shown] < bounds.ns[i]:
             shown += 1       # this version does not count by that bound
         if family.bounds[shown] == bounds.ns[i]:
-            bucket(text, family, version, <uint64_t>bounds.ns[i], family.unit, count)
+            bucket(text, family, version, <uint64_t>bounds.ns[i], family.unit, count,
+                   exemplar_of(family, version, low, bounds.ns[i]))
+            low = bounds.ns[i]
             shown += 1
     count += histogram.counts[bounds.count]
-    bucket(text, family, version, 0, 1, count)
+    bucket(text, family, version, 0, 1, count, exemplar_of(family, version, low, INT64_MAX))
     sums(text, family, version, sum, family.unit, count)
 
 
@@ -304,6 +335,10 @@ cdef void describe(Text *text, const Family *family, const Version *version) noe
     elif kind == CACHE_MISS_TIME:
         if version.flags & HAS_CACHE:
             sample(text, family, version, us(counters.cache_miss))
+    elif kind == RECEIVED_BYTES:
+        sample(text, family, version, version.received)
+    elif kind == SENT_BYTES:
+        sample(text, family, version, version.sent)
     elif kind == BATCHES_BY_REASON:
         batches(text, family, version)
     elif kind == BATCH_HISTOGRAM:
@@ -351,7 +386,7 @@ cdef class ModelMetrics:
     def __init__(self, list versions not None):
         cdef Version *version
         cdef bytes encoded
-        self.kept = versions
+        self.kept = [versions]
         self.versions = <Version *>malloc(max(1, len(versions)) * sizeof(Version))
         if self.versions == NULL:
             raise MemoryError
@@ -370,6 +405,7 @@ cdef class ModelMetrics:
         cdef uint32_t i
         for i in range(self.count):
             counters_clear(&self.versions[i].counters)
+            free(self.versions[i].exemplars)
         free(self.versions)
 
     def read(self) -> None:
@@ -384,10 +420,40 @@ cdef class ModelMetrics:
             for i in range(self.count):
                 counters_clear(&self.versions[i].counters)
                 good = statistics_read(&self.versions[i].lane.statistics, &self.versions[i].counters) and good
+                self.versions[i].received = <uint64_t>load64(&self.versions[i].lane.received)
+                self.versions[i].sent = <uint64_t>load64(&self.versions[i].lane.sent)
                 if self.versions[i].flags & HAS_QUEUE:
                     self.versions[i].pending = self.versions[i].lane.scheduler.pending(self.versions[i].lane)
         if not good:
             raise MemoryError
+
+    def illustrate(self, uint32_t index, list exemplars not None) -> None:
+        """Have exemplars in the histogram of the requests of a version, where it is written as OpenMetrics has it.
+
+        Args:
+            index: of the version.
+            exemplars: nanoseconds that a request took, ascending, and the text that stands behind its bucket.
+
+        Raises:
+            IndexError: there is no such version.
+        """
+        cdef Version *version
+        cdef bytes text
+        cdef int64_t ns
+        if index >= self.count:
+            raise IndexError(f"expected a version below {self.count}, got {index}")
+        version = &self.versions[index]
+        free(version.exemplars)
+        version.exemplar_count = 0
+        version.exemplars = <Exemplar *>malloc(max(1, len(exemplars)) * sizeof(Exemplar))
+        if version.exemplars == NULL:
+            raise MemoryError
+        self.kept.append(exemplars)
+        for ns, text in exemplars:
+            version.exemplars[version.exemplar_count].ns = ns
+            version.exemplars[version.exemplar_count].text = text
+            version.exemplars[version.exemplar_count].size = len(text)
+            version.exemplar_count += 1
 
     def render(self, str kind not None, bytes name not None, uint64_t unit, bounds, bint point, uint32_t first=0,
                last=None) -> bytes:

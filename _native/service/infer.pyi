@@ -61,7 +61,7 @@ class InferService:
         user: int = -1,
         identity: int = 0,
         client: int = 0,
-        traceparent: str = "",
+        trace: tuple[str, str] = ("", ""),
         peer: str = "",
         forwarded: bytes = b"",
     ) -> Ticket: ...

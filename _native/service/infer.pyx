@@ -11,7 +11,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from _native.caching.coalescer cimport Coalescer, Memo, coalescer_clear, coalescer_forget
+from _native.atomic cimport add_own
+from _native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
 from _native.caching.store cimport StoreBase, store_install
 from _native.execution.rehearsal cimport Outcome, rehearsal_requests
 from _native.memory.resource cimport Block, block_give, block_of_object, block_view
@@ -20,7 +21,7 @@ from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport BridgeHandle, bridge_abandon
 from _native.request.record cimport Record, RecorderHandle
 from _native.request.request cimport Request, Response, request_free, request_new
-from _native.scheduling.lane cimport LaneHandle
+from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.service.access cimport ALLOWED, INFERENCE, Gate, Judge, Verdict, gate_deny, gate_message, gate_note
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.service.forwarding cimport Forwarder, forwarder_claims
@@ -116,6 +117,7 @@ cdef void deliver_stream(void *sink, Response *response, int status, const char 
         fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", NULL, report)
         return
     door_of(stream).sent += message.left
+    add_own(&(<Lane *>response.request.lane).sent, <int64_t>message.left)
     if report.size:
         stream.sender.trailers = final_trailers(STATUS_OK, "", NULL, report, &stream.sender.trailer_count)
     stream_reply(stream, message)
@@ -179,6 +181,8 @@ cdef class Ticket:
         except MemoryError:
             status = STATUS_RESOURCE_EXHAUSTED
             text = "no memory for the response"
+        if message is not None and status == STATUS_OK:
+            add_own(&(<Lane *>response.request.lane).sent, len(<bytes>message))
         if response != NULL and response.reason != NULL:
             self.reason = response.reason.decode("ascii")
         if message is not None and self.stream:
@@ -296,13 +300,8 @@ cdef class InferService:
         cache, entries and bytes in it now.
         """
         cdef Coalescer *coalescer = &self.submission.coalescer
-        cdef const Memo *memo = coalescer.kept.first
-        entries = 0
-        while memo != NULL:
-            entries += 1
-            memo = memo.next
         return {"followers": coalescer.followers, "hits": coalescer.hits, "misses": coalescer.misses,
-                "evictions": coalescer.evictions, "entries": entries, "bytes": coalescer.size}
+                "evictions": coalescer.evictions, "entries": coalescer.entries, "bytes": coalescer.size}
 
     @property
     def in_house(self) -> int:
@@ -425,7 +424,7 @@ cdef class InferService:
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
                uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0, uint64_t client=0,
-               traceparent: str = "", peer: str = "", forwarded: bytes = b"") -> Ticket:
+               tuple trace=("", ""), peer: str = "", forwarded: bytes = b"") -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -441,12 +440,14 @@ cdef class InferService:
             user: whose process asks, if the kernel has told; -1 otherwise.
             identity: whose connection it is, as `server.front.peer` has found; 0 when nobody knows.
             client: who all its connections belong to, as `ClientUse.number` or another number; 0 if that is not known.
-            traceparent: what the client has said of the trace that the request belongs to, as W3C writes it.
+            trace: what the client has said of the trace that the request belongs to, `traceparent` and `baggage` as W3C
+                writes them.
             peer: the client's address, for logs and traces.
             forwarded: headers of the call, as a Forwarder has encoded them.
         """
         cdef TraceContext context
-        cdef bytes said = traceparent.encode("ascii", "replace")
+        cdef bytes said = trace[0].encode("ascii", "replace")
+        cdef bytes baggage = trace[1].encode("ascii", "replace")
         cdef Ticket ticket = Ticket.__new__(Ticket)
         cdef Request *request = request_new()
         cdef size_t size = len(message)
@@ -473,6 +474,8 @@ cdef class InferService:
         request.client = client
         request.stream = stream_number
         traceparent_read(&context, said, len(said))
+        context.baggage = baggage
+        context.baggage_size = len(baggage)
         submit_call(&self.submission, request, block, data, size, len(forwarded), timeout_ns, caller, &context)
         if request.record != NULL:
             Py_INCREF(peer)

@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp
 
 from _native.caching.coalescer cimport coalescer_enter
-from _native.atomic cimport load32
+from _native.atomic cimport add_own, load32
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
@@ -208,6 +208,8 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     if prepared == REFUSED:
         give_back(request)
         return
+    if caller != CALLER_SERVER:
+        add_own(&(<Lane *>request.lane).received, <int64_t>size)
     if timeout_ns >= 0:
         request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
     if prepared == MISSED:

@@ -94,8 +94,8 @@ cdef int read_own(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *val
         if stream.encoding == ENCODING_UNKNOWN:
             stream.seen |= HEADER_BAD_ENCODING
     elif stream.method != NULL:
-        if stream.conn.host.traced and equals(name, "traceparent", 11):
-            traceparent_read(&stream.context, value.base, value.len)
+        if stream.conn.host.traced and (name.len == 11 or name.len == 7):
+            note_trace(stream, name, value, value_buffer)
         if stream.method.service.wants == NULL or stream.method.service.wants(stream, name.base, name.len):
             return keep_field(stream, name_buffer, value_buffer)
     return 0
@@ -142,6 +142,17 @@ cdef int take_path(Stream *stream, nghttp2_vec path) noexcept nogil:
     stream.single = stream.method.service.single
     stream.path = format_text("%.*s", <int>path.len, path.base)
     return 0 if stream.path != NULL else NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+
+
+cdef void note_trace(Stream *stream, nghttp2_vec name, nghttp2_vec value, nghttp2_rcbuf *value_buffer) noexcept nogil:
+    # what may be W3C's headers; of several with baggage the first one counts
+    if equals(name, "traceparent", 11):
+        traceparent_read(&stream.context, value.base, value.len)
+    elif equals(name, "baggage", 7) and stream.baggage == NULL:
+        nghttp2_rcbuf_incref(value_buffer)
+        stream.baggage = value_buffer
+        stream.context.baggage = value.base
+        stream.context.baggage_size = value.len
 
 
 cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) noexcept nogil:

@@ -154,6 +154,7 @@ cdef struct Stream:
     Method *method           # NULL until the path is known
     int64_t arrived_ns       # when its headers began
     TraceContext context     # of its `traceparent`, where Host.traced
+    nghttp2_rcbuf *baggage   # to which that refers
     void *call               # the service's; NULL: it has none, or has done with the stream
 
     # the head

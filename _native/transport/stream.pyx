@@ -81,6 +81,8 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     free(stream.sender.details)
     free(stream.path)
     free(stream.forwarded)
+    if stream.baggage != NULL:
+        nghttp2_rcbuf_decref(stream.baggage)
     small_give(&conn.host.smalls, stream)
     live_add(LIVE_STREAMS, -1)
 

@@ -34,7 +34,8 @@ from backends.python._wire cimport (
 
 cdef enum:
     TENSOR_ALIGNMENT = 16    # of what is copied into a record
-    TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context
+    TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context without baggage
+    BAGGAGE_TEXT = 13                    # and of what is around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
 
 
@@ -84,10 +85,16 @@ cdef inline bint has_extra(const Request *request, uint32_t wanted) noexcept nog
             or request.message.parameter_count > 0)
 
 
+cdef inline size_t trace_size(const Request *request) noexcept nogil:
+    # of one that is traced
+    cdef const Record *record = <const Record *>request.record
+    return TRACE_TEXT if record.baggage == NULL else TRACE_TEXT + BAGGAGE_TEXT + record.baggage_size
+
+
 cdef size_t extra_size(const Request *request, uint32_t wanted) noexcept nogil:
     cdef size_t size = sizeof(ExtraRecord) + request.id.size + parameters_size(request)
     if is_traced(request):
-        size += TRACE_TEXT
+        size += trace_size(request)
     if wanted != <uint32_t>ALL_OUTPUTS:
         size += wanted * sizeof(uint16_t)
     if request.correlation.given and request.correlation.text.data != NULL:
@@ -195,10 +202,16 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
 
 
 cdef void trace_write(const Request *request, uint8_t *at) noexcept nogil:
-    # {"traceparent":"..."}
+    # {"traceparent":"...","baggage":"..."}
+    cdef const Record *record = <const Record *>request.record
     memcpy(at, <const char *>b'{"traceparent":"', 16)
-    traceparent_write(&(<const Record *>request.record).context, <char *>at + 16)
-    memcpy(at + 16 + TRACEPARENT, <const char *>b'"}', 2)
+    traceparent_write(&record.context, <char *>at + 16)
+    at += 16 + TRACEPARENT
+    if record.baggage != NULL:
+        memcpy(at, <const char *>b'","baggage":"', BAGGAGE_TEXT)
+        memcpy(at + BAGGAGE_TEXT, record.baggage, record.baggage_size)
+        at += BAGGAGE_TEXT + record.baggage_size
+    memcpy(at, <const char *>b'"}', 2)
 
 
 cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) noexcept nogil:
@@ -227,7 +240,7 @@ cdef void write_extra(Writer *writer, const Request *request, uint32_t wanted) n
     out.parameters_size = <uint32_t>parameters_size(request)
     parameters_write(request, at)
     if is_traced(request):
-        out.trace_size = TRACE_TEXT
+        out.trace_size = <uint32_t>trace_size(request)
         trace_write(request, at + out.parameters_size)
     writer.at += extra_size(request, wanted)
 

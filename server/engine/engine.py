@@ -475,7 +475,7 @@ class Engine:
         user: int = -1,
         identity: int = 0,
         client: int = 0,
-        traceparent: str = "",
+        trace: tuple[str, str] = ("", ""),
         peer: str = "",
         forwarded: bytes = b"",
     ) -> Ticket:
@@ -490,7 +490,7 @@ class Engine:
             user=user,
             identity=identity,
             client=client,
-            traceparent=traceparent,
+            trace=trace,
             peer=peer,
             forwarded=forwarded,
         )

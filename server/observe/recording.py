@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from _native.request.record import RecorderHandle
 from server.observe.access import AccessLog
+from server.observe.metrics.exemplars import Exemplars
 from server.observe.tracing.control import TraceControl
 from server.observe.tracing.pump import Pump, Record, Sink
 from server.observe.tracing.triton import TraceFiles
@@ -28,6 +29,10 @@ class Recording:
 
     Nothing is recorded, and no thread runs, before something is switched on.
 
+    Attributes:
+        control: which requests are traced.
+        exemplars: traced requests for metrics; None where traces have no ids that others know.
+
     Raises:
         RecordingError: what traces go through is not installed, or their file cannot be written.
     """
@@ -44,7 +49,10 @@ class Recording:
         self._traces = _Later(config, settings.id, lambda: self.control.sampling().log_frequency)
         if config.on:
             self._traces.sink()  # what is missing is told when the server starts
-        self._sinks: tuple[Sink, ...] = (AccessLog(slow_ns), self._traces)
+        self.exemplars = Exemplars() if config.mode == "opentelemetry" else None  # the ids in files are others
+        self._sinks: list[Sink] = [AccessLog(slow_ns), self._traces]
+        if self.exemplars is not None:
+            self._sinks.append(self.exemplars)
         self._pump: Pump | None = None
         engine.infer.record(self._recorder)
         self.control.watch(self._switch)

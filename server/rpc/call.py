@@ -87,9 +87,13 @@ def timeout_ns(call: Call) -> int:
     return -1 if remaining is None else int(min(remaining, LONGEST) * 1e9)
 
 
-def traceparent(call: Call) -> str:
-    """What the client says of the trace that the call belongs to, as W3C writes it; empty for nothing."""
-    return next((str(value) for name, value in call.metadata if name == "traceparent"), "")
+def trace_context(call: Call) -> tuple[str, str]:
+    """What the client says of the trace that the call belongs to: W3C's headers traceparent and baggage, or empty."""
+    found: dict[str, str] = {}
+    for name, value in call.metadata:
+        if name in ("traceparent", "baggage"):
+            found.setdefault(name, str(value))
+    return found.get("traceparent", ""), found.get("baggage", "")
 
 
 def flag(call: Call, key: str) -> bool:

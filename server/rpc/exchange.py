@@ -18,7 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from server.errors import ServerError, Status
-from server.rpc.call import Call, timeout_ns, traceparent
+from server.rpc.call import Call, timeout_ns, trace_context
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -60,7 +60,7 @@ class Open:
             user=call.user,
             identity=call.identity,
             client=call.client,
-            traceparent=exchange.traceparent,
+            trace=exchange.trace,
             peer=exchange.peer,
         )
         self.decoupled = self._ticket.decoupled
@@ -112,7 +112,7 @@ class Exchange:
 
     def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
         self.number = next(_numbers)  # of the stream, for sequences that end with it
-        self.traceparent, self.peer = traceparent(call), call.peer  # of all its requests
+        self.trace, self.peer = trace_context(call), call.peer  # of all its requests
         self._engine = engine
         self._call = call
         self._errors_inside = errors_inside

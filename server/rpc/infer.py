@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from server.errors import Status
-from server.rpc.call import Call, flag, timeout_ns, traceparent
+from server.rpc.call import Call, flag, timeout_ns, trace_context
 from server.rpc.exchange import EngineError, Exchange
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Answer:
             user=call.user,
             identity=call.identity,
             client=call.client,
-            traceparent=traceparent(call),
+            trace=trace_context(call),
             peer=call.peer,
         )
 

@@ -196,8 +196,9 @@ def test_calls_connections_and_refusals_are_counted(server):
     assert grown("grpc_server_handled_total", grpc_method="ModelInfer", grpc_code="OK") == 1
     assert grown("grpc_server_handled_total", grpc_method="ServerLive", grpc_code="OK") == 1
     assert grown("inferd_refused_requests_total") == 1
-    assert grown("inferd_received_bytes_total") > 0
-    assert grown("inferd_sent_bytes_total") > 0
+    assert grown("inferd_received_bytes_total") > grown("inferd_model_received_bytes_total", model="plain") > 16
+    assert grown("inferd_sent_bytes_total") == grown("inferd_model_sent_bytes_total", model="plain") > 16
+    assert grown("inferd_model_received_bytes_total", model="stream") == 0
 
 
 def test_calls_of_health_and_reflection_are_counted(server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import resource
 import warnings
 
@@ -17,7 +18,8 @@ from server.pb import grpc_service_pb2 as pb
 from server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
 from tests.conformance.client import Stub
-from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
+from tests.observe.scraping import ask, scraped_server, understood
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, wait_until, write
 
 SLOW = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
@@ -394,3 +396,143 @@ def test_mates_of_a_batch_are_linked(tmp_path):
         assert [link.span_id for link in mine.links] == [mate.span_id]
         assert attributes(mine)["inferd.batch.requests"] == 2
     assert np.all([attributes(span)["inferd.batch.reason"] == "preferred size" for span in named(spans, "batch")])
+
+
+@pytest.fixture
+def http_collector():
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    from tests.observe.collector import http_collector
+
+    with http_collector() as made:
+        yield made
+
+
+def below(spans, parent):
+    return {span.name: span for span in spans if span.parent_span_id == parent.span_id}
+
+
+def test_look_ups_in_the_response_cache_are_spans(tmp_path, http_collector):
+    """Of a hit, and of a miss, whose execution hangs below it."""
+    root = write(tmp_path / "models", kept=IDENTITY + "response_cache { enable: true }\n")
+    with (
+        doors.running_server(
+            "native",
+            root,
+            "--cache-config=local,size=1000000",
+            *traced_to(http_collector),
+            "--trace-config=rate=1",
+        ) as process,
+        doors.connected(process) as client,
+    ):
+        for number in range(2):
+            client.infer("kept", [tensor()], request_id=f"r{number}")
+        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 2)
+    outer = [span for span in named(spans, "kept") if is_outer(spans, span)]
+    models = {attributes(span)["triton.request_id"]: span for span in outer}
+    missed, hit = models["r0"], models["r1"]
+    assert attributes(missed)["inferd.cached"] is False
+    assert attributes(below(spans, missed)["cache"])["inferd.cache.hit"] is False
+    assert below(spans, below(spans, missed)["kept"]).keys() == {"queue", "batch"}
+    assert attributes(hit)["inferd.cached"] is True
+    assert below(spans, hit).keys() == {"cache"}
+    looked = below(spans, hit)["cache"]
+    assert hit.start_time_unix_nano <= looked.start_time_unix_nano <= looked.end_time_unix_nano
+    assert looked.end_time_unix_nano <= hit.end_time_unix_nano
+
+
+def test_a_request_that_joined_an_identical_one_is_linked_to_its_execution(tmp_path, http_collector):
+    batching = "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 2 ] }\n"
+    coalescing = 'parameters { key: "coalesce_requests" value { string_value: "true" } }\n'
+    root = write(tmp_path / "models", twins=IDENTITY + batching + coalescing)
+    with (
+        doors.running_server("native", root, *traced_to(http_collector), "--trace-config=rate=1") as process,
+        doors.connected(process) as client,
+    ):
+        calls = [
+            client.async_infer("twins", [tensor()], callback=lambda *_: None, request_id=name)
+            for name in ("first", "second")
+        ]
+        different = triton.InferInput("x", [1, 2], "INT64")
+        different.set_data_from_numpy(np.full((1, 2), 7, np.int64))
+        calls.append(client.async_infer("twins", [different], callback=lambda *_: None, request_id="other"))
+        for call in calls:
+            call._CallContext__grpc_future.result()
+        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
+    outer = [span for span in named(spans, "twins") if is_outer(spans, span)]
+    models = {attributes(span)["triton.request_id"]: span for span in outer}
+    execution = below(spans, models["first"])["twins"]
+    assert [link.span_id for link in models["second"].links] == [execution.span_id]
+    assert attributes(models["second"])["inferd.shared"] is True
+    assert below(spans, models["second"]) == {}
+    assert "batch" in below(spans, execution)
+
+
+def is_outer(spans, span):
+    return any(call.span_id == span.parent_span_id for call in named(spans, "InferRequest"))
+
+
+def test_waiting_for_a_slot_of_sequences_is_a_span(tmp_path, http_collector):
+    one_at_a_time = IDENTITY.replace("max_batch_size: 8", "max_batch_size: 1") + "sequence_batching { direct { } }\n"
+    root = write(tmp_path / "models", slots=one_at_a_time)
+    with (
+        doors.running_server("native", root, *traced_to(http_collector), "--trace-config=rate=1") as process,
+        doors.connected(process) as client,
+    ):
+        client.infer("slots", [tensor()], sequence_id=1, sequence_start=True, request_id="begun")
+        waiting = client.async_infer(
+            "slots", [tensor()], callback=lambda *_: None, sequence_id=2, sequence_start=True, request_id="late"
+        )
+        client.is_server_live()  # what was sent before it has come
+        client.infer("slots", [tensor()], sequence_id=1, sequence_end=True, request_id="over")
+        waiting._CallContext__grpc_future.result()
+        spans = http_collector.wait(lambda spans: len(named(spans, "InferRequest")) == 3)
+    models = {attributes(span)["triton.request_id"]: span for span in named(spans, "slots")}
+    parts = below(spans, models["late"])
+    assert parts.keys() == {"sequence wait", "queue", "batch"}
+    assert parts["sequence wait"].end_time_unix_nano == parts["queue"].start_time_unix_nano
+    assert below(spans, models["begun"]).keys() == {"queue", "batch"}
+
+
+@pytest.mark.parametrize("door", ["native", "grpcio"])
+def test_baggage_is_passed_on_to_models(repository, http_collector, door):
+    """What is no baggage as W3C writes it is not."""
+    write(repository, asking=ASKING)
+    (repository / "asking" / "1" / "model.py").write_text(ASKING_MODEL)
+    with (
+        server_of(repository, http_collector, "rate=0", door=door) as process,
+        doors.connected(process) as client,
+    ):
+
+        def context(baggage):
+            headers = {"baggage": baggage, "traceparent": f"00-{TRACE}-{SPAN}-01"}
+            [found] = client.infer("asking", [tensor()], headers=headers).as_numpy("y")
+            return json.loads(found)
+
+        assert context("user=7,plan=a%20b;ttl=1")["baggage"] == "user=7,plan=a%20b;ttl=1"
+        assert context("x" * 8192)["baggage"] == "x" * 8192
+        for wrong in ('a="b"', "a=\\", "", "x" * 8193):
+            assert context(wrong).keys() == {"traceparent"}
+
+
+def test_buckets_name_a_trace_that_is_in_them(repository, http_collector):
+    """In OpenMetrics; the older format has no place for it."""
+    arguments = (*traced_to(http_collector), "--trace-config=rate=0")
+    with scraped_server(repository, *arguments) as (process, metrics), doors.connected(process) as client:
+        client.infer("plain", [tensor()], headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        client.infer("plain", [tensor()])
+        kind = "Accept: application/openmetrics-text"
+
+        def told():
+            page = ask(metrics, kind)[2].decode()
+            return [line for line in page.splitlines() if " # " in line]
+
+        wait_until(told)
+        [line] = told()
+        scraped = understood(ask(metrics, kind)[2].decode())
+        assert "trace_id" not in ask(metrics)[2].decode()
+    found = re.fullmatch(r'(\w+)_bucket\{.*le="(.*)"\} (\d+) # \{trace_id="(\w+)",span_id="\w+"\} (\S+) (\S+)', line)
+    assert found, line
+    assert found[1] == "nv_inference_request_duration_histogram_us"
+    assert found[4] == TRACE
+    assert float(found[2]) / 2 < float(found[5]) <= float(found[2])
+    assert scraped.value(f"{found[1]}_count", model="plain") == 2

@@ -123,6 +123,8 @@ MODEL_FAMILIES: tuple[ModelFamily, ...] = (
         Family("inference_batch_size", "Rows of executed batches", "histogram"), "batch_histogram", group="batches"
     ),
     _counter("inferd_batches_total", "batches", "Executed batches by the reason why they left the queue", "batches"),
+    _counter("inferd_model_received_bytes_total", "received", "Bytes of the messages of clients' requests"),
+    _counter("inferd_model_sent_bytes_total", "sent", "Bytes of the messages of answers to clients"),
 )
 
 

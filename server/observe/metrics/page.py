@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from server.observe.metrics import process
 from server.observe.metrics.catalogue import ModelFamily
+from server.observe.metrics.exemplars import Exemplars
 from server.observe.metrics.gpu import GpuMetrics
 from server.observe.metrics.own import OwnMetrics, names_of
 from server.observe.metrics.process import Machine
@@ -31,6 +32,7 @@ class Page:
         families: of models that are shown.
         machine: families of the machine; None: they are not shown.
         gpus: of GPUs, the same.
+        exemplars: of traced requests, for OpenMetrics.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Page:
         *,
         machine: Machine | None = None,
         gpus: GpuMetrics | None = None,
+        exemplars: Exemplars | None = None,
     ) -> None:
         self._service = service
-        self._versions = Versions(families)
+        self._versions = Versions(families, exemplars)
         self._own = OwnMetrics()
         self._sources: list[Machine | GpuMetrics] = [source for source in (machine, gpus) if source is not None]
         shown = [*(each.family for each in families), *OTHERS]

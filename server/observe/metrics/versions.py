@@ -13,6 +13,7 @@ from _native.scheduling.lane import LaneHandle
 from _native.service.exposition import ModelMetrics
 from server.engine.config.measured import own_bounds
 from server.observe.metrics.catalogue import ModelFamily
+from server.observe.metrics.exemplars import Exemplars
 from server.observe.metrics.text import Family, Sample, written
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ class Versions:
 
     Args:
         families: that are shown.
+        exemplars: of traced requests; None without traces.
     """
 
-    def __init__(self, families: tuple[ModelFamily, ...]) -> None:
+    def __init__(self, families: tuple[ModelFamily, ...], exemplars: Exemplars | None = None) -> None:
         self._families = families
+        self._exemplars = exemplars
         self._known: WeakKeyDictionary[LoadedVersion, _Known] = WeakKeyDictionary()
 
     def render(self, loaded: Iterable[LoadedVersion], *, openmetrics: bool) -> Iterator[bytes]:
@@ -69,6 +72,10 @@ class Versions:
         ordered = [*plain, *special]
         metrics = ModelMetrics([self._native(version) for version in ordered])
         metrics.read()
+        if openmetrics and self._exemplars is not None:
+            for index, version in enumerate(ordered):
+                if found := self._exemplars.of(version.name, version.version):
+                    metrics.illustrate(index, found)
         for shown in self._families:
             yield shown.family.head(openmetrics=openmetrics)
             name = shown.family.name.encode()

@@ -2,9 +2,14 @@
 
     InferRequest            the call, from arrival to answer; joins the trace that its client has named
     └─ <model>              the request in the server; what models and ensembles ask on its behalf hangs below it
+       ├─ cache             while the response cache was asked
+       ├─ sequence wait     until its sequence had a slot, where it waited for one
        ├─ queue             until an instance took it
        └─ batch             with whom it was executed; linked to the spans of the others, where they are traced
           └─ compute        while the model computed
+
+Where identical requests are executed once, or answers are kept, the execution is a span of its own, named as the model,
+below that of the request which caused it; the spans of those that got the same answer are linked to it.
 
 The spans are made when the request has ended, from its record, on the thread of the pump: nothing of this is on the way
 of a request. Ids are those of the record, because models have been told them.
@@ -114,16 +119,27 @@ class Spans:
             call = self._span("InferRequest", parent, _of_call(record), record["arrived"], kind=SpanKind.SERVER)
             parent = call.get_span_context()
         self._ids.span = int(record["span_id"], 16)
-        model = self._span(record["model"] or "unknown", parent, _of_model(record), record["arrived"])
+        links = [Link(_context(*record["link"]))] if record["link"] else []
+        model = self._span(record["model"] or "unknown", parent, _of_model(record), record["arrived"], links=links)
         here = model.get_span_context()
-        if record["queued"] and (record["taken"] or record["ended"]):
-            self._span("queue", here, {}, record["queued"]).end(record["taken"] or record["ended"])
+        self._waits(record, here)
         if record["taken"]:
             self._batch(record, here, mates)
         for span in filter(None, (model, call)):
             if record["status"]:
                 span.set_status(Status(StatusCode.ERROR, record["error"]))
             span.end(record["ended"])
+
+    def _waits(self, record: Record, parent: SpanContext) -> None:
+        """What a request goes through before an instance has it."""
+        if record["looked"]:
+            hit = {"inferd.cache.hit": record["cached"]}
+            self._span("cache", parent, hit, record["looked"]).end(record["found"])
+        if record["placed"]:
+            self._span("sequence wait", parent, {}, record["queued"]).end(record["placed"])
+        if record["queued"] and (record["taken"] or record["status"]):  # else others have executed it
+            start = record["placed"] or record["queued"]
+            self._span("queue", parent, {}, start).end(record["taken"] or record["ended"])
 
     def _batch(self, record: Record, parent: SpanContext, mates: list[Record]) -> None:
         links = [Link(_context(mate["trace_id"], mate["span_id"])) for mate in mates]
@@ -169,6 +185,7 @@ def _of_model(record: Record) -> dict[str, Any]:
         "triton.trace_id": record["number"],
         "triton.trace_parent_id": record["parent"],
         "inferd.cached": record["cached"],
+        "inferd.shared": record["shared"],
     }
     return {**found, "triton.request_id": record["request_id"]} if record["request_id"] else found
 

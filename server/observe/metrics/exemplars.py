@@ -1,0 +1,50 @@
+"""Exemplars: single requests whose traces show what stands behind a bucket of a histogram."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+MOST_VERSIONS: Final = 4096
+"""Model versions of which some are kept; those that were traced last."""
+
+Key = tuple[str, int]
+"""Name and version."""
+
+
+class Exemplars:
+    """Keeps the last traced request of each magnitude; a `server.observe.tracing.pump.Sink`.
+
+    Only of requests that succeeded: the histograms have no others. Written on the pump's thread, read on that which
+    renders metrics.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._kept: OrderedDict[Key, dict[int, tuple[int, bytes]]] = OrderedDict()
+
+    def take(self, records: Sequence[Mapping[str, Any]]) -> None:
+        with self._guard:
+            for record in records:
+                if record["kept"] and record["status"] == 0:
+                    self._keep(record)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def of(self, model: str, version: int) -> list[tuple[int, bytes]]:
+        """Nanoseconds that requests took, ascending, and the text that stands behind their bucket in microseconds."""
+        with self._guard:
+            return sorted(self._kept.get((model, version), {}).values())
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        key = record["model"], record["version"]
+        ns = max(record["ended"] - record["arrived"], 1)
+        ids = f'trace_id="{record["trace_id"]}",span_id="{record["span_id"]}"'
+        text = f" # {{{ids}}} {ns / 1000:.3f} {record['ended'] / 1e9:.3f}"
+        self._kept.setdefault(key, {})[ns.bit_length()] = ns, text.encode()
+        self._kept.move_to_end(key)
+        if len(self._kept) > MOST_VERSIONS:
+            self._kept.popitem(last=False)
