@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-
-import psutil
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Of the container that the process is in, of both versions of control groups."""
@@ -12,7 +11,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 def usable_memory() -> int:
     """Bytes: the machine's memory, or what the container has of it."""
-    limits = [int(psutil.virtual_memory().total)]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         try:
             text = path.read_text().strip()

@@ -256,6 +256,31 @@ def test_an_allowed_import_passes(tmp_path: Path, file: str, text: str) -> None:
     assert [found for source, module in sources(tmp_path) for found in violations(source, module)] == []
 
 
+DEPENDENCIES = {"cyclopts", "google", "grpc", "grpc_health", "grpc_reflection", "numpy", "uvloop"}
+"""Packages that `dependencies` of pyproject.toml installs, by their import names."""
+
+ON_DEMAND = ("server.observe.tracing.otel", "server.tools.screen", "server.engine.remote")
+"""Modules that are imported by the function that needs them, with the package of an extra."""
+
+
+def at_the_start(tree: ast.Module) -> Iterator[str]:
+    """Top-level packages that a module imports as soon as it is imported itself."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0]
+
+
+def test_the_server_starts_with_its_dependencies_alone() -> None:
+    """What an extra installs is imported by the function that needs it."""
+    for path, module in sources(ROOT):
+        starts = module.startswith(("server.", "_native.")) and not module.startswith(ON_DEMAND)
+        if path.suffix == ".py" and (starts or module in ("backends.api", "backends.loader", "backends.parameters")):
+            found = set(at_the_start(ast.parse(path.read_text()))) - DEPENDENCIES - {*OURS, *sys.stdlib_module_names}
+            assert not found, f"{path} imports {', '.join(sorted(found))} when it is imported"
+
+
 NATIVE_FLOORS = (
     "protobuf", "", "memory", "transport", "request", "scheduling", "execution", "sequences", "cuda", "caching",
     "service", "ensembles",
