@@ -208,13 +208,13 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     if prepared == REFUSED:
         give_back(request)
         return
-    if caller != CALLER_SERVER:
-        add_own(&(<Lane *>request.lane).received, <int64_t>size)
     if timeout_ns >= 0:
         request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
     if prepared == MISSED:
         wait_for_model(self, request)
         return
+    if caller != CALLER_SERVER:
+        add_own(&(<Lane *>request.lane).received, <int64_t>size)
     submit_request(self, request)
 
 
