@@ -141,6 +141,7 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
     cdef size_t whole = (receiver.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
     if come < (receiver.size + ROOM_FOR_BYTE - 1) // ROOM_FOR_BYTE:
         room = min(receiver.size, max(<size_t>FIRST_ROOM, 2 * come))
+    if room < receiver.size:
         block = block_take(room)
     elif receiver.received:
         block = place_for(stream, receiver.data, receiver.received, whole + stream.forwarded_size)

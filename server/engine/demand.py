@@ -6,11 +6,15 @@ the next seconds; then it is tried again.
 
 What a loaded model costs is the size of the files of the versions that are served. Before a load, and after it, those
 models that were asked least recently are unloaded until all fit into the budget: each finishes what it has accepted.
+
+Models are loaded beside each other, for one may ask another while it is loaded or warmed up. What one of them waits
+for, others that are loaded or that leave, it waits for a bounded time: they may wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +32,12 @@ log = logging.getLogger("inferd.engine")
 
 RETRY_SECONDS = 5.0
 """For which a model that could not be loaded is not tried again."""
+LEAVING_SECONDS = 30.0
+"""For which a load waits until what leaves for it has ended; then there is more in memory for a while."""
+PATIENCE_SECONDS = 300.0
+"""For which a load waits for others, beside which it does not fit; what they have loaded may leave for it."""
+LOOKS = 16
+"""At repositories at a time, each on a thread: clients may ask for any number of names."""
 
 
 class Demand:
@@ -64,7 +74,9 @@ class Demand:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[float, ServerError]] = {}  # until when it is not tried again, and why it failed
         self._asked: dict[str, int] = {}  # ms since the epoch, when somebody last had a model loaded
-        self._room = asyncio.Lock()  # held while it is found out what must leave, until that has left
+        self._coming: dict[str, int] = {}  # bytes of what is being loaded, for which there is room
+        self._leaving: dict[asyncio.Task[None], str] = {}
+        self._looking = asyncio.Semaphore(LOOKS)
         infer.load_on_demand(self._missed)
 
     def pins(self, name: str) -> bool:
@@ -75,6 +87,11 @@ class Demand:
         """Why this model is not loaded when it is asked for now; None: it is, or would be tried."""
         until, error = self._failed.get(name, (0.0, None))
         return error if self._clock() < until else None
+
+    async def has(self, name: str) -> bool:
+        """Whether a repository has a model of this name; False also where that cannot be told now."""
+        async with self._looking:
+            return await on_thread(self._repositories.has, name)
 
     def _missed(self, name: str) -> None:
         """A request waits for this model."""
@@ -118,28 +135,39 @@ class Demand:
             return
         if not isinstance(error, NotFound):
             if self.failure(name) is None:
-                self._failed[name] = (self._clock() + RETRY_SECONDS, error)
+                self._note_failure(name, error)
                 self._models.announce(name, None, False)
             self._infer.resume(name, int(error.status), str(error))
         else:
             self._infer.resume(name)  # it is refused as one of an unknown name
 
+    def _note_failure(self, name: str, error: ServerError) -> None:
+        """Those that are over go: the names may be any, as long as a repository cannot be read."""
+        now = self._clock()
+        self._failed.pop(name, None)
+        self._failed[name] = (now + RETRY_SECONDS, error)
+        while (oldest := next(iter(self._failed))) != name and self._failed[oldest][0] <= now:
+            del self._failed[oldest]
+
     async def _load(self, name: str) -> None:
         try:
-            folder = await on_thread(self._repositories.find, name)
+            async with self._looking:
+                folder = await on_thread(self._repositories.find, name)
         except ConfigError as error:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
         if folder is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         self._asked[name] = _now_ms()
-        async with self._room:
-            if self._budget:
-                await self._make_room(name, await on_thread(_size_of_latest, folder))
+        if self._budget:
+            await self._make_room(name, await on_thread(_size_of_latest, folder))
+        try:
             failures = await self._lifecycle.load((name,))
-            if failure := failures.get(name):
-                raise Unavailable(failure.answer)
-            if self._budget:
-                await self._make_room(name, 0)
+        finally:
+            self._coming.pop(name, None)
+        if failure := failures.get(name):
+            raise Unavailable(failure.answer)
+        if self._budget:
+            await self._make_room(name, 0)
 
     # -- memory --
 
@@ -154,17 +182,13 @@ class Demand:
         Raises:
             Exhausted: there cannot be. Nothing has left, unless it turned out when the model was loaded.
         """
-        prepared = self._models.prepared(name)
-        staying = {name} | (configuration.models_of(prepared.spec) if prepared else set())
-        costs = {each: self._cost(each) for each, state in self._models.items() if state.loaded}
-        excess = sum(costs.values()) + needed - self._budget
-        leaving: list[str] = []
-        for each in sorted(costs, key=self._last_asked):
-            if excess <= 0:
-                break
-            if each not in staying and costs[each] and self._may_leave(each):
-                leaving.append(each)
-                excess -= costs[each]
+        leaving, excess = self._choose(name, needed)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while excess > 0 and needed and self._coming:
+                    loads = [self._loads[each] for each in self._coming]
+                    await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
+                    leaving, excess = self._choose(name, needed)
         if excess > 0:
             if not needed:
                 log.warning("'%s' is over --model-memory-budget by %d bytes with what cannot leave", name, excess)
@@ -173,9 +197,56 @@ class Demand:
                     f"load failed for model '{name}': its files have {needed} bytes, and --model-memory-budget lacks "
                     f"{excess} of them with what stays"
                 )
+        if needed:
+            self._coming[name] = needed
+        try:
+            await self._see_out(leaving, name)
+        except BaseException:
+            self._coming.pop(name, None)
+            raise
+
+    def _choose(self, name: str, needed: int) -> tuple[list[str], int]:
+        """Which models are to leave, and the bytes that are lacking then still."""
+        prepared = self._models.prepared(name)
+        staying = {name} | (configuration.models_of(prepared.spec) if prepared else set())
+        gone = set(self._leaving.values())
+        costs = {each: self._cost(each) for each, state in self._models.items() if state.loaded and each not in gone}
+        coming = sum(size for each, size in self._coming.items() if each not in costs)
+        excess = sum(costs.values()) + coming + needed - self._budget
+        leaving: list[str] = []
+        for each in sorted(costs, key=lambda each: (self._is_busy(each), self._last_asked(each))):
+            if excess <= 0:
+                break
+            if each not in staying and costs[each] and self._may_leave(each):
+                leaving.append(each)
+                excess -= costs[each]
+        return leaving, excess
+
+    async def _see_out(self, leaving: list[str], name: str) -> None:
+        """Have these leave for `name`, and return when they have, or after LEAVING_SECONDS."""
+        retiring: set[asyncio.Task[None]] = set()
         for each in leaving:
             log.info("'%s' leaves to make room for '%s'", each, name)
-            await self._lifecycle.retire(each)
+            task = asyncio.create_task(self._lifecycle.retire(each))
+            self._leaving[task] = each
+            task.add_done_callback(self._left)
+            retiring.add(task)
+        if not retiring:
+            return
+        left, late = await asyncio.wait(retiring, timeout=LEAVING_SECONDS)
+        for task in left:
+            task.result()
+        for each in (self._leaving.pop(task) for task in late):
+            log.warning("'%s' still finishes what it has accepted, '%s' is loaded beside it", each, name)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # who waited has it, unless the server stops
+
+    def _is_busy(self, name: str) -> bool:
+        """It has requests that are not over, which may wait for a model that is to be loaded."""
+        return any(version.lane.in_flight for version in self._models.versions(name))
 
     def _may_leave(self, name: str) -> bool:
         """Nobody has said that it stays, no ensemble that is loaded needs it, and no sequence is open on it."""

@@ -343,7 +343,7 @@ class Engine:
         """Whether the model is not loaded, and a request for it would have it loaded, as far as that can be told."""
         if self._demand is None or self._models.versions(name) or self._demand.failure(name):
             return False
-        return await on_thread(self._repositories.has, name)
+        return await self._demand.has(name)
 
     async def scale(self, name: str, counts: Mapping[str, int]) -> None:
         """Have so many instances of these instance groups, in every ready version of the model, while it serves.

@@ -61,7 +61,11 @@ class LogWriter(logging.Handler):
             self.lost += 1
             self._untold += 1
             return
-        record.msg, record.args = record.getMessage(), None  # what the arguments are now, not later
+        try:
+            text = record.getMessage()
+        except Exception as error:  # it has other arguments than its text says, which is no reason for others to fail
+            text = f"{record.msg} {record.args!r} ({type(error).__name__}: {error})"
+        record.msg, record.args = text, None  # what the arguments are now, not later
         self._queue.put(record)
 
     def reopen(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -52,9 +53,11 @@ class Shelf(PuppetBackend):
         self.broken: set[str] = set()
         self.open = threading.Event()
         self.open.set()
+        self.meanwhile: dict[str, Callable[[], object]] = {}  # what a model does while it is loaded
 
     def load(self, source: ModelSource) -> PuppetModel:
         self.loads[source.spec.name] += 1
+        self.meanwhile.get(source.spec.name, int)()
         assert self.open.wait(60)
         if source.spec.name in self.broken:
             raise BackendError("no weights")
@@ -155,6 +158,67 @@ async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_cou
         assert (await ask(engine, "b")).status == Status.OK
         assert len(loaded(engine)) == 2
         assert shelf.loads == {"a": 1, "b": 2, "c": 1}
+
+
+@pytest.mark.parametrize("budget", [0, 2 * SIZE])
+async def test_a_model_may_ask_another_while_it_is_loaded(tmp_path, budget) -> None:
+    """As in its warm-up: the load of the other one does not wait for that of the first."""
+    async with lazy(tmp_path, budget=budget) as (engine, shelf):
+        loop = asyncio.get_running_loop()
+        found = []
+        shelf.meanwhile["a"] = lambda: found.append(asyncio.run_coroutine_threadsafe(ask(engine, "b"), loop).result(60))
+        assert (await ask(engine, "a")).status == Status.OK
+        assert found[0].status == Status.OK
+        assert loaded(engine) == {"a", "b"}
+
+
+async def test_a_model_that_executes_may_ask_one_for_which_it_must_leave(tmp_path, monkeypatch) -> None:
+    """It is not waited for without end: it may wait itself for the load."""
+    monkeypatch.setattr(demand, "LEAVING_SECONDS", 0.1)
+    async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
+        loop = asyncio.get_running_loop()
+        found = []
+
+        def asking(batch) -> None:
+            found.append(asyncio.run_coroutine_threadsafe(ask(engine, "b"), loop).result(60))
+            echo(batch)
+
+        shelf.models["a"] = asking
+        assert (await ask(engine, "a")).status == Status.OK
+        assert found[0].status == Status.OK
+        assert loaded(engine) == {"b"}
+
+
+async def test_loads_that_do_not_fit_beside_each_other_follow_each_other(tmp_path) -> None:
+    """Nobody is refused because another model is just being loaded, which may leave when it has been."""
+    async with lazy(tmp_path, budget=SIZE) as (engine, shelf):
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        shelf.meanwhile = dict.fromkeys("abc", lambda: loop.call_soon_threadsafe(begun.set))
+        shelf.open.clear()
+        answers = [Pending(engine, request(name, x=row(1))) for name in "abc"]
+        await begun.wait()
+        assert shelf.loads.total() == 1
+        shelf.open.set()
+        assert {(await each.answer()).status for each in answers} == {Status.OK}
+        assert len(loaded(engine)) == 1
+
+
+async def test_any_number_of_unknown_names_takes_few_threads(tmp_path, monkeypatch) -> None:
+    async with lazy(tmp_path) as (engine, _shelf):
+        find, now, most = engine._repositories.find, [], []
+
+        def counted(name: str):
+            now.append(name)
+            most.append(len(now))
+            try:
+                return find(name)
+            finally:
+                now.remove(name)
+
+        monkeypatch.setattr(engine._repositories, "find", counted)
+        answers = await infer_all(engine, *(request(f"no {i}", x=row(1)) for i in range(200)))
+        assert {answer.status for answer in answers} == {Status.NOT_FOUND}
+        assert max(most) <= demand.LOOKS
 
 
 async def until_later(engine: Engine, name: str) -> None:

@@ -11,8 +11,9 @@ from google.protobuf.json_format import MessageToDict
 
 from _native.service.forwarding import RESERVED, Forwarder, ReservedError
 from server.pb import grpc_service_pb2 as pb
-from tests.conformance import doors
+from tests.conformance import doors, raw
 from tests.conformance.client import Stub
+from tests.framing import framed
 
 MODEL = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -176,6 +177,21 @@ def test_the_key_of_a_restricted_protocol_is_not_forwarded(door, repository_of_t
         assert "forged" not in told(Stub(channel).ModelInfer(forged, metadata=metadata)).values()
     assert seen["x-user"] == "ann"
     assert "secret" not in seen.values()
+
+
+def test_many_headers_before_a_message_that_comes_byte_by_byte(address):
+    """What is received at first has little room; the headers that are put behind the message have room of their own."""
+    message = request(3000).SerializeToString()
+    headers = {f"x_{number}": "v" * 3000 for number in range(2)}
+    with raw.Client(address) as client:
+        for _ in range(50):
+            stream = client.headers("/inference.GRPCInferenceService/ModelInfer", **headers)
+            client.data(stream, framed(message)[:6])
+            client.data(stream, framed(message)[6:], end=True)
+            answer = client.answer(stream, timeout=60)
+            assert answer.status == 0
+            seen = told(pb.ModelInferResponse.FromString(answer.messages[0]))
+            assert seen == {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 def test_many_headers(stub):

@@ -98,6 +98,18 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path):
     assert line.endswith('"two"')
 
 
+def test_arguments_that_do_not_fit_their_text_disturb_nobody_who_logs(tmp_path):
+    """The mistake is of a line in some library; what stands in it is written all the same."""
+    path = tmp_path / "log"
+    writer = LogWriter(path)
+    writer.setFormatter(LineFormatter("default"))
+    unfit = record("%d of %s")
+    unfit.args = ("two",)
+    writer.handle(unfit)
+    writer.close()
+    assert "%d of %s ('two',)" in path.read_text()
+
+
 def test_a_line_that_was_cut_short_is_ended_before_the_next(tmp_path):
     path = tmp_path / "log"
     writer = LogWriter(path)

@@ -16,7 +16,8 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,14 @@ Listing = Mapping[str, Object]
 """The files of a model by their paths in its folder."""
 
 
+@dataclass(slots=True)
+class _Shared:
+    """A lock, and how many have it or wait for it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
 class _Changed(Exception):
     """The model is not what it was when its copy was begun."""
 
@@ -68,7 +77,7 @@ class CloudPlace:
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._root = Path(tempfile.mkdtemp(prefix="inferd-", dir=environment.get(MOUNTS[address.scheme]) or None))
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: dict[str, _Shared] = {}  # of those models that somebody looks at
         self._transfers = threading.Semaphore(TRANSFERS)
         self._copies: dict[str, list[tuple[ModelFolder, Listing]]] = {}  # of each model, the newest first
 
@@ -93,9 +102,7 @@ class CloudPlace:
         """See Place. The model is copied, unless it is here as it is there."""
         if not _is_name(name):
             return None
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
+        with self._alone(name):
             for _ in range(TRIES):
                 listing = dict(self._list(f"{name}/"))
                 if not listing:
@@ -110,6 +117,21 @@ class CloudPlace:
                 except OSError as error:
                     raise ConfigError(f"{self._url}/{name}: {(error.strerror or str(error)).lower()}") from None
         raise ConfigError(f"{self._url}/{name}: it has changed {TRIES} times while it was copied: try again later")
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Nobody else looks at the model inside of the block."""
+        with self._guard:
+            shared = self._locks.setdefault(name, _Shared())
+            shared.users += 1
+        try:
+            with shared.lock:
+                yield
+        finally:
+            with self._guard:
+                shared.users -= 1
+                if not shared.users:
+                    del self._locks[name]
 
     def _list(self, below: str) -> Iterator[tuple[str, Object]]:
         """What lies below a folder of the repository: paths in that folder."""
