@@ -29,7 +29,8 @@ RUN python3 -m venv /build && /build/bin/pip install setuptools wheel Cython -c 
 COPY _native _native
 COPY backends backends
 COPY server server
-RUN /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
+ARG REVISION=unknown
+RUN INFERD_COMMIT="${REVISION}" /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
 
 # ---- one virtual environment for each target ------------------------------------------------------------------------
 FROM build AS core
