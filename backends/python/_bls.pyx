@@ -338,16 +338,16 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
 cdef void make_call(Errand *errand) noexcept nogil:
     cdef BlsCall *call = <BlsCall *>errand
     cdef Channel *channel = call.channel
-    cdef Request *request = request_new()
+    cdef Request *request
     if call.life != channel.life or find(channel, call.life, call.id) != NULL:
         if call.life == channel.life:  # else its worker has ended since the attendant has read it
             channel_break(channel, "made two calls of one number")
-        request_free(request)
         block_give(call.block)
         forget(call)
         return
     call.next = calls_of(channel, call.id)[0]
     calls_of(channel, call.id)[0] = call
+    request = request_new()
     if request == NULL:
         block_give(call.block)
         end_with_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
