@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import grpc
+import numpy as np
 import pytest
 
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
-from tests.conformance.test_repository import MODEL, write
+from tests.conformance.test_repository import CONFIG, MODEL, write
 
 TOKENS = """
 operator  all
 stranger  groups=inference,health,metadata  models=other
+"""
+
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name="mine", inputs=request.inputs(), requested_output_names=["OUTPUT0"]
+            )
+            answer = asked.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            output = pb_utils.Tensor("OUTPUT0", answer.output_tensors()[0].as_numpy() + 1)
+            responses.append(pb_utils.InferenceResponse([output]))
+        return responses
+"""
+"""A model that asks another one."""
+WARMED = """
+model_warmup { name: "zeros" batch_size: 1
+  inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } }
 """
 
 
@@ -79,3 +103,15 @@ def test_the_first_request_of_a_stream_loads_the_model(served) -> None:
         answers = list(Stub(channel).ModelStreamInfer(iter(messages), metadata=metadata, timeout=60))
         assert [answer.error_message for answer in answers] == [""] * 20
         assert loads(served) == 1
+
+
+@pytest.mark.parametrize("transport", doors.NAMES)
+def test_a_model_that_asks_another_one_has_it_loaded(transport, tmp_path) -> None:
+    """Also in its warm-up, while it is loaded itself."""
+    root = tmp_path / "models"
+    write(root, "mine", model_py=MODEL.format(factor=2))
+    write(root, "asks", CONFIG.format(backend="python") + WARMED, model_py=ASKS)
+    server = doors.running_server(transport, root, "--model-control-mode=lazy")
+    with server as process, grpc.insecure_channel(process.address) as channel:
+        answer = Stub(channel).ModelInfer(request("asks", floats(1.0)), timeout=60)
+        assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [3.0]
