@@ -102,7 +102,8 @@ class Link:
         Raises:
             TritonModelException: in a fork, which gets none.
         """
-        self.require()
+        if self.forked:
+            self.require()
         try:
             size = self._look(of, buffer) or of.recv_into(buffer)
         except OSError:

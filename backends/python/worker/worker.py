@@ -33,36 +33,38 @@ class Lease:
     def __init__(self, link: Link, number: int) -> None:
         self._link = link
         self._number = number
-        self._lock = threading.RLock()  # the array may end anywhere, also where this is held
-        self._gone = True
-        self._kept = False
         self._whole: Any = None
-        self._watch: Any = None
+        self._watch: Any = None  # most batches fit into their packets, and have neither this nor `_first`
+        # The end of the execution and that of the array may come on any threads: the first takes what is in here.
+        self._first: list[None]
 
     def arena(self) -> Any:
         """What the tensors of the arena lie in."""
         if self._whole is None:
             import numpy as np
 
+            self._first = [None]
             self._whole = np.frombuffer(self._link.arena, np.uint8)
-            self._gone = False
             self._watch = weakref.ref(self._whole, self._let_go)
         return self._whole
 
     def end(self) -> bool:
         """Whether the model holds on to it. If so, DONE must say that; RELEASE may be sent before."""
         self._whole = None
-        with self._lock:
-            self._kept = not self._gone
-            if self._kept:
-                _leases.add(self)
-        return self._kept
+        if self._watch is None or self._watch() is None:
+            return False
+        _leases.add(self)  # before it can be let go of
+        try:
+            self._first.pop()
+        except IndexError:
+            _leases.discard(self)
+            return False
+        return True
 
     def _let_go(self, _: Any) -> None:
-        with self._lock:
-            self._gone = True
-            kept = self._kept
-        if kept:
+        try:
+            self._first.pop()
+        except IndexError:  # the execution has ended before
             _leases.discard(self)
             self._link.send(self._link.side, p.RELEASE, number=self._number)
 
