@@ -259,6 +259,13 @@ class Demand:
         used = [version.lane.statistics()["last_inference_ms"] for version in self._models.versions(name)]
         return max(self._asked.get(name, 0), *used, 0)
 
+    async def let_go(self, name: str, asked_by: str) -> None:
+        """Unload the ensembles that have a model as a step which was unloaded: a request loads them with it again."""
+        if not self._models.versions(name):
+            for ensemble in self._models.ensembles_of(name):
+                await self._lifecycle.unload(ensemble.name, asked_by=asked_by)
+                await self.let_go(ensemble.name, asked_by)
+
     async def close(self) -> None:
         """Refuse what waits."""
         self._infer.resume(None, int(Unavailable.status), "the server is stopping: models are not loaded any more")

@@ -259,6 +259,16 @@ async def test_an_ensemble_is_loaded_with_its_steps_which_stay_with_it(tmp_path)
         assert loaded(engine) == {"e", "a", "c"}
 
 
+async def test_an_ensemble_whose_step_is_unloaded_comes_back_with_it(tmp_path) -> None:
+    """Also one that has such an ensemble as a step."""
+    async with lazy(tmp_path, e=ENSEMBLE, f=ENSEMBLE.replace('"a"', '"e"')) as (engine, _shelf):
+        assert (await ask(engine, "f")).status == Status.OK
+        await engine.unload("a")
+        for name in "fe":
+            assert (await ask(engine, name)).array()[0, 0] == 1
+        assert loaded(engine) == {"a", "e", "f"}
+
+
 async def test_it_is_ready_for_what_a_request_would_load(tmp_path) -> None:
     """ModelReady and the health service say yes, without a load; the index says why nothing is loaded."""
     async with lazy(tmp_path) as (engine, shelf):
