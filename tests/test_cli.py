@@ -191,6 +191,7 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--grpc-reflection", "maybe"], '"auto", "on", "off"'),
         (["--backend-config", "onnxruntime"], "expected BACKEND,KEY=VALUE"),
         (["--exit-on-error=maybe"], "--exit-on-error"),
+        (["--model-repository="], "model-repository: expected a path or a URL, got an empty text"),
         (["--load-model=a"], "load-model: it needs --model-control-mode explicit or lazy"),
         (["--model-memory-budget=1"], "model-memory-budget: it needs --model-control-mode lazy"),
         (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the ONLY startup model"),

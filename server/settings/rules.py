@@ -114,6 +114,8 @@ def _check_values(settings: Settings) -> None:
 def _check_repository(settings: Settings) -> None:
     if not settings.model_repository:
         raise SettingsError("model-repository: give at least one folder")
+    if not all(map(str.strip, map(str, settings.model_repository))):
+        raise SettingsError("model-repository: expected a path or a URL, got an empty text: is a variable not set?")
     name = settings.model_config_name
     if set(name) & set(" /\\") or name in {".", ".."}:
         raise SettingsError(f"model-config-name: expected a name without folder, got {name!r}")
