@@ -22,7 +22,8 @@ from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock
 
 cdef enum:
-    IDLE_REQUESTS = 4096     # kept for reuse with their arrays
+    IDLE_REQUESTS = 4096     # kept for reuse with their arrays,
+    IDLE_TENSORS = 16        # where those are of so many tensors at most
 
 cdef int32_t idle_lock = 0   # a spin lock
 cdef Request *idle = NULL
@@ -131,7 +132,7 @@ cdef void request_free(Request *request) noexcept nogil:
     request.tensor_capacity = capacity
     live_add(LIVE_REQUESTS, -1)
     spin_lock(&idle_lock)
-    keep = idle_count < IDLE_REQUESTS
+    keep = idle_count < IDLE_REQUESTS and capacity <= IDLE_TENSORS
     if keep:
         request.next = idle
         idle = request
