@@ -221,7 +221,7 @@ class FakeEngine:
         user: int = -1,
         identity: int = 0,
         client: int = 0,
-        traceparent: str = "",
+        trace: object = None,
         peer: str = "",
         forwarded: bytes = b"",
     ) -> Ticket:
