@@ -49,14 +49,14 @@ for build in $builds; do
                tests/backends/python/test_free_seats.py tests/engine/test_batches.py tests/engine/test_stopping.py"
         flags=-fsanitize=thread
         preload=$(gcc -print-file-name=libtsan.so)
-        TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0:allocator_may_return_null=1
         export TSAN_OPTIONS
     fi
     if [ "$build" = asan ]; then
         flags=-fsanitize=address,undefined
         # The interpreter itself is not instrumented, so the libraries have to be there before it starts.
         preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
-        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
+        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1
         UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
         PYTHONMALLOC=malloc
         export ASAN_OPTIONS UBSAN_OPTIONS PYTHONMALLOC

@@ -56,10 +56,11 @@ cdef inline void *small_take(Smalls *self, size_t size) noexcept nogil:
 
 cdef inline void small_give(Smalls *self, void *data) noexcept nogil:
     # NULL is allowed
-    cdef Piece *piece = <Piece *>data - 1
+    cdef Piece *piece
     cdef size_t index
     if data == NULL:
         return
+    piece = <Piece *>data - 1
     index = piece.size_class
     if index >= SMALL_CLASSES or self.count[index] * (index + 1) >= SMALL_KEPT:
         free(piece)

@@ -181,17 +181,24 @@ cdef class Link:
     @property
     def overdue(self) -> bool:
         """The worker was killed because an execution took too long."""
-        return self.channel.overdue
+        lock(&self.channel.guard)
+        out = self.channel.overdue != 0
+        unlock(&self.channel.guard)
+        return out
 
     @property
     def killed(self) -> bool:
         """The worker is being ended."""
-        return self.channel.killed
+        return self.is_ending()
 
     @property
     def fault(self) -> str:
         """What the worker did that it was killed for; empty: nothing, or its execution took too long."""
-        return (<bytes>self.channel.fault).decode() if self.channel.fault != NULL else ""
+        cdef const char *fault
+        lock(&self.channel.guard)
+        fault = self.channel.fault
+        unlock(&self.channel.guard)
+        return (<bytes>fault).decode() if fault != NULL else ""
 
     # -- the state; on the attendant's thread
 
@@ -375,7 +382,7 @@ cdef class Link:
                     awake(self.channel.wake_fd)
                     if exchange32(&self.channel.called, 0):
                         return AT_WAKE
-                    if self.channel.killed and not self.told_killed:
+                    if not self.told_killed and self.is_ending():
                         self.told_killed = True
                         return AT_WAKE
             if 0 <= until <= now_ns():
@@ -393,10 +400,20 @@ cdef class Link:
 
     cdef void list_outlets(self, pollfd *fds) noexcept nogil:
         cdef Channel *channel = self.channel
+        lock(&channel.guard)  # threads that find a socket full put packets there
         fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if channel.side.first != NULL else 0)
         # The loop reads it; where there is none, a worker that calls breaks the rules.
         fds[<int>AT_CALLS].fd = channel.calls.fd if channel.calls.first != NULL or channel.submission == NULL else -1
+        unlock(&channel.guard)
         fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
+
+    cdef bint is_ending(self) noexcept nogil:
+        # whoever executes says so, and the loop
+        cdef bint out
+        lock(&self.channel.guard)
+        out = self.channel.killed
+        unlock(&self.channel.guard)
+        return out
 
     cdef void list_output(self, pollfd *fds) noexcept nogil:
         # a worker that prints more than is read waits for the next second

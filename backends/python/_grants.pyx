@@ -1,9 +1,10 @@
 """Memory that a worker may use while it executes: granted with the EXECUTE as experience says, or when it asks."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from _native.atomic cimport load32
 from _native.execution.batch cimport NativeBatch
 from _native.memory.arena cimport arena_holds, arena_take
 from _native.memory.resource cimport Block, block_give, block_take
@@ -55,7 +56,8 @@ cdef Block *grant(Channel *channel, uint64_t size) noexcept nogil:
 cdef void grants_end(Channel *channel) noexcept nogil:
     cdef Block *block
     channel.execute_block = NULL
-    while channel.ledger.of_kind[<int>LOAN_OUTPUT]:  # those of this kind are the caller's
+    # Those of this kind are the caller's; what ends the worker's loans ends them, too.
+    while load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]):
         lock(&channel.guard)
         block = loan_end_one(&channel.ledger, LOAN_OUTPUT)
         unlock(&channel.guard)

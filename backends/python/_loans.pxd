@@ -40,7 +40,7 @@ cdef struct Ledger:
     Loan *loans              # ordered by offset; no two overlap
     uint32_t count
     uint32_t capacity
-    uint32_t of_kind[<int>LOAN_KINDS]
+    uint32_t of_kind[<int>LOAN_KINDS]  # atomic: read without the guard, to see whether there are any
     uint64_t executions      # begun so far: the id of the latest
     bint executing           # the latest is under way
     bint released            # RELEASE of the latest has come before its DONE

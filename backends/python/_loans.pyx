@@ -5,10 +5,11 @@ ended here. Loans of single blocks lie in one list ordered by their place in the
 its place; executions are known by their number.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memmove
 
+from _native.atomic cimport store32
 from _native.memory.resource cimport Block, block_give
 
 
@@ -48,7 +49,7 @@ cdef bint loan_begin(Ledger *ledger, LoanKind kind, Block *block, uint64_t offse
     ledger.loans[place].block = block
     ledger.loans[place].kind = kind
     ledger.count += 1
-    ledger.of_kind[<int>kind] += 1
+    store32(<int32_t *>&ledger.of_kind[<int>kind], <int32_t>ledger.of_kind[<int>kind] + 1)
     return True
 
 
@@ -66,7 +67,7 @@ cdef Loan *loan_find(const Ledger *ledger, LoanKind kind, uint64_t offset, uint6
 cdef Block *loan_end(Ledger *ledger, Loan *loan) noexcept nogil:
     cdef Block *block = loan.block
     cdef uint32_t place = <uint32_t>(loan - ledger.loans)
-    ledger.of_kind[<int>loan.kind] -= 1
+    store32(<int32_t *>&ledger.of_kind[<int>loan.kind], <int32_t>ledger.of_kind[<int>loan.kind] - 1)
     ledger.count -= 1
     memmove(loan, loan + 1, (ledger.count - place) * sizeof(Loan))
     return block
