@@ -108,8 +108,10 @@ $(DEMO): $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py e
 serve: setup $(DEMO)
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
+# What fails beside other tests is run once more, alone: that tells a busy machine from a fault.
 test: setup
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS) || \
+	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 	$(MAKE) --no-print-directory lint
 
 lint: setup
