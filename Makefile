@@ -152,7 +152,7 @@ wheel: setup
 
 image: setup
 	tools/image.sh $(TARGET)
-	$(PY) -m pytest -q tests/packaging/test_image.py
+	INFERD_IMAGE=localhost/inferd:$(TARGET) $(PY) -m pytest -q tests/packaging/test_image.py
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus

@@ -100,7 +100,8 @@ def run(settings: Settings) -> int:
     finally:
         if COUNTERS in os.environ:
             gc.collect()
-            print(f"live: {json.dumps(live_counters())}", flush=True)
+            # one write: lines of the log, of threads that end, go to the same place
+            print(f"live: {json.dumps(live_counters())}\n", end="", flush=True)
     return 0
 
 

@@ -12,7 +12,9 @@ def native_counters():
     """Fails a test that leaves a native object alive."""
     before = settled_counters()
     yield before
-    assert settled_counters() == before
+    after = settled_counters()
+    # what an earlier test of this process left to a thread may end during this one
+    assert {name: count for name, count in after.items() if count > before[name]} == {}
 
 
 def settled_counters() -> dict[str, int]:

@@ -289,8 +289,11 @@ async def test_a_forgotten_event_would_be_found(tmp_path, stub, other, forgotten
     """Plants a bug: the model does not wait for its input's copy, or the copy of the result not for the model."""
     values = array(4, 16)
     async with serving(tmp_path, stub, other) as engine:
+        executed = stub.executed("d2d")
         stub.ignore("cuStreamWaitEvent", after=forgotten)
         await infer(engine, reference(values, 8, 4104))
+        # the answer may come before the model has run: nothing orders them
+        await asyncio.to_thread(stub.wait_executed, "d2d", executed + 3)
         found = stub.violations()
         assert found
         assert all("no event orders them" in line for line in found)

@@ -27,7 +27,7 @@ def installed(request):
     return proxy, program
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(repository):
     """Two servers."""
     with contextlib.ExitStack() as stack:
