@@ -295,8 +295,7 @@ async def test_a_forgotten_event_would_be_found(tmp_path, stub, other, forgotten
         # the answer may come before the model has run: nothing orders them
         await asyncio.to_thread(stub.wait_executed, "d2d", executed + 3)
         found = stub.violations()
-        assert found
-        assert all("no event orders them" in line for line in found)
+        assert any("no event orders them" in line for line in found), found  # and what follows from it
 
 
 async def test_a_region_is_open_until_its_input_is_copied(tmp_path, stub, other):
