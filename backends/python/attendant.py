@@ -14,7 +14,7 @@ from _native.memory.arena import ArenaHandle
 from backends.api import BackendError, WorkerStatus
 from backends.python._attend import Link, TeamHandle
 from backends.python.output import Lines
-from backends.python.process import Interrupted, Launch, Worker, WorkerError, bring_up, bury
+from backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, bury
 from backends.python.thread import ThreadWorker
 from backends.python.worker import protocol
 
@@ -161,9 +161,9 @@ class Attendant:
             self.up = up
             self._on_change()
 
-    def _live(self) -> tuple[Worker | ThreadWorker | None, str]:
+    def _live(self) -> tuple[AnyWorker | None, str]:
         """One worker, from its start to its end; why it ended, as a sentence for callers."""
-        make = ThreadWorker if self._post.launch.in_process else Worker
+        make: type[ThreadWorker | Worker] = ThreadWorker if self._post.launch.in_process else Worker
         try:
             worker = make(self._post.launch, self._post.arena)
         except OSError as error:
@@ -196,7 +196,7 @@ class Attendant:
             return worker, f"its worker was ended because it {fault}"
         return worker, said or f"its {how}"
 
-    def _come_up(self, worker: Worker | ThreadWorker) -> None:
+    def _come_up(self, worker: AnyWorker) -> None:
         log.info("%s: %s is ready", self._name, worker)
         self.link.up()
         self._set_up(True)

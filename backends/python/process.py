@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import json
@@ -15,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from _native.memory.arena import ArenaHandle
 from backends.python import _spawn
@@ -23,9 +24,6 @@ from backends.python._attend import Link
 from backends.python._spawn import spawn
 from backends.python.environment import Environment, passed_on
 from backends.python.worker import protocol
-
-if TYPE_CHECKING:
-    from backends.python.thread import ThreadWorker
 
 MAIN = Path(__file__).parent / "worker" / "__main__.py"
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
@@ -59,13 +57,47 @@ def socket_pair(sockets: list[socket.socket]) -> tuple[socket.socket, socket.soc
     return pair
 
 
-class Worker:
-    """A process that was started, and its supervisor, which ends it and all that it has started: see `supervisor`.
+class AnyWorker(abc.ABC):
+    """What an attendant looks after.
 
     Attributes:
-        pid: of the worker.
-        pid_fd: readable when the supervisor has ended, and so have the worker and its descendants.
-        supervisor: the socket to the supervisor. Shut down for sending: everything ends.
+        work, side, calls: the server's ends of its sockets.
+        pid: of its process; 0: it has none.
+        pid_fd: readable when it has ended.
+        supervisor: the socket to its supervisor, which ends it when this is shut down for sending; -1: it has none.
+        output, errors: the pipes of what it prints; -1: there is none.
+    """
+
+    work: int
+    side: int
+    calls: int
+    pid_fd: int
+    pid: int = 0
+    supervisor: int = -1
+    output: int = -1
+    errors: int = -1
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End it at once, and all that it has started."""
+
+    @abc.abstractmethod
+    def kill_supervisor(self) -> None:
+        """The same where the supervisor does not do it."""
+
+    @abc.abstractmethod
+    def reap(self) -> str:
+        """Wait for it, which has ended or will at once; how it ended."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close its descriptors, and wait for it if nobody has. Nobody may use them any more."""
+
+
+class Worker(AnyWorker):
+    """A process that was started, and its supervisor, which ends it and all that it has started: see `supervisor`.
+
+    Its `pid_fd` is that of the supervisor, which ends when the worker and its descendants have.
 
     Raises:
         OSError: it cannot be started.
@@ -75,7 +107,6 @@ class Worker:
         self._sockets: list[socket.socket] = []
         self._files: list[int] = []
         self._child = 0  # the supervisor, until it was waited for
-        self.pid = 0
         self.pid_fd = -1
         try:
             self._start(launch, arena)
@@ -141,18 +172,16 @@ class Worker:
         return pair
 
     def kill(self) -> None:
-        """End it at once, and all that it has started."""
         with contextlib.suppress(OSError):
             self._life.shutdown(socket.SHUT_WR)
             signal.pidfd_send_signal(self.pid_fd, signal.SIGCONT)  # if somebody has stopped it
 
     def kill_supervisor(self) -> None:
-        """The same where the supervisor does not do it: the kernel ends the worker then."""
+        # the kernel ends the worker then
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pid_fd, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Wait for the supervisor, which has ended or will at once; how the worker ended."""
         _, status = os.waitpid(self._child, 0)
         self._child = 0
         try:
@@ -164,7 +193,6 @@ class Worker:
         return f"supervisor process {how_ended(status)}"
 
     def close(self) -> None:
-        """Close its descriptors, and wait for it if nobody has. Nobody may use them any more."""
         for end in self._sockets:
             end.close()
         if self._child:
@@ -242,7 +270,7 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     return said
 
 
-def bury(link: Link, worker: Worker | ThreadWorker) -> str:
+def bury(link: Link, worker: AnyWorker) -> str:
     """End a worker, deal with what it has said by then, and wait for it; how it ended."""
     worker.kill()
     until = time.monotonic() + LAST_PATIENCE

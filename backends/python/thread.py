@@ -16,7 +16,7 @@ import threading
 from typing import NoReturn
 
 from _native.memory.arena import ArenaHandle
-from backends.python.process import Launch, socket_pair
+from backends.python.process import AnyWorker, Launch, socket_pair
 from backends.python.worker import utils
 from backends.python.worker.link import Link
 from backends.python.worker.worker import Worker
@@ -24,8 +24,11 @@ from backends.python.worker.worker import Worker
 _numbers = itertools.count(1)
 
 
-class ThreadWorker:
-    """What `process.Worker` is for a process. Killed, it gives up its thread, which ends when the model returns."""
+class ThreadWorker(AnyWorker):
+    """A thread. Killed, it gives its thread up, which ends when the model returns.
+
+    It has no pipes: what the model prints is printed by the server.
+    """
 
     def __init__(self, launch: Launch, arena: ArenaHandle) -> None:
         # The names by which models import it.
@@ -37,9 +40,6 @@ class ThreadWorker:
         side, its_side = socket_pair(self._sockets)
         calls, its_calls = socket_pair(self._sockets)
         self.work, self.side, self.calls = work.fileno(), side.fileno(), calls.fileno()
-        self.output = self.errors = -1  # what the model prints is printed by the server
-        self.supervisor = -1
-        self.pid = 0  # it is the server's
         # Stands for the end of the thread as a pidfd does for that of a process: readable then.
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         link = Link(its_work.detach(), its_side.detach(), its_calls.detach(), os.dup(arena.fd), _end)
@@ -67,21 +67,19 @@ class ThreadWorker:
                 self._running = -1
 
     def kill(self) -> None:
-        """Give the thread up."""
+        # the thread is given up
         for end in self._sockets:
             with contextlib.suppress(OSError):  # it has closed its end already
                 end.shutdown(socket.SHUT_RDWR)
         self._say_end()
 
     def kill_supervisor(self) -> None:
-        """Nothing else can end a thread."""
+        pass  # nothing else can end a thread
 
     def reap(self) -> str:
-        """How it ended."""
         return "thread has ended"
 
     def close(self) -> None:
-        """Close its descriptors."""
         for end in self._sockets:
             end.close()
         os.close(self.pid_fd)

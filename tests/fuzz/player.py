@@ -76,8 +76,8 @@ class Bytes:
         return choices[self.byte() % len(choices)]
 
 
-class PlayedWorker:
-    """What `process.Worker` is for a process: sockets, and something that tells its end."""
+class PlayedWorker(process.AnyWorker):
+    """A worker that is no process: sockets, and something that tells its end."""
 
     hired: ClassVar[dict[str, queue.SimpleQueue[PlayedWorker]]] = {}
 
@@ -86,7 +86,6 @@ class PlayedWorker:
         self._sockets: list[socket.socket] = []
         ends = [process.socket_pair(self._sockets) for _ in range(3)]
         self.work, self.side, self.calls = (end.fileno() for end, _ in ends)
-        self.output = self.errors = self.supervisor = -1
         self.pid_fd, self._running = os.pipe2(os.O_CLOEXEC)
         self.hostile = Hostile(*(its.detach() for _, its in ends), os.dup(arena.fd))
         # What it says first, it says before it is listened to.
@@ -157,7 +156,8 @@ class Stage:
 
     async def _start(self, root: Path) -> Engine:
         engine = Engine([root], Loader({"calm": echo}), Options())
-        assert not await engine.start()
+        problems = await engine.start()
+        assert not problems, problems
         return engine
 
     def _on_loop(self, coroutine: Any) -> Any:
