@@ -17,6 +17,8 @@ cdef Resource *host_resource() noexcept nogil
 cdef int64_t host_blocks() noexcept nogil
 # Free bytes that are kept for reuse.
 cdef int64_t host_pooled() noexcept nogil
+# The same, and those that wait for `host_cool` to give them back.
+cdef int64_t host_free() noexcept nogil
 # Return free blocks to the system: all but those in the lists of other threads; the number of bytes freed.
 cdef int64_t host_trim() noexcept nogil
 # To be called about once a second, by any thread but one that must not wait: return to the system what was free at the

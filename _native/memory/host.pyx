@@ -500,6 +500,10 @@ cdef int64_t host_pooled() noexcept nogil:
     return load64(&pooled_bytes) + sum_of_threads(False)
 
 
+cdef int64_t host_free() noexcept nogil:
+    return host_pooled() + load64(&aside_bytes)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Giving memory back to the system
 

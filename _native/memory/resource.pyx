@@ -16,6 +16,7 @@ from _native.memory.host cimport (
     host_blocks,
     host_cool,
     host_count,
+    host_free,
     host_give,
     host_keep,
     host_pooled,
@@ -101,7 +102,7 @@ cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexce
 # Resources
 
 cdef int64_t resource_used(Resource *resource) noexcept nogil:
-    return load64(&resource.held) - host_pooled() if resource == host_resource() else load64(&resource.used)
+    return load64(&resource.held) - host_free() if resource == host_resource() else load64(&resource.used)
 
 
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil:
