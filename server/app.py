@@ -54,6 +54,7 @@ from server.observe.metrics.page import Page
 from server.observe.metrics.process import Machine
 from server.observe.metrics.service import Service, Traffic
 from server.observe.recording import Recording, RecordingError
+from server.rpc.delays import DelayError, Delays
 from server.rpc.metadata import EXTENSIONS, Identity
 from server.rpc.service import table
 from server.settings import Settings
@@ -303,7 +304,8 @@ async def _serve_door(
     if settings.log_file:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.reopen)
     load = LoadMeter(engine) if settings.orca_load_metrics else None
-    door = _door(settings, engine, policy, access)
+    delays = _delays()
+    door = _door(settings, engine, policy, access, native_infer=not delays.of_inference)
     identity = Identity(settings.id, metadata.version("inferd"), _extensions(settings))
     forwarder = _forwarder(settings, engine)
     if isinstance(door, NativeDoor) and forwarder is not None:
@@ -314,7 +316,8 @@ async def _serve_door(
     except RecordingError as error:
         raise StartError(str(error)) from error
     rules = Policy(access, load, service.counted, reflected=_is_reflected(settings), forwarder=forwarder)
-    health = install(door, table(engine, identity, logs=logs, traces=recording.control), engine, rules)
+    methods = delays.applied(table(engine, identity, logs=logs, traces=recording.control))
+    health = install(door, methods, engine, rules)
     scrapers = await _serve_metrics(settings, service, recording.exemplars)
     if scrapers is not None:
         stop.at_once(scrapers.remove_file)
@@ -434,7 +437,17 @@ def _is_reflected(settings: Settings) -> bool:
     return every(_is_reflected_at(settings, bind) for bind in settings.binds)
 
 
-def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access) -> Door:
+def _delays() -> Delays:
+    try:
+        delays = Delays.of(os.environ)
+    except DelayError as error:
+        raise StartError(str(error)) from error
+    if delays != Delays():
+        log.warning("environment variables for tests delay calls: %s", delays)
+    return delays
+
+
+def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Access, *, native_infer: bool) -> Door:
     limit = settings.grpc_max_message_size or -1
     if settings.transport == "grpcio":
         return GrpcioDoor(
@@ -445,7 +458,7 @@ def _door(settings: Settings, engine: Engine, policy: ListenPolicy, access: Acce
             connections=_connections(settings),
         )
     door = NativeDoor(
-        engine.infer,
+        engine.infer if native_infer else None,
         access=access,
         max_message_bytes=limit,
         max_decompressed_bytes=settings.grpc_max_decompressed_size,
