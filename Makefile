@@ -146,7 +146,7 @@ gpu: setup
 wheel: setup
 	rm -rf build/wheel dist
 	$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel --quiet repair --strip -w dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" auditwheel repair --strip -w dist build/wheel/*.whl
 	INFERD_ONLY=none $(PY) setup.py -q sdist
 	$(PY) -m pytest -q tests/packaging/test_wheel.py
 
