@@ -39,6 +39,7 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
             "onnxruntime",
             ("capi/onnxruntime_pybind11_state*.so",),
         ),
+        "openvino": Entry("backends.openvino:OpenVinoBackend", "model.xml", "openvino", ("_pyopenvino*.so",)),
         "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }

@@ -11,7 +11,7 @@ from backends.api import BackendError
 
 log = logging.getLogger("inferd.backends")
 
-FLAG_VALUES = {"true": True, "1": True, "false": False, "0": False}
+FLAG_VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class Parameters:
@@ -27,7 +27,7 @@ class Parameters:
         self._where = where
 
     def flag(self, key: str, default: bool) -> bool:
-        """true, false, 1 or 0 in any case.
+        """true, false, yes, no, 1 or 0 in any case.
 
         Raises:
             BackendError: it is something else.

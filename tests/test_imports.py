@@ -44,7 +44,14 @@ RULES = (
         may=("_native", "backends.api", "backends.parameters", "backends.paths"),
         may_not=("grpc", "ssl"),
     ),
-    Rule("backends.*", may=("_native", "backends.api", "backends.parameters"), may_not=TRANSPORT),
+    Rule("backends.agreement", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    # An accelerator of ONNX Runtime is OpenVINO, where the installed build lacks it.
+    Rule(
+        "backends.onnxruntime",
+        may=("_native", "backends.agreement", "backends.api", "backends.openvino", "backends.parameters"),
+        may_not=TRANSPORT,
+    ),
+    Rule("backends.*", may=("_native", "backends.agreement", "backends.api", "backends.parameters"), may_not=TRANSPORT),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.addresses", may_not=(*TRANSPORT, *FRAMEWORKS)),

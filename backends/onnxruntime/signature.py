@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from backends.agreement import check_dims, check_names, check_none_missing
 from backends.api import BackendError, ModelSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check(spec: ModelSpec, session: onnxruntime.InferenceSession) -> None:
     defaults = {node.name: node for node in session.get_overridable_initializers()}
     outputs = {node.name: node for node in session.get_outputs()}
     _check_input_names(spec, inputs, defaults)
-    _check_known(spec, "output", spec.model_outputs, outputs)
+    check_names(spec, "output", spec.model_outputs, outputs)
     for tensor in spec.model_inputs:
         _check_tensor(spec, "input", tensor, inputs.get(tensor.name) or defaults[tensor.name])
     for tensor in spec.model_outputs:
@@ -66,14 +67,9 @@ def _check_input_names(
     inputs: Mapping[str, onnxruntime.NodeArg],
     defaults: Mapping[str, onnxruntime.NodeArg],
 ) -> None:
-    _check_known(spec, "input", spec.model_inputs, {**inputs, **defaults})
-    configured = {tensor.name: tensor for tensor in spec.model_inputs}
-    missing = [name for name in inputs if name not in configured]
-    if missing:
-        raise BackendError(
-            f"unable to load model '{spec.name}', configuration expects {len(configured)} inputs, model provides "
-            f"{len(inputs)}: add {', '.join(missing)}"
-        )
+    check_names(spec, "input", spec.model_inputs, {**inputs, **defaults})
+    configured = {tensor.name for tensor in spec.model_inputs}
+    check_none_missing(spec, inputs, [name for name in inputs if name not in configured])
     for tensor in spec.model_inputs:
         if tensor.name in defaults and not tensor.optional:
             raise BackendError(
@@ -86,17 +82,6 @@ def _check_input_names(
             )
 
 
-def _check_known(
-    spec: ModelSpec, kind: str, tensors: Sequence[TensorSpec], nodes: Mapping[str, onnxruntime.NodeArg]
-) -> None:
-    for tensor in tensors:
-        if tensor.name not in nodes:
-            raise BackendError(
-                f"unexpected inference {kind} '{tensor.name}' for model '{spec.name}', allowed {kind}s are: "
-                f"{', '.join(nodes)}"
-            )
-
-
 def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, node: onnxruntime.NodeArg) -> None:
     datatype = DATATYPES.get(node.type)
     if datatype is None:
@@ -106,32 +91,4 @@ def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, node: onnxrunt
             f"model '{spec.name}': unexpected datatype {tensor.datatype} for {kind} '{tensor.name}', "
             f"expecting {datatype}"
         )
-    _check_dims(spec, tensor, dims_of(node))
-
-
-def _check_dims(spec: ModelSpec, tensor: TensorSpec, model: tuple[int, ...]) -> None:
-    """Dimensions that both fix must be equal; the batch dimension must be variable in the model."""
-    if not model and not spec.max_batch_size:
-        return  # a scalar or of unrecorded rank, which cannot be told apart
-    configured = (-1, *tensor.dims) if spec.max_batch_size else tensor.dims
-    batched = " with the batch dimension that max_batch_size > 0 means" if spec.max_batch_size else ""
-    if len(model) != len(configured):
-        raise BackendError(
-            f"model '{spec.name}', tensor '{tensor.name}': the model expects {len(model)} dimensions "
-            f"(shape {_shape(model)}) but the model configuration specifies {len(configured)} dimensions "
-            f"(shape {_shape(configured)}{batched})"
-        )
-    if spec.max_batch_size and model[0] != -1:
-        raise BackendError(
-            f"model '{spec.name}', tensor '{tensor.name}': model does not support batching while non-zero "
-            f"max_batch_size is specified: its first dimension is {model[0]}, not variable (shape {_shape(model)})"
-        )
-    if any(-1 not in (have, want) and have != want for have, want in zip(model, configured, strict=True)):
-        raise BackendError(
-            f"model '{spec.name}', tensor '{tensor.name}': the model expects shape {_shape(model)} but the model "
-            f"configuration specifies shape {_shape(configured)}{batched}"
-        )
-
-
-def _shape(dims: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, dims))}]"
+    check_dims(spec, tensor, dims_of(node))

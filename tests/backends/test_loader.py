@@ -52,8 +52,8 @@ def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
     with pytest.raises(BackendError) as caught:
         BackendLoader(directory=tmp_path).backend(name)
     assert str(caught.value) == (
-        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, tensorrt, python, nor is it "
-        f"in the backend directory '{tmp_path}'"
+        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, openvino, tensorrt, python, "
+        f"nor is it in the backend directory '{tmp_path}'"
     )
 
 
@@ -74,7 +74,9 @@ class Missing(importlib.abc.MetaPathFinder):
         return
 
 
-@pytest.mark.parametrize(("name", "framework"), [("pytorch", "torch"), ("onnxruntime", "onnxruntime")])
+@pytest.mark.parametrize(
+    ("name", "framework"), [("pytorch", "torch"), ("onnxruntime", "onnxruntime"), ("openvino", "openvino")]
+)
 def test_a_missing_framework_is_named_with_the_command(monkeypatch, name, framework):
     for module in [module for module in sys.modules if module.partition(".")[0] == framework]:
         monkeypatch.delitem(sys.modules, module)
@@ -91,7 +93,7 @@ def test_making_a_backend_imports_no_framework():
     code = (
         "import sys; from backends.loader import BUILTIN, BackendLoader; loader = BackendLoader();"
         "[loader.backend(name) for name in BUILTIN];"
-        "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
+        "print([name for name in ('torch', 'onnxruntime', 'onnx', 'openvino') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""The three backends behind the engine: real requests, batches and views."""
+"""The backends behind the engine: real requests, batches and views."""
 
 import asyncio
 import contextlib
@@ -105,8 +105,11 @@ def sample(datatype, rows, width=2):
     return np.arange(rows * width).astype(NUMPY_TYPES[datatype]).reshape(rows, width)
 
 
-@pytest.mark.parametrize("backend", ["identity", "pytorch", "onnxruntime"])
+@pytest.mark.parametrize("backend", ["identity", "pytorch", "onnxruntime", "openvino"])
 async def test_every_datatype_in_batches(tmp_path, backend):
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+        from tests.backends.openvino_models import same
     for datatype in NUMPY_TYPES:
         words = backend == "pytorch" and datatype == "BYTES"
         version = add_model(tmp_path, f"m_{datatype}", backend, datatype, "[ 1 ]" if words else "[ 2 ]")
@@ -114,6 +117,8 @@ async def test_every_datatype_in_batches(tmp_path, backend):
             save_script(Words() if words else Identity(), version)
         if backend == "onnxruntime":
             (version / "model.onnx").write_bytes(identity_onnx(ELEMENTS[datatype], ("N", 2)))
+        if backend == "openvino":
+            same(version, datatype)
     async with serving(tmp_path) as engine:
         for datatype in NUMPY_TYPES:
             width = 1 if backend == "pytorch" and datatype == "BYTES" else 2

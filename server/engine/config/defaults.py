@@ -13,7 +13,6 @@ from server.pb import model_config_pb2 as pb
 OTHER_FILES = {
     "model.savedmodel": "tensorflow",
     "model.graphdef": "tensorflow",
-    "model.xml": "openvino",
     "model.py": "python",
 }
 OTHER_PLATFORMS = ("tensorflow_savedmodel", "tensorflow_graphdef")

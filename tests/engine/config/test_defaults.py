@@ -61,6 +61,7 @@ def test_a_wrong_pair_is_refused(model_dir: Path, text: str, fragment: str) -> N
     [
         ("1/model.onnx", "", "onnxruntime"),
         ("1/model.pt", "", "pytorch"),
+        ("1/model.xml", "", "openvino"),
         ("1/net.onnx", 'default_model_filename: "net.onnx"', "onnxruntime"),
         ("7/model.pt", "", "pytorch"),
     ],
@@ -78,8 +79,8 @@ def test_the_backend_is_told_by_the_folders_name(tmp_path: Path) -> None:
 
 
 def test_a_model_of_a_backend_that_is_not_served_is_named(model_dir: Path) -> None:
-    (model_dir / "1" / "model.xml").touch()
-    with pytest.raises(ConfigError, match=r"there is model\.xml of openvino, which is not served"):
+    (model_dir / "1" / "model.graphdef").touch()
+    with pytest.raises(ConfigError, match=r"there is model\.graphdef of tensorflow, which is not served"):
         load(model_dir)
 
 

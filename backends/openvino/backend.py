@@ -1,0 +1,96 @@
+"""The OpenVINO backend: one compiled model a version, and an infer request for each of its instances.
+
+Tensors go in without a copy. Outputs whose shapes the model fixes, but for the number of rows, are written to new
+memory that is handed over; others lie in memory that OpenVINO takes when it knows the shape, handed over likewise.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from backends.api import Backend, BackendError, InstanceSpec, Model, ModelSource, Signature
+from backends.openvino.instance import OpenVinoInstance, plan_inputs, plan_outputs
+from backends.openvino.options import MODEL_FILE, Options, failed, read_options, warn_unknown
+from backends.openvino.reading import compile_model, convert_types, make_core, read_model, shape_model
+from backends.openvino.signature import check, describe, ports_of
+
+if TYPE_CHECKING:
+    import openvino
+
+
+class OpenVinoBackend(Backend):
+    """Serves `model.xml` with its `model.bin`; by `default_model_filename` also what else OpenVINO reads."""
+
+    name = "openvino"
+    model_filename = MODEL_FILE
+    _core: openvino.Core | None = None
+    _lock = threading.Lock()
+
+    def inspect(self, source: ModelSource) -> Signature:
+        """Names, datatypes and shapes, as far as the model's file fixes them."""
+        return describe(source.spec.name, *ports_of(read_model(source, self._runtime(), self.model_filename)))
+
+    def load(self, source: ModelSource) -> OpenVinoModel:
+        """Read the model, check the configuration against it, and compile it."""
+        core = self._runtime()
+        return OpenVinoModel(source, read_options(source, self.config, core), core)
+
+    def _runtime(self) -> openvino.Core:
+        with self._lock:
+            if self._core is None:
+                self._core = make_core()
+                warn_unknown(self.config, self._core)
+            return self._core
+
+
+class OpenVinoModel(Model):
+    """One compiled version.
+
+    Args:
+        source: the model.
+        options: how it is compiled and run.
+        core: the runtime.
+        usual: the name of the model's file where the configuration has none.
+    """
+
+    def __init__(self, source: ModelSource, options: Options, core: openvino.Core, usual: str = MODEL_FILE) -> None:
+        spec = source.spec
+        for instance in spec.instances:
+            if instance.kind not in ("CPU", "AUTO"):
+                raise BackendError(
+                    f"unable to load model '{spec.name}': instance '{instance.name}' is of KIND_{instance.kind}, but "
+                    "OpenVINO's instances are of KIND_CPU; the parameter TARGET_DEVICE names a GPU or NPU of Intel's"
+                )
+        if options.extension:
+            core = make_core()  # what is added to a runtime is there for all of its models
+            try:
+                core.add_extension(options.extension)
+            except RuntimeError as error:
+                raise failed(spec, f"the extension '{options.extension}'", error) from error
+        model = read_model(source, core, usual)
+        inputs, outputs = ports_of(model)
+        check(spec, inputs, outputs, reshape=options.reshape)
+        self._rows = shape_model(model, spec, inputs, outputs, options)
+        model = convert_types(model, spec, inputs, outputs)
+        self._batches = bool(spec.max_batch_size)
+        self._padding = options.padding
+        self._inputs = plan_inputs(spec, inputs)
+        self._outputs = plan_outputs(model, spec, inputs, outputs)
+        self._compiled: openvino.CompiledModel | None = compile_model(model, spec, core, options)
+
+    def create_instance(self, spec: InstanceSpec) -> OpenVinoInstance:  # noqa: ARG002 (all are alike)
+        """An instance with an infer request of its own."""
+        assert self._compiled is not None
+        return OpenVinoInstance(
+            self._compiled,
+            self._inputs,
+            self._outputs,
+            batches=self._batches,
+            rows=self._rows,
+            padding=self._padding,
+        )
+
+    def close(self) -> None:
+        """See Model."""
+        self._compiled = None

@@ -1,0 +1,276 @@
+"""Instances: an infer request each, fed where the batch's tensors lie, and writing where the answers are sent from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from backends.api import BackendError, Instance, ModelSpec, RequestError
+from backends.openvino.options import PADDING, reason
+from backends.openvino.signature import Port, by_name
+
+if TYPE_CHECKING:
+    import openvino
+
+    from _native.execution.batch import Batch
+    from _native.execution.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An input of the compiled model."""
+
+    index: int
+    name: str
+    datatype: str
+    scalar: bool  # configured as [1], because a configuration cannot say "no dimensions"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An output of the compiled model.
+
+    Attributes:
+        index: among the model's outputs; -1: it is the input of the name `like`, handed on.
+        like: where it is the same tensor as another output that stands before it: that one's name.
+        shape: without the first dimension where the batch is that, None where the data decide it.
+    """
+
+    index: int
+    name: str
+    datatype: str
+    scalar: bool
+    shape: tuple[int, ...] | None = None
+    like: str = ""
+
+
+def plan_inputs(spec: ModelSpec, ports: Sequence[Port]) -> tuple[Given, ...]:
+    """The configured inputs, as they are fed."""
+    known = by_name(ports)
+    return tuple(
+        Given(known[tensor.name].index, tensor.name, tensor.datatype, known[tensor.name].shape == ())
+        for tensor in spec.model_inputs
+    )
+
+
+def plan_outputs(
+    model: openvino.Model, spec: ModelSpec, inputs: Sequence[Port], outputs: Sequence[Port]
+) -> tuple[Made, ...]:
+    """The configured outputs, as they are taken.
+
+    OpenVINO keeps one tensor for what is one tensor in the model: for two outputs that one operator gives, and for an
+    output that is an input. Only one of them can be told where to lie.
+    """
+    names = {port.index: tensor.name for tensor in spec.model_inputs for port in [by_name(inputs)[tensor.name]]}
+    known = by_name(outputs)
+    seen: dict[tuple[str, int], str] = {}
+    found = []
+    for tensor in spec.model_outputs:
+        port = known[tensor.name]
+        result = model.outputs[port.index]
+        origin = result.get_node().input_value(0)
+        scalar = port.shape == ()
+        key = (origin.get_node().get_name(), origin.get_index())
+        if origin.get_node().get_type_name() == "Parameter":
+            like = names[model.get_parameter_index(origin.get_node())]
+            found.append(Made(-1, tensor.name, tensor.datatype, scalar, like=like))
+        elif key in seen:
+            found.append(Made(port.index, tensor.name, tensor.datatype, scalar, like=seen[key]))
+        else:
+            seen[key] = tensor.name
+            shape = _fixed(result, bool(spec.max_batch_size))
+            found.append(Made(port.index, tensor.name, tensor.datatype, scalar, shape))
+    return tuple(found)
+
+
+def _fixed(result: openvino.Output, batches: bool) -> tuple[int, ...] | None:
+    partial = result.get_partial_shape()
+    if partial.rank.is_dynamic or (batches and not len(partial)):
+        return None
+    dims = list(partial)[1:] if batches else list(partial)
+    return None if any(dim.is_dynamic for dim in dims) else tuple(dim.get_length() for dim in dims)
+
+
+class OpenVinoInstance(Instance):
+    """Runs an infer request of its own.
+
+    Args:
+        compiled: the model, which instances share.
+        inputs: of the model, in any order.
+        outputs: likewise; each tensor of the model once.
+        batches: the model has a batch dimension.
+        rows: that every batch must have; 0: any number.
+        padding: smaller batches are filled up.
+    """
+
+    stoppable = True
+    writes_inputs = False
+
+    def __init__(
+        self,
+        compiled: openvino.CompiledModel,
+        inputs: Sequence[Given],
+        outputs: Sequence[Made],
+        *,
+        batches: bool,
+        rows: int,
+        padding: bool,
+    ) -> None:
+        import openvino
+
+        self._openvino = openvino
+        self._request = compiled.create_infer_request()
+        self._states = self._request.query_state()
+        self._inputs = inputs
+        self._outputs = outputs
+        self._batches = batches
+        self._rows = rows
+        self._padding = padding
+        self._stopped = False
+        self._elements = {made.index: compiled.outputs[made.index].get_element_type() for made in outputs}
+
+    def execute(self, batch: Batch) -> None:
+        """Run the request once for the whole batch."""
+        import numpy as np
+
+        rows = batch.rows
+        short = self._rows and self._rows != rows
+        if short and not self._padding:
+            raise RequestError(
+                f"expected requests with batch size '{self._rows}', got '{rows}': this error can be avoided by setting "
+                f"'{PADDING}' parameter in model configuration to 'YES' at a performance cost"
+            )
+        fed: dict[str, Any] = {}
+        try:
+            for given in self._inputs:
+                array = _array(given, batch.input(given.name))
+                fed[given.name] = array
+                if short:
+                    array = np.concatenate([array, np.zeros((self._rows - rows, *array.shape[1:]), array.dtype)])
+                self._request.set_input_tensor(given.index, self._tensor(array, given.datatype))
+            made = {}
+            for output in self._outputs:
+                if not output.like:
+                    made[output.name] = self._place(batch, output, self._rows or rows)
+            for state in self._states:  # of the batch before, which was of others
+                state.reset()
+            self._run()
+        except RuntimeError as error:
+            raise BackendError(f"openvino error: {reason(error)}") from error
+        for output in self._outputs:
+            if batch.wants(output.name):
+                whole = fed[output.like].copy() if output.index < 0 else self._result(made, output)
+                _hand_over(batch, output, whole[:rows] if short else whole)
+
+    def _run(self) -> None:
+        """Never by `infer()`: with a single thread that cannot be cancelled, and an error of the model is swallowed, so
+        that the results of the run before would be sent."""
+        self._request.start_async()
+        if self._stopped:  # since before there was a run that `stop` could cancel
+            self._request.cancel()
+        self._request.wait()
+
+    def _tensor(self, array: Any, datatype: str) -> openvino.Tensor:
+        """A tensor over the array's memory, which must be there until the run is over; of strings a copy."""
+        if datatype == "BYTES":
+            return self._openvino.Tensor(array)
+        if not array.flags.writeable:  # nothing writes to inputs, but only what could be written to is taken
+            array = _as_writable(array)
+        if datatype == "BF16":
+            return self._openvino.Tensor(array.view("u2"), list(array.shape), self._openvino.Type.bf16)
+        return self._openvino.Tensor(array, shared_memory=True)
+
+    def _place(self, batch: Batch, output: Made, rows: int) -> Any:
+        """Where an output is to lie: memory of its own, or where the client wants it. Never where the last one lies.
+
+        Returns:
+            An array, or a tensor that takes its memory when the shape is known.
+        """
+        import numpy as np
+
+        element = self._elements[output.index]
+        if output.datatype == "BYTES":
+            return None
+        if output.shape is None:
+            partial = 0 if output.scalar else 1
+            tensor = self._openvino.Tensor(element, [0] * max(partial, self._rank(output)))
+            self._request.set_output_tensor(output.index, tensor)
+            return tensor
+        shape = (rows, *output.shape) if self._batches else output.shape
+        place = batch.place(output.name) if batch.placed and not output.scalar and not self._padding else None
+        dtype = np.dtype("u2") if output.datatype == "BF16" else element.to_dtype()
+        array = np.empty(shape, dtype) if place is None else place.numpy().view(dtype)
+        if array.shape != shape:
+            array = np.empty(shape, dtype)
+        self._request.set_output_tensor(output.index, self._openvino.Tensor(array, list(shape), element))
+        return array
+
+    def _rank(self, output: Made) -> int:
+        return len(self._request.model_outputs[output.index].get_partial_shape())
+
+    def _result(self, made: dict[str, Any], output: Made) -> Any:
+        name = output.like or output.name
+        if output.datatype == "BYTES":
+            return self._request.get_output_tensor(output.index).bytes_data
+        found = made[name]
+        return found.data if isinstance(found, self._openvino.Tensor) else found
+
+    def stop(self) -> None:
+        """End the run before its next operator."""
+        self._stopped = True
+        self._request.cancel()
+
+    def resume(self) -> None:
+        """See Instance."""
+        self._stopped = False
+
+
+def _array(given: Given, view: View | None) -> Any:
+    """What an input is in numpy.
+
+    Raises:
+        BackendError: it is an element of a string tensor that OpenVINO would cut.
+    """
+    assert view is not None  # no input is optional
+    if given.datatype != "BYTES":
+        array = view.numpy()
+        return array.reshape(()) if given.scalar else array
+    import numpy as np
+
+    strings = view.strings()
+    if any(text.endswith(b"\0") for text in strings):
+        raise RequestError(f"input '{given.name}' has an element with a zero byte at its end, which would get lost")
+    array = np.array(strings, dtype=np.bytes_) if strings else np.empty(0, "S1")
+    return array.reshape(() if given.scalar else view.shape)
+
+
+def _hand_over(batch: Batch, output: Made, array: Any) -> None:
+    if output.scalar:
+        array = array.reshape(1)
+    if output.datatype == "BYTES":
+        batch.set_bytes_output(output.name, array.reshape(-1).tolist(), array.shape)
+    elif output.datatype == "BF16":
+        batch.set_output(output.name, array.view("u2"))
+    else:
+        batch.set_output(output.name, array)
+
+
+def _as_writable(array: Any) -> Any:
+    """The same memory, which the array it was made from keeps, as what may be written to."""
+    import numpy as np
+
+    if not prod(array.shape):
+        return array.copy()
+    return np.asarray(_Lent(array))
+
+
+class _Lent:
+    """Lends numpy the memory of an array; BF16 as UINT16, which is what numpy can name."""
+
+    def __init__(self, array: Any) -> None:
+        if array.dtype.name == "bfloat16":
+            array = array.view("u2")
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
