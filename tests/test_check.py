@@ -64,10 +64,11 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str]] = {
         {
             **GOOD,
             "config.pbtxt": config(
-                more='optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
+                more='optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" '
+                'parameters { key: "device_type" value: "GPU" } } } }'
             ),
         },
-        r"needs OpenVINOExecutionProvider",
+        r"needs OpenVINOExecutionProvider|parameter 'device_type' is 'GPU', expected CPU",
     ),
     "plan": ({"config.pbtxt": config("tensorrt"), "1/model.plan": b"x"}, r"needs a GPU"),
     "other_name": ({"config.pbtxt.txt": config(), "1/model.onnx": ONNX}, r"Its name must be config.pbtxt"),

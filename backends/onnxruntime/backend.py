@@ -19,18 +19,21 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.api import Backend, BackendError, Instance, InstanceSpec, Model, ModelSource, Signature, TensorSpec
-from backends.onnxruntime import options
+from backends.onnxruntime import accelerated, options
 from backends.onnxruntime.gpu import OnnxGpuInstance
 from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
 from backends.onnxruntime.session import MODEL_FILE, fixed_outputs, open_session
 from backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
+from backends.openvino.reading import make_core
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
     import onnxruntime
+    import openvino
 
     from _native.execution.batch import Batch
     from _native.execution.view import View
+    from backends.openvino.backend import OpenVinoModel
 
 
 class OnnxRuntimeBackend(Backend):
@@ -40,6 +43,8 @@ class OnnxRuntimeBackend(Backend):
     model_filename = MODEL_FILE
     gpu_accelerators = GPU_ACCELERATORS
     cpu_accelerators = CPU_ACCELERATORS
+    _openvino: openvino.Core | None = None
+    _lock = threading.Lock()
 
     def inspect(self, source: ModelSource) -> Signature:
         """Names, datatypes and shapes, as far as the model file fixes them.
@@ -64,11 +69,20 @@ class OnnxRuntimeBackend(Backend):
         config = self._config_parameters()
         session = open_session(source, options.for_inspection(config))
         check(spec, session)
+        on_cpu = any(instance.kind != "GPU" for instance in spec.instances)
         model = OnnxModel(source, session, config)
         del session
-        if any(instance.kind != "GPU" for instance in spec.instances):
+        if on_cpu and spec.cpu_accelerators and accelerated.is_needed():
+            model.accelerated = accelerated.accelerate(source, self._openvino_runtime(), MODEL_FILE)
+        elif on_cpu:
             assert model.session is not None  # what is wrong with it is told before there are instances
         return model
+
+    def _openvino_runtime(self) -> openvino.Core:
+        with self._lock:
+            if self._openvino is None:
+                self._openvino = make_core()
+            return self._openvino
 
     def _config_parameters(self) -> Parameters:
         return Parameters(self.config, f"backend '{self.name}'")
@@ -107,6 +121,7 @@ class OnnxModel(Model):
             if tensor.name in scalar and tensor.dims == (1,) and not self.spec.max_batch_size
         )
         self.placeable = self._placeable(session)
+        self.accelerated: OpenVinoModel | None = None  # what executes it on the CPU instead
         self._session: onnxruntime.InferenceSession | None = None
         self._lock = threading.Lock()  # instances are made on threads of their own, at the same time
 
@@ -132,6 +147,11 @@ class OnnxModel(Model):
             return frozenset()
         return fixed_outputs(session, self.spec)
 
+    def close(self) -> None:
+        """See Model."""
+        if self.accelerated is not None:
+            self.accelerated.close()
+
     def create_instance(self, spec: InstanceSpec) -> Instance:
         """An instance that runs the shared session; on a GPU, one with a session of its own."""
         if spec.kind == "GPU":
@@ -140,6 +160,8 @@ class OnnxModel(Model):
             raise BackendError(
                 f"instance '{spec.name}' is of KIND_{spec.kind}; this backend serves KIND_CPU and KIND_GPU"
             )
+        if self.accelerated is not None:
+            return self.accelerated.create_instance(spec)
         tensors = (*self.spec.model_inputs, *self.spec.model_outputs)
         if any(tensor.datatype == "BF16" for tensor in tensors):
             return BoundInstance(self)

@@ -127,6 +127,7 @@ def _require(who: str, names: Iterable[str]) -> None:
             raise BackendError(
                 f"{who} needs {name}, which the installed ONNX Runtime {onnxruntime.__version__} is built without (it "
                 f"has {', '.join(present)}): install {BUILDS[name]} in place of onnxruntime"
+                f"{', or openvino beside it' if name == OPENVINO else ''}"
             )
 
 

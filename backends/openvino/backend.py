@@ -33,6 +33,12 @@ class OpenVinoBackend(Backend):
 
     def load(self, source: ModelSource) -> OpenVinoModel:
         """Read the model, check the configuration against it, and compile it."""
+        for instance in source.spec.instances:
+            if instance.kind not in ("CPU", "AUTO"):
+                raise BackendError(
+                    f"unable to load model '{source.spec.name}': instance '{instance.name}' is of "
+                    f"KIND_{instance.kind}, but OpenVINO's are of KIND_CPU; the parameter TARGET_DEVICE names a GPU or NPU of Intel's"
+                )
         core = self._runtime()
         return OpenVinoModel(source, read_options(source, self.config, core), core)
 
@@ -56,12 +62,6 @@ class OpenVinoModel(Model):
 
     def __init__(self, source: ModelSource, options: Options, core: openvino.Core, usual: str = MODEL_FILE) -> None:
         spec = source.spec
-        for instance in spec.instances:
-            if instance.kind not in ("CPU", "AUTO"):
-                raise BackendError(
-                    f"unable to load model '{spec.name}': instance '{instance.name}' is of KIND_{instance.kind}, but "
-                    "OpenVINO's instances are of KIND_CPU; the parameter TARGET_DEVICE names a GPU or NPU of Intel's"
-                )
         if options.extension:
             core = make_core()  # what is added to a runtime is there for all of its models
             try:

@@ -4,6 +4,7 @@ Sessions are real ones on the CPU; a GPU's memory is the host's, and `FakeGpuSes
 """
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -141,7 +142,8 @@ def test_a_build_without_a_provider_is_told_apart(accelerator, missing):
     assert text.endswith("install onnxruntime-gpu in place of onnxruntime")
 
 
-def test_a_build_without_openvino_fails_the_load(folder):
+def test_a_build_without_openvino_fails_the_load(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
     openvino = (AcceleratorSpec("openvino"),)
     on_cpu = (InstanceSpec("m_0"),)
     with pytest.raises(

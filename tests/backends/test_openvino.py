@@ -165,7 +165,7 @@ def test_a_configuration_that_contradicts_the_file(backend, tmp_path, inputs, ou
 
 def test_instances_on_gpus_of_another_maker_are_refused(backend, tmp_path):
     described = source(relu(tmp_path), [X], [Y], max_batch_size=8, instances=(InstanceSpec("m_0", "GPU"),))
-    assert "instance 'm_0' is of KIND_GPU, but OpenVINO's instances are of KIND_CPU; the parameter TARGET_DEVICE" in (
+    assert "instance 'm_0' is of KIND_GPU, but OpenVINO's are of KIND_CPU; the parameter TARGET_DEVICE" in (
         refusal(backend, described)
     )
 
