@@ -18,8 +18,25 @@ if TYPE_CHECKING:
     from .sender import InferenceResponseSender
 
 
+class BlockingCall(Call):
+    """A call whose thread waits for its one response."""
+
+    __slots__ = ("_response",)
+
+    blocking = True
+
+    def deliver(self, response: InferenceResponse, final: bool) -> None:  # noqa: ARG002 (it is the one)
+        self._response = response
+        self.finish()
+
+    def wait(self, channel: Channel) -> InferenceResponse:
+        """The response, once it is there."""
+        channel.wait(self)
+        return self._response
+
+
 class OpenCall(Call):
-    """One call under way, as the model waits for it."""
+    """A call under way whose responses are waited for one by one, by a thread or by coroutines."""
 
     __slots__ = ("_arrived", "_channel", "_future", "_loop")
 
@@ -42,13 +59,9 @@ class OpenCall(Call):
 
     # -- one response
 
-    def wait(self) -> InferenceResponse:
-        """The response, once it is there."""
-        self._channel.wait(self)
-        return self._arrived.popleft()
-
     def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """A future of the response, or of the next one."""
+        self._channel.expect()
         self._loop = loop
         self._future = loop.create_future()
         self._future.add_done_callback(self._given_up)
@@ -170,14 +183,16 @@ class ResponseIterator:
         self._call.cancel()
 
 
-def exchange(request: Request) -> InferenceResponse:
+def infer(request: Request) -> InferenceResponse:
     """Send a request to another model and wait for its response.
 
     Raises:
         TritonModelException: called while the model is initialized or finalized.
     """
-    response = _runtime().channel.exchange(request, PARENT.get())
-    return start(request, False).wait() if response is None else response
+    channel = _runtime().channel
+    call = BlockingCall(request.model_name(), False)
+    channel.call(request, call, PARENT.get())
+    return call.wait(channel)
 
 
 def start(request: Request, decoupled: bool) -> OpenCall:
@@ -197,7 +212,6 @@ def start_async(request: Request, decoupled: bool) -> asyncio.Future[Any]:
 
     loop = asyncio.get_running_loop()
     call = _new_call(request, decoupled)
-    call._channel.expect()
     if not decoupled:
         future = call.future(loop)  # before the response can come
         call._channel.call(request, call, PARENT.get())
@@ -231,7 +245,7 @@ class InferenceRequest(Request):
         Raises:
             TritonModelException: called while the model is initialized or finalized.
         """
-        return ResponseIterator(start(self, True)) if decoupled else exchange(self)
+        return ResponseIterator(start(self, True)) if decoupled else infer(self)
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send it; await the response, or with `decoupled` an iterator over the responses, `for` or `async for`.

@@ -58,9 +58,12 @@ class Call(Waiter):
         decoupled: more than one response may come.
         large: its request does not fit into a packet.
         final: the last response has been delivered.
+        blocking: who makes it does nothing before its one response is there.
     """
 
     __slots__ = ("decoupled", "final", "large", "model", "number")
+
+    blocking = False
 
     def __init__(self, model: str, decoupled: bool) -> None:
         super().__init__()
@@ -115,13 +118,6 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse | None:
-        """Send a request to another model and wait for its one response, which may be an error.
-
-        The short way for a thread that finds nobody else waiting for responses. None: it does, and nothing was sent.
-        """
-
-    @abc.abstractmethod
     def cancel(self, call: Call) -> None:
         """Tell the server that nobody waits for a call any more."""
 
@@ -134,7 +130,7 @@ class Channel(abc.ABC):
         """Wait until a response of the call has come."""
 
     def expect(self) -> None:
-        """Responses are coming that no thread waits for."""
+        """Responses are coming, or will, that no thread waits for."""
         return
 
     @abc.abstractmethod

@@ -195,24 +195,6 @@ class Connection(Channel):
     # -----------------------------------------------------------------------------------------------------------------
     # Calls to other models
 
-    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse | None:
-        responses = self._responses
-        if not responses.begin():
-            return None
-        try:
-            number = self._link.next_id()
-            try:
-                self._send_call(request, number, 0, parent)
-            except TritonModelException as error:
-                return InferenceResponse(error=TritonError(str(error)))
-            while True:
-                packet = responses.next()
-                if packet.id == number:
-                    return self._response_of(packet, request._model_name)
-                self._call_answered(packet)
-        finally:
-            responses.end()
-
     def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
         call.number = self._link.next_id()
         self._calls[call.number] = call
@@ -248,12 +230,10 @@ class Connection(Channel):
 
     def _call_answered(self, packet: Packet) -> None:
         final = bool(packet.flags & p.FINAL)
-        call = self._calls.get(packet.id)
+        call = self._calls.pop(packet.id, None) if final else self._calls.get(packet.id)
         if call is None:
             self._record(packet)  # nobody's: its memory goes back
             return
-        if final:
-            del self._calls[packet.id]
         call.deliver(self._response_of(packet, call.model), final)
 
     def _response_of(self, packet: Packet, model: str) -> InferenceResponse:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .calls import ResponseIterator, exchange, start
+from .calls import ResponseIterator, infer, start
 from .channel import Call, Channel
 from .errors import TritonError, TritonModelException
 from .response import InferenceResponse
@@ -90,11 +90,8 @@ class Forks:
 
     # -- what forks ask
 
-    def _exchange(self, request: Request) -> InferenceResponse:
-        return exchange(request)
-
-    def _collect(self, request: Request) -> list[InferenceResponse]:
-        return list(ResponseIterator(start(request, True)))
+    def _call(self, request: Request, decoupled: bool) -> list[InferenceResponse]:
+        return list(ResponseIterator(start(request, True))) if decoupled else [infer(request)]
 
     def _ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         return self._runtime.channel.ask(question, arguments)
@@ -153,20 +150,16 @@ class Parent(Channel):
     def is_cancelled(self, key: int) -> bool:
         return self._channel.is_cancelled(key)
 
-    def exchange(self, request: Request, parent: tuple[int, str]) -> InferenceResponse:
-        response: InferenceResponse = self._do("exchange", parent, request)
-        return response
-
     def call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
-        # A decoupled model's responses come together.
-        threading.Thread(target=self._call, args=(request, call, parent), daemon=True).start()
+        if call.blocking:
+            self._call(request, call, parent)
+        else:
+            threading.Thread(target=self._call, args=(request, call, parent), daemon=True).start()
 
     def _call(self, request: Request, call: Call, parent: tuple[int, str]) -> None:
+        # A decoupled model's responses come together.
         try:
-            if call.decoupled:
-                responses = self._do("collect", parent, request)
-            else:
-                responses = [self._do("exchange", parent, request)]
+            responses = self._do("call", parent, request, call.decoupled)
         except Exception as error:
             responses = [InferenceResponse(error=TritonError(str(error)))]
         for index, response in enumerate(responses):

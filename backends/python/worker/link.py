@@ -161,7 +161,7 @@ class Reader:
 
     def wait(self, waiter: Waiter) -> None:
         """Wait until the waiter is done."""
-        if not waiter.done and self.begin():
+        if not waiter.done and self._begin():
             self._read_until(waiter)
         if not waiter.done:
             self._wait_for_others(waiter)
@@ -172,36 +172,31 @@ class Reader:
         self._waiters.add(waiter)  # before the lock is tried: who lets go of it looks here for a successor
         try:
             while not waiter.done:
-                if self.begin():
+                if self._begin():
                     self._read_until(waiter)
                 else:
                     waiter.sleep()
         finally:
             self._waiters.discard(waiter)
 
+    def _begin(self) -> bool:
+        """Become the one who reads; False: somebody else is."""
+        return self._thread is None and self._reading.acquire(blocking=False)
+
     def _read_until(self, waiter: Waiter) -> None:
         try:
             while not waiter.done and self._thread is None:
-                self._dispatch(self.next())
+                self._dispatch(self._link.receive(self._socket, self._buffer))
         finally:
-            self.end(waiter)
+            self._reading.release()
+            if self._waiters:
+                self._wake_another(waiter)
 
-    def begin(self) -> bool:
-        """Become the one who reads; False: somebody else is. Who is hands on what he does not take for himself."""
-        return self._thread is None and self._reading.acquire(blocking=False)
-
-    def next(self) -> Packet:
-        """The next packet, for the one who reads."""
-        return self._link.receive(self._socket, self._buffer)
-
-    def end(self, waiter: Waiter | None = None) -> None:
-        """Let another one read who waits; not `waiter`."""
-        self._reading.release()
-        if self._waiters:
-            for other in list(self._waiters):
-                if not other.done and other is not waiter:
-                    other.wake()
-                    break
+    def _wake_another(self, waiter: Waiter) -> None:
+        for other in list(self._waiters):
+            if not other.done and other is not waiter:
+                other.wake()
+                return
 
     def read_always(self) -> None:
         """Have a thread read, from now on."""
@@ -215,7 +210,7 @@ class Reader:
         # A waiter that reads at this moment goes on until its next packet, and then leaves the socket to this thread.
         self._reading.acquire()
         while True:
-            self._dispatch(self.next())
+            self._dispatch(self._link.receive(self._socket, self._buffer))
 
 
 class Grants:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from backends.python.worker import protocol as p
 from server.pb import grpc_service_pb2 as pb
@@ -296,12 +297,14 @@ def test_a_decoupled_call_to_a_model_that_answers_once(tmp_path: Path) -> None:
         assert peer.done()[0].outputs["OUT"].tolist() == [1]
 
 
-def test_coroutines_iterate_over_decoupled_calls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["await ask(1).async_exec(decoupled=True)", "ask(1).exec(decoupled=True)"])
+def test_coroutines_iterate_over_decoupled_calls(tmp_path: Path, begun: str) -> None:
+    """However the call was made, somebody reads what the coroutine waits for."""
     source = f"""{HEAD}
     class TritonPythonModel:
         async def execute(self, requests):
             sender = requests[0].get_response_sender()
-            responses = await ask(1).async_exec(decoupled=True)
+            responses = {begun}
             async for response in responses:
                 if response.output_tensors():
                     sender.send(out(result(response)))
