@@ -43,6 +43,7 @@ NGHTTP2_USERS = {
     "_native.transport.receipt",
     "_native.caching.store",
     "_native.transport.stream",
+    "_native.transport.trim",
     "_native.transport.unary",
     "_native.service.submission",
     "bench.driver.connection",

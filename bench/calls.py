@@ -101,7 +101,13 @@ class Rig:
         self.table = ModelTable()
         self.bridge = BridgeHandle()
         self.service = InferService(self.table, self.bridge)
-        self.endpoint = Endpoint(lambda call: call.reset(), max_held=1 << 30)
+        self.endpoint = Endpoint(
+            lambda call: call.reset(),
+            max_held=1 << 30,
+            receive_timeout=30.0,
+            send_timeout=30.0,
+            timers=self.bridge.timers,
+        )
         self.service.install(self.endpoint)
         if load.watched is not None:
             self.watch(load.watched)
@@ -112,7 +118,7 @@ class Rig:
         self.thread.start()
         self.use = ClientUse("127.0.0.1", max_calls=1000, max_bytes=1 << 30)
         self.connection = Connection(self.endpoint, "ipv4:127.0.0.1:40000", use=self.use)
-        self.connection.flush = lambda: None
+        self.connection.flush = self.connection.collect_output
         self.requests = requests(messages.identity(64, load.spec.name).request)
         self.buffer = memoryview(self.endpoint.receive_buffer()).cast("B")
 
@@ -135,7 +141,6 @@ class Rig:
                 raise RuntimeError("an answer is missing")
             self.bridge.drain()
         self.endpoint.flush_dirty()
-        self.connection.collect_output()
         return b"".join(bytes(piece) for piece in self.connection.take_ready())
 
     def close(self) -> None:

@@ -24,5 +24,7 @@ cdef int64_t host_trim() noexcept nogil
 # To be called about once a second, by any thread but one that must not wait: return to the system what was free at the
 # last few calls and all the time between; the number of bytes. Blocks in the lists of threads stay.
 cdef int64_t host_cool() noexcept nogil
+# Whether nothing was given back or taken since the last `host_cool`, but by threads from their own.
+cdef bint host_is_still() noexcept nogil
 # Keep at most so many free bytes.
 cdef void host_keep(int64_t size) noexcept nogil

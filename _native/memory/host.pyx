@@ -562,6 +562,21 @@ cdef int64_t host_cool() noexcept nogil:
     return dropped
 
 
+cdef bint host_is_still() noexcept nogil:
+    cdef bint still
+    cdef int index
+    spin_lock(&aside_guard)
+    still = aside == NULL
+    spin_unlock(&aside_guard)
+    for index in range(CLASSES):
+        if not still:
+            return False
+        spin_lock(&pool[index].guard)
+        still = pool[index].count == pool[index].least
+        spin_unlock(&pool[index].guard)
+    return still
+
+
 cdef int64_t cool_heap() noexcept nogil:
     # What the C library has free lies in pages that it keeps: those of connections that have left, of small blocks. To
     # give them back takes its locks, so that is done when they were free for some time, and many.

@@ -15,6 +15,7 @@ from _native.atomic cimport fetch_add32, fetch_add64, load32, load64
 from _native.memory.host cimport (
     host_blocks,
     host_cool,
+    host_is_still,
     host_count,
     host_free,
     host_give,
@@ -274,6 +275,11 @@ def cool() -> int:
     with nogil:
         dropped = host_cool()
     return dropped
+
+
+def is_still() -> bool:
+    """Whether nothing was given to the pool or taken from it since the last `cool`."""
+    return host_is_still()
 
 
 def keep_at_most(size: int) -> None:

@@ -1,11 +1,11 @@
-# The way to the event loop from every other thread, and the timers of the loop.
+# The way to the event loop from every other thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.request.errand cimport Errand
 from _native.request.request cimport Request, Response
-from _native.request.timers cimport Timer, Timers
 from _native.threads cimport Mutex
+from _native.timers cimport Timers, TimersHandle
 
 cdef struct Inlet:
     # a descriptor that the loop reads for somebody
@@ -26,9 +26,7 @@ cdef struct Bridge:
     int poll_fd              # readable when that has been told or an inlet is readable
     Mutex reading            # held while inlets are read
     # Used on the loop thread only:
-    Timers timers
-    int timer_fd             # readable when the earliest timer may be due
-    int64_t armed_ns         # what the timer is set to; 0: nothing
+    Timers *timers           # of the loop
     uint32_t in_house        # requests admitted and not yet freed
     void (*after)(void *context) noexcept nogil     # called when a round of deliveries is done
     void *after_context
@@ -47,9 +45,6 @@ cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil
 cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil
 # From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
 cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
-# On the loop: have timer.fire called on the loop at `due_ns`, and no more at the time set before. False: no memory.
-cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil
-cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil
 # On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
 # lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
@@ -60,6 +55,7 @@ cdef void bridge_abandon(Request *request) noexcept nogil
 cdef class BridgeHandle:
     # owns a Bridge for Python
     cdef Bridge bridge
+    cdef readonly TimersHandle timers    # of the loop
     cdef list refused        # (status, details) of requests that no instance has seen
     cdef int64_t more_refused
     cdef readonly dict refusal_counts    # of requests that no instance has seen, by reason of the error or status

@@ -12,9 +12,10 @@ Whoever wants to free a request must own it: the loop owns it before it is queue
 and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
 """
 
+cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint64_t
-from posix.unistd cimport close, read, write
+from posix.unistd cimport close, write
 
 from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
@@ -33,32 +34,19 @@ from _native.request.request cimport (
     response_move,
 )
 from _native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
-from _native.request.timers cimport (
-    Timer,
-    timers_clear,
-    timers_due,
-    timers_free,
-    timers_have_room,
-    timers_set,
-)
 from _native.scheduling.lane cimport Lane
 from _native.scheduling.order cimport Order, Turn, order_hold, order_is_due, order_leave, order_next
 from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
+from _native.timers cimport Timer, TimersHandle, timers_clear, timers_set
 
 cdef extern from *:
     """
     #include <stdint.h>
     #include <sys/epoll.h>
     #include <sys/eventfd.h>
-    #include <sys/timerfd.h>
     static inline int inferd_eventfd(void) { return eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }
-    static inline int inferd_timerfd(void) { return timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC); }
-    static inline void inferd_timer_set(int fd, int64_t ns) {
-        struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
-        timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
-    }
     static inline int inferd_epoll_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
     static inline int inferd_epoll(int poll_fd, int operation, int fd, void *what, int once) {
         struct epoll_event e = {.events = EPOLLIN | (once ? (uint32_t)EPOLLET : 0u), .data = {.ptr = what}};
@@ -85,8 +73,6 @@ cdef extern from *:
     void epoll_remove "inferd_epoll_remove"(int poll_fd, int fd) nogil
     int epoll_ready "inferd_epoll_ready"(int poll_fd, void **ready, int room) nogil
     int make_eventfd "inferd_eventfd"() nogil
-    int make_timerfd "inferd_timerfd"() nogil
-    void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
 
 
 cdef enum:
@@ -95,42 +81,7 @@ cdef enum:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Timers
-
-cdef void arm(Bridge *bridge) noexcept nogil:
-    # set the timer when the earliest is before what it is set to; a timer that fires early does no harm
-    cdef int64_t earliest
-    if bridge.timers.count == 0:
-        return
-    earliest = bridge.timers.heap[1].due_ns
-    if bridge.armed_ns == 0 or earliest < bridge.armed_ns:
-        bridge.armed_ns = earliest
-        timer_set(bridge.timer_fd, earliest)
-
-
-cdef bint bridge_set_timer(Bridge *bridge, Timer *timer, int64_t due_ns) noexcept nogil:
-    if timer.slot == 0 and not timers_have_room(&bridge.timers):
-        return False
-    timers_set(&bridge.timers, timer, due_ns)
-    arm(bridge)
-    return True
-
-
-cdef void bridge_clear_timer(Bridge *bridge, Timer *timer) noexcept nogil:
-    timers_clear(&bridge.timers, timer)
-
-
-cdef void fire_all(Bridge *bridge) noexcept nogil:
-    cdef int64_t now = now_ns()
-    cdef Timer *timer
-    bridge.armed_ns = 0
-    timer = timers_due(&bridge.timers, now)
-    while timer != NULL:
-        timer.fire(timer, now)
-        timer = timers_due(&bridge.timers, now)
-    arm(bridge)
-    after_round(bridge)
-
+# Deadlines
 
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
     cdef int64_t due = request.expires_ns
@@ -138,7 +89,7 @@ cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil:
         due = request.deadline_ns
     request.timer.fire = time_is_over
     request.timer.owner = request
-    return bridge_set_timer(bridge, &request.timer, due)
+    return timers_set(bridge.timers, &request.timer, due)
 
 
 cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
@@ -150,7 +101,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     elif has_waited_enough(request):
         reject(request, now)
     elif request.deadline_ns:
-        bridge_set_timer(bridge, timer, request.deadline_ns)  # it had room before
+        timers_set(bridge.timers, timer, request.deadline_ns)  # it had room before
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -252,7 +203,7 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
 
 
 cdef void bridge_abandon(Request *request) noexcept nogil:
-    bridge_clear_timer(<Bridge *>request.bridge, &request.timer)
+    timers_clear((<Bridge *>request.bridge).timers, &request.timer)
     drop_if_queued(request)
 
 
@@ -322,7 +273,7 @@ cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
     if request.record != NULL:
         record_response(request, response)
     if final:
-        bridge_clear_timer(bridge, &request.timer)
+        timers_clear(bridge.timers, &request.timer)
         if response.status != STATUS_OK and request.state == REQUEST_NEW:
             with gil:
                 (<BridgeHandle>bridge.owner).note_refusal(response)
@@ -427,31 +378,31 @@ cdef void order_errand(Errand *errand) noexcept nogil:
     fetch_add32(&lane.in_flight, -1)
 
 
+@cython.no_gc_clear  # __dealloc__ and whoever still has the bridge need the timers
 cdef class BridgeHandle:
     """The bridge to one event loop.
 
-    Register `event_fd` with `drain` and `timer_fd` with `expire` as readers of the loop.
+    Register `event_fd` with `drain` and `timers.fd` with `expire` as readers of the loop.
     """
 
     def __cinit__(self):
         mutex_init(&self.bridge.guard, NULL)
         mutex_init(&self.bridge.reading, NULL)
         self.bridge.owner = <void *>self
+        self.timers = TimersHandle()
+        self.bridge.timers = &self.timers.timers
         self.refused = []
         self.refusal_counts = {}
         self.bridge.event_fd = make_eventfd()
-        self.bridge.timer_fd = make_timerfd()
         self.bridge.poll_fd = make_epoll()
-        if (self.bridge.event_fd < 0 or self.bridge.timer_fd < 0 or self.bridge.poll_fd < 0
+        if (self.bridge.event_fd < 0 or self.bridge.poll_fd < 0
                 # told once, the eventfd need never be read
                 or epoll_add(self.bridge.poll_fd, self.bridge.event_fd, NULL, True) < 0):
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
     def __dealloc__(self):
         close(self.bridge.event_fd)
-        close(self.bridge.timer_fd)
         close(self.bridge.poll_fd)
-        timers_free(&self.bridge.timers)
         mutex_destroy(&self.bridge.reading)
         mutex_destroy(&self.bridge.guard)
 
@@ -480,11 +431,6 @@ cdef class BridgeHandle:
         """Readable when requests have finished, or there is something to read for somebody."""
         return self.bridge.poll_fd
 
-    @property
-    def timer_fd(self) -> int:
-        """Readable when a timer may be due."""
-        return self.bridge.timer_fd
-
     def drain(self) -> None:
         """Read what can be read, and deliver everything that has finished."""
         store32(&self.bridge.signalled, 1)  # what the inlets bring is delivered at once, nobody need say so
@@ -493,6 +439,5 @@ cdef class BridgeHandle:
 
     def expire(self) -> None:
         """Do what is due: above all, answer requests whose deadline has passed."""
-        cdef uint64_t count
-        read(self.bridge.timer_fd, &count, sizeof(count))
-        fire_all(&self.bridge)
+        self.timers.fire()
+        after_round(&self.bridge)

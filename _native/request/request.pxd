@@ -7,7 +7,7 @@ from _native.memory.shm cimport Placement, Region
 from _native.protobuf.codec cimport InferMessage, Parameter, Str
 from _native.protobuf.datatype cimport Datatype
 from _native.request.signature cimport MAX_RANK, Signature
-from _native.request.timers cimport Timer
+from _native.timers cimport Timer
 
 cdef struct InputData:
     # the data of one input in this request; absent optional inputs have present == False

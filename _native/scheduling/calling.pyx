@@ -17,10 +17,9 @@ from libc.string cimport memset
 
 from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
-from _native.request.bridge cimport Bridge, bridge_clear_timer, bridge_post, bridge_set_timer
+from _native.request.bridge cimport Bridge, bridge_post
 from _native.request.errand cimport Errand
 from _native.request.request cimport Request
-from _native.request.timers cimport Timer
 from _native.scheduling.dispatcher cimport (
     GIVEN_BACK,
     GIVEN_BATCH,
@@ -39,6 +38,7 @@ from _native.scheduling.dispatcher cimport (
 )
 from _native.scheduling.policy cimport NEVER, Plan, plan_nothing
 from _native.threads cimport condition_destroy, condition_init, lock, notify_one, unlock, wait, wait_until
+from _native.timers cimport Timer, timers_clear, timers_set
 
 
 cdef void seat_init(Seat *seat) noexcept nogil:
@@ -302,7 +302,7 @@ cdef void set_alarm(Line *line) noexcept nogil:
         fetch_add32(&lane.in_flight, 1)  # the lane stays until then
     line.alarm.fire = look
     line.alarm.owner = line
-    if not bridge_set_timer(<Bridge *>line.bridge, &line.alarm, line.watched_ns):
+    if not timers_set((<Bridge *>line.bridge).timers, &line.alarm, line.watched_ns):
         fetch_add32(&lane.in_flight, -1)
         line.watcher = line.idle.first  # threads have clocks of their own
         line.watcher.watch_ns = line.watched_ns
@@ -331,6 +331,6 @@ cdef void end_alarm(Errand *errand) noexcept nogil:
     cdef Line *line = <Line *>errand.owner
     cdef Lane *lane = <Lane *>line.owner
     if line.alarm.slot:
-        bridge_clear_timer(<Bridge *>line.bridge, &line.alarm)
+        timers_clear((<Bridge *>line.bridge).timers, &line.alarm)
         fetch_add32(&lane.in_flight, -1)
     fetch_add32(&lane.in_flight, -1)

@@ -5,9 +5,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.errand cimport Errand
 from _native.request.request cimport Request
-from _native.request.timers cimport Timer
 from _native.scheduling.policy cimport Plan
 from _native.threads cimport Condition, Mutex
+from _native.timers cimport Timer
 
 cdef struct Pool:
     # one resource on one device, or everywhere

@@ -185,7 +185,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     cdef uint64_t client
     if not count_shares(queue):
         return NULL
-    share = shares_yielding(&queue.shares, coming.client, level, last, &most)
+    share = shares_yielding(&queue.shares, coming.client, level, last, queue.levels.count, &most)
     if share == NULL:
         return NULL
     client = share.client

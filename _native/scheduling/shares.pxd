@@ -14,6 +14,7 @@ cdef struct Shares:
     uint32_t capacity        # a power of two
     uint32_t used            # entries that are taken
     uint32_t bound           # no share is larger
+    uint64_t credit          # steps of a search that are paid for
 
 # Begin to count; False: no memory.
 cdef bint shares_begin(Shares *self) noexcept nogil
@@ -25,6 +26,7 @@ cdef bint shares_add(Shares *self, uint64_t client, uint32_t level) noexcept nog
 cdef void shares_subtract(Shares *self, uint64_t client, uint32_t level) noexcept nogil
 # A client wants to have one more on the level `first` of a queue that has no room on the levels from there to `last`:
 # whose requests on which of them make room. NULL: nobody's, all have about as many as the client would then have.
-# `most`: so many of them may go without the two changing places.
-cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last,
+# `most`: so many of them may go without the two changing places. `waiting`: requests in the queue. Where there are
+# thousands of small shares it also answers NULL most of the time, so that a request does not cost a search.
+cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last, uint32_t waiting,
                                   uint32_t *most) noexcept nogil

@@ -9,6 +9,7 @@ from libc.stdlib cimport calloc, free
 
 cdef enum:
     FIRST_CAPACITY = 64
+    STEPS = 256              # of a search, that one request pays for
 
 cdef uint64_t SPREAD = 0x9E3779B97F4A7C15
 
@@ -26,6 +27,7 @@ cdef bint shares_begin(Shares *self) noexcept nogil:
     self.capacity = FIRST_CAPACITY if self.table != NULL else 0
     self.used = 0
     self.bound = 0
+    self.credit = 0
     return self.table != NULL
 
 
@@ -81,14 +83,24 @@ cdef void shares_subtract(Shares *self, uint64_t client, uint32_t level) noexcep
         share.count -= 1
 
 
-cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last,
+cdef bint is_worth_searching(Shares *self, uint32_t own, uint32_t waiting) noexcept nogil:
+    # A search visits every share and, for the requests that go, the queue. Each request that comes pays for some steps
+    # of it, and so does each that will go at most: where many have little, room is not made for every one of them.
+    self.credit += STEPS
+    if self.credit + <uint64_t>((self.bound - own) // 2) * STEPS < <uint64_t>self.capacity + waiting:
+        return False
+    self.credit = 0
+    return True
+
+
+cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last, uint32_t waiting,
                                   uint32_t *most) noexcept nogil:
     cdef uint32_t own = entry(self.table, self.capacity, client, first).count
     cdef const Share *found = NULL
     cdef const Share *share
     cdef uint32_t largest = 0
     cdef uint32_t i
-    if self.bound <= own + 1:
+    if self.bound <= own + 1 or not is_worth_searching(self, own, waiting):
         return NULL
     for i in range(self.capacity):
         share = &self.table[i]

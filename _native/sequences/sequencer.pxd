@@ -3,10 +3,10 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from _native.request.bridge cimport Errand
-from _native.request.timers cimport Timer
 from _native.scheduling.dispatcher cimport Dispatcher, Line
 from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.sequences.slots cimport Slots
+from _native.timers cimport Timer
 
 cdef struct Notice:
     # something for the loop about the lane, which counts it as in flight

@@ -14,11 +14,10 @@ from _native.atomic cimport fetch_add32, load32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport block_take
 from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, Errand, bridge_clear_timer, bridge_post, bridge_return, bridge_set_timer
+from _native.request.bridge cimport Bridge, Errand, bridge_post, bridge_return
 from _native.request.request cimport Correlation, InputData, Request, request_fail
 from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.request.statistics cimport FAILURE_OTHER
-from _native.request.timers cimport Timer
 from _native.scheduling.calling cimport lines_look
 from _native.scheduling.dispatcher cimport (
     Dispatcher,
@@ -65,6 +64,7 @@ from _native.sequences.slots cimport (
 from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
+from _native.timers cimport Timer, timers_clear, timers_set
 
 import os
 
@@ -244,7 +244,7 @@ cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
     # on the loop
     self.timer.fire = sweep
     self.timer.owner = self
-    if bridge_set_timer(<Bridge *>self.slots.bridge, &self.timer, due):
+    if timers_set((<Bridge *>self.slots.bridge).timers, &self.timer, due):
         self.armed = True
         fetch_add32(&self.lane.in_flight, 1)
 
@@ -256,8 +256,8 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
     lock(&self.dispatcher.guard)
     next = slots_evict(&self.slots, now)
     leave(self)
-    self.armed = next != NEVER and bridge_set_timer(
-        <Bridge *>self.slots.bridge, timer, max(next, now + SHORTEST_SWEEP_NS))
+    self.armed = next != NEVER and timers_set(
+        (<Bridge *>self.slots.bridge).timers, timer, max(next, now + SHORTEST_SWEEP_NS))
     if not self.armed:
         fetch_add32(&self.lane.in_flight, -1)
 
@@ -266,7 +266,7 @@ cdef void disarm(Errand *errand) noexcept nogil:
     # on the loop, after the lane was closed
     cdef Sequencer *self = (<Notice *>errand).lane
     if self.armed:
-        bridge_clear_timer(<Bridge *>self.slots.bridge, &self.timer)
+        timers_clear((<Bridge *>self.slots.bridge).timers, &self.timer)
         self.armed = False
         fetch_add32(&self.lane.in_flight, -1)
     fetch_add32(&self.lane.in_flight, -1)

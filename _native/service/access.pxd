@@ -80,4 +80,5 @@ cdef class Judge:
     cdef readonly bytes key      # of the tokens' ids
     cdef TokenTable table        # in force
     cdef dict notes              # how many refusals of (peer, method, text)
+    cdef public object on_note   # called when there is one more
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model)

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from _native.service.tokens import TokenTable
 from _native.transport.connection import Endpoint, Entrance
@@ -7,6 +7,7 @@ GROUPS: tuple[str, ...]
 TRUSTED_CALLER: int
 
 class Judge:
+    on_note: Callable[[], object] | None
     def __init__(
         self,
         restrictions: Sequence[tuple[Sequence[str], str, str]] = (),

@@ -378,6 +378,8 @@ cdef class Judge:
         """Keep a refusal for the log."""
         key = (peer, method, text)
         self.gate.noted += 1
+        if self.on_note is not None:
+            self.on_note()
         if key in self.notes or len(self.notes) < MAX_NOTES:
             self.notes[key] = self.notes.get(key, 0) + 1
         else:

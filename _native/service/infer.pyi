@@ -8,6 +8,7 @@ from _native.scheduling.lane import LaneHandle
 from _native.service.access import Judge
 from _native.service.forwarding import Forwarder
 from _native.service.table import ModelTable
+from _native.timers import TimersHandle
 from _native.transport.connection import Endpoint
 
 class Ticket:
@@ -32,6 +33,8 @@ class InferService:
     def refusals(self) -> dict[str | int, int]: ...
     @property
     def in_house(self) -> int: ...
+    @property
+    def timers(self) -> TimersHandle: ...
     @property
     def entrance(self) -> object: ...
     def guard(self, judge: Judge) -> None: ...

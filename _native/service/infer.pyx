@@ -29,6 +29,7 @@ from _native.service.submission cimport Submission, submission_resume, submissio
 from _native.service.table cimport ModelTable, message_model, table_place
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport text_or_no_memory
+from _native.timers cimport TimersHandle
 from _native.traceparent cimport TraceContext, traceparent_read
 from _native.transport.connection cimport Connection, Endpoint
 from _native.transport.errorinfo cimport LoadReport, final_trailers, report_set
@@ -307,6 +308,11 @@ cdef class InferService:
     def in_house(self) -> int:
         """Requests that were admitted and are not over."""
         return self.bridge.in_house
+
+    @property
+    def timers(self) -> TimersHandle:
+        """Those of the loop; whoever drains the bridge fires them."""
+        return self.bridge.timers
 
     @property
     def traffic(self) -> tuple[int, int]:

@@ -18,11 +18,10 @@ from _native.protobuf.codec cimport (
     infer_message_init,
 )
 from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, bridge_clear_timer, bridge_return, bridge_watch
+from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
 from _native.request.record cimport Record, Sampling, record_begin
 from _native.request.request cimport REQUEST_NEW, REQUEST_WAITING, Request, request_fail
 from _native.request.statistics cimport FAILURE_OTHER
-from _native.request.timers cimport timers_have_room
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
 from _native.scheduling.order cimport order_enter, order_leave
 from _native.scheduling.split cimport split_enter
@@ -37,6 +36,7 @@ from _native.status cimport (
     STATUS_UNIMPLEMENTED,
 )
 from _native.text cimport format_text
+from _native.timers cimport timers_clear, timers_have_room
 from _native.traceparent cimport TraceContext
 
 cdef int64_t FOREVER = 0x7fffffffffffffff
@@ -222,7 +222,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
 # Requests for models that are loaded when they are asked for
 
 cdef void wait_for_model(Submission *self, Request *request) noexcept nogil:
-    if request.deadline_ns and not timers_have_room(&self.bridge.timers):
+    if request.deadline_ns and not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
@@ -255,7 +255,7 @@ cdef void submission_resume(Submission *self, const Str *name, int status, const
         following = request.next
         if waits_for(request, name):
             stop_waiting(request)
-            bridge_clear_timer(self.bridge, &request.timer)
+            timers_clear(self.bridge.timers, &request.timer)
             if status != STATUS_OK:
                 request_fail(request, status, format_text("%s", details))
                 give_back(request)
@@ -284,7 +284,7 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
     if request.arrived_ns == 0:
         request.arrived_ns = now_ns()
     request.queued_ns = request.arrived_ns
-    if not timers_have_room(&self.bridge.timers):
+    if not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return

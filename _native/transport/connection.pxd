@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
+from _native.timers cimport TimersHandle
 from _native.transport.client cimport ClientUse
 from _native.transport.receipt cimport Landing
 from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream
@@ -15,11 +16,8 @@ cdef class Endpoint:
     cdef uint8_t *receive        # where sockets are read to, one at a time
     cdef object on_call          # called with each new Call
     cdef public object on_dirty  # called when flush_dirty has become necessary
-    cdef size_t peak             # the most that clients made the server keep since memory was given back
-    cdef int quiet               # calls of `expire` since which it is much less
-    cdef bint settle(self) noexcept
-    cdef public object clock     # seconds; None: time.monotonic()
-    cdef int look_at_clock(self) except -1
+    cdef readonly TimersHandle timers    # that its own are among
+    cdef object own_clock        # seconds; None: time.monotonic()
     # `unary` must outlive the endpoint
     cdef int add_native(self, bytes path, Unary *unary) except -1
 

@@ -1,12 +1,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from _native.timers import TimersHandle
 from _native.transport.client import ClientUse
 from _native.transport.workers import Workers
 
 EVENT_MESSAGE: str
 EVENT_HALF_CLOSE: str
 EVENT_WRITABLE: str
+EVENT_DEADLINE: str
 EVENT_CLOSED: str
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -16,6 +18,8 @@ class ReceiveBuffer:
 
 class Endpoint:
     on_dirty: Callable[[], None] | None
+    @property
+    def timers(self) -> TimersHandle: ...
     clock: Callable[[], float] | None
     def __init__(
         self,
@@ -30,6 +34,7 @@ class Endpoint:
         max_held: int = 0,
         receive_timeout: float = 0.0,
         send_timeout: float = 0.0,
+        timers: TimersHandle | None = None,
     ) -> None: ...
     @property
     def direct(self) -> int: ...
@@ -38,7 +43,7 @@ class Endpoint:
     def calls(self) -> dict[str, tuple[int, list[int]]]: ...
     @property
     def resets(self) -> int: ...
-    def expire(self) -> bool: ...
+    def expire(self) -> None: ...
     def receive_buffer(self) -> ReceiveBuffer: ...
     @property
     def ledger(self) -> dict[str, int]: ...

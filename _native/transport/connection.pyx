@@ -12,15 +12,15 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_share
 from _native.memory.small cimport smalls_clear
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED
+from _native.timers cimport TimersHandle, timers_clear, timers_fire
 from _native.transport.budget cimport COST_PYTHON_RESET
 from _native.transport.client cimport ClientUse
 from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from _native.transport.eviction cimport host_relieve
-from _native.transport.expiry cimport host_expire
+from _native.transport.expiry cimport conn_collected, stream_watch
 from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from _native.transport.http2 cimport (
     conn_announce_shutdown,
@@ -44,6 +44,7 @@ from _native.transport.ledger cimport (
     STAGE_UNSENT,
     STAGES,
     account_agrees,
+    account_exceeded,
     charge_make,
     charge_resize,
 )
@@ -75,6 +76,8 @@ from _native.transport.stream cimport (
     Service,
     Stream,
     end_round,
+    host_look,
+    mark_dirty,
     stream_begin,
     stream_compress,
     stream_cut,
@@ -86,7 +89,7 @@ from _native.transport.stream cimport (
     stream_send,
     stream_unsent,
 )
-from _native.transport.trim cimport memory_trim
+from _native.transport.trim cimport host_note
 from _native.transport.unary cimport UNARY, Unary
 from _native.transport.workers cimport Workers, crew_drain
 
@@ -94,18 +97,21 @@ from collections import deque
 
 cdef enum:
     RECEIVE_BUFFER = 256 << 10
-    IDLE_CONNECTION = 16 << 10   # bytes that one takes, about
-    PEAK_FROM = 16 << 20         # bytes that are worth giving back
-    QUIET = 3                    # calls of `expire` for which a peak must be over
 
 # What Call.on_event is told.
 EVENT_MESSAGE = "message"        # take_message will give one more
 EVENT_HALF_CLOSE = "half-close"  # the client sends no more
 EVENT_WRITABLE = "writable"      # little is unsent: go on writing
+EVENT_DEADLINE = "deadline"      # the client's has passed
 EVENT_CLOSED = "closed"          # the stream is gone; closed_by says how
 cdef str EVENT_CALL = "call"     # internal: a new call, for Endpoint.on_call
 cdef str EVENT_PING = "ping"     # internal: for Connection.on_ping
 cdef str EVENT_REFUSED = "refused"  # internal: for Connection.on_refused, with the text in place of a call
+
+
+cdef int64_t ask_clock(void *endpoint) noexcept nogil:
+    with gil:
+        return <int64_t>(<double>(<Endpoint>endpoint).own_clock() * 1e9)
 
 
 cdef class ReceiveBuffer:
@@ -133,6 +139,7 @@ cdef class DirectBuffer:
         block_give(<Block *>buffer.internal)
 
 
+@cython.no_gc_clear  # connections need the timers until they are gone
 cdef class Endpoint:
     """What the connections of one event loop share: native methods, limits, and the buffer that sockets are read to.
 
@@ -146,17 +153,20 @@ cdef class Endpoint:
         workers: inflate and compress large messages, see `collect_jobs`; without them it is done at once.
         max_held: bytes of requests that are not answered, and of answers that are not taken, over all connections; when
             they are more, the calls of who holds most and moves least end. 0 for no limit.
-        receive_timeout: seconds that a request may take to arrive, and one more for each 16 KiB; 0 for any time. Needs
-            `expire` to be called.
+        receive_timeout: seconds that a request may take to arrive, and one more for each 16 KiB of the first MiB that
+            has come, and for each 256 KiB of the rest; 0 for any time.
         send_timeout: seconds that a client may take for a response, in the same way.
+        timers: of the loop, on which the endpoint's are fired; None for some of its own, see `expire`.
 
-    Set `clock`, a function that returns seconds, for another clock than time.monotonic().
+    Set `clock`, a function that returns seconds, for another clock than time.monotonic(), with timers of its own.
     """
 
     def __init__(self, on_call, *, max_message: int = 0, max_streams: int = 256, spare_frames: int = 10_000,
                  max_inflated: int = 0, native_level: int = 0, Workers workers=None, max_held: int = 0,
-                 receive_timeout: float = 0.0, send_timeout: float = 0.0):
+                 receive_timeout: float = 0.0, send_timeout: float = 0.0, TimersHandle timers=None):
         self.on_call = on_call
+        self.timers = TimersHandle() if timers is None else timers
+        self.host.timers = &self.timers.timers
         self.host.max_message = max_message
         self.host.max_streams = max_streams
         self.host.spare_frames = spare_frames
@@ -179,6 +189,8 @@ cdef class Endpoint:
         cdef uint32_t i
         for i in range(self.host.native_count):
             free(self.host.natives[i].path)
+        if self.host.timers != NULL:
+            timers_clear(self.host.timers, &self.host.quiet)
         smalls_clear(&self.host.smalls)
         free(self.receive)
 
@@ -212,9 +224,18 @@ cdef class Endpoint:
         self.host.native_count += 1
         return 0
 
-    cdef int look_at_clock(self) except -1:
-        self.host.now_ns = now_ns() if self.clock is None else <int64_t>(<double>self.clock() * 1e9)
-        return 0
+    @property
+    def clock(self):
+        """What says the time in seconds; None: time.monotonic()."""
+        return self.own_clock
+
+    @clock.setter
+    def clock(self, function):
+        self.own_clock = function
+        self.host.clock = ask_clock
+        if function is None:
+            self.host.clock = NULL
+        self.host.clock_context = <void *>self
 
     def receive_buffer(self):
         """The writable buffer for the next read from a socket; valid until `Connection.received`."""
@@ -262,38 +283,18 @@ cdef class Endpoint:
         """Bytes of request messages that were read from the socket to where they stay, without a copy."""
         return self.host.direct
 
-    def expire(self) -> bool:
-        """End what has not arrived or was not taken in time, and calls that wait at their deadline; once a second.
-
-        When a peak is over for some seconds, memory goes back to the system. Returns whether that is still to come.
-        """
-        self.look_at_clock()
-        host_expire(&self.host)
+    def expire(self) -> None:
+        """Do what is due by the endpoint's clock, where nobody fires its timers."""
+        host_look(&self.host)
+        timers_fire(self.host.timers, self.host.now_ns)
         self.flush_dirty()
-        return self.settle()
-
-    cdef bint settle(self) noexcept:
-        cdef size_t now = self.host.account.total
-        cdef const Conn *conn = self.host.connections.first
-        while conn != NULL:
-            now += IDLE_CONNECTION
-            conn = conn.next
-        self.peak = max(self.peak, now)
-        if self.peak < PEAK_FROM:
-            return False
-        self.quiet = self.quiet + 1 if now <= self.peak // 4 else 0
-        if self.quiet >= QUIET:
-            self.peak = now
-            self.quiet = 0
-            smalls_clear(&self.host.smalls)
-            memory_trim(self.host.crew)
-        return True
 
     def flush_dirty(self) -> None:
         """Call `flush` of every connection that has got output since it was last asked."""
         cdef Conn *conn
         cdef Connection connection
-        host_relieve(&self.host)
+        if account_exceeded(&self.host.account):
+            host_relieve(&self.host)
         self.host.others_ran = False  # this is what it asks for
         while self.host.first_dirty != NULL:
             conn = self.host.first_dirty
@@ -303,10 +304,12 @@ cdef class Endpoint:
             connection.dispatch()  # events of jobs; a receiver may close the connection
             if connection.flush is not None:
                 connection.flush()
+            conn_collected(&connection.conn)
+        host_note(&self.host)
 
     def collect_jobs(self) -> None:
         """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
-        self.look_at_clock()
+        host_look(&self.host)
         crew_drain(&self.workers.crew)
         end_round(&self.host)
         self.flush_dirty()
@@ -337,7 +340,7 @@ cdef class Connection:
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
-        endpoint.look_at_clock()
+        host_look(&endpoint.host)
         if not conn_open(&self.conn, &endpoint.host, <void *>self):
             raise MemoryError("no memory for an HTTP/2 session")
         self.conn.user = user
@@ -412,7 +415,7 @@ cdef class Connection:
         if not 0 <= size <= <Py_ssize_t>landing.size:
             raise ValueError(f"the receive buffer has {landing.size} bytes, got {size}")
         count = size
-        self.endpoint.look_at_clock()
+        host_look(&self.endpoint.host)
         if landing.block != NULL or count == landing.size:
             with nogil:  # much is read and copied
                 self.take_in(&landing, count, socket)
@@ -428,7 +431,7 @@ cdef class Connection:
 
     def collect_output(self, limit: int = 1 << 20) -> int:
         """Make ready what is to be written to the socket now, about `limit` bytes at most; how many bytes that are."""
-        self.endpoint.look_at_clock()
+        host_look(&self.endpoint.host)
         conn_collect(&self.conn, limit)
         self.dispatch()
         return self.conn.output.size
@@ -532,6 +535,7 @@ cdef void call_begins(Stream *stream) noexcept nogil:
             call_new(stream)
         except BaseException:
             stream_fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the call")
+    stream_watch(stream)
 
 
 cdef void message_arrived(Stream *stream) noexcept nogil:
@@ -549,6 +553,12 @@ cdef void little_unsent(Stream *stream) noexcept nogil:
         note(stream, EVENT_WRITABLE)
 
 
+cdef void call_is_late(Stream *stream) noexcept nogil:
+    with gil:
+        note(stream, EVENT_DEADLINE)
+    mark_dirty(stream.conn)
+
+
 cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
     with gil:
         note(stream, EVENT_CLOSED)
@@ -563,6 +573,7 @@ PYTHON.begin = call_begins
 PYTHON.message = message_arrived
 PYTHON.half_closed = client_half_closed
 PYTHON.writable = little_unsent
+PYTHON.late = call_is_late
 PYTHON.closed = call_closed
 
 
@@ -679,6 +690,7 @@ cdef class Call:
         """The call has one request message: the client has as long for it as for a native call's."""
         if self.stream != NULL:
             self.stream.single = True
+            stream_watch(self.stream)
 
     def hold(self, size: int) -> None:
         """The call makes the server hold so many bytes more, of requests that are taken and not answered, or of

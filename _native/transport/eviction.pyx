@@ -56,7 +56,7 @@ cdef double debt_of(const Stream *stream) noexcept nogil:
     cdef double debt = 0
     if receiver.state == RECEIVING_MESSAGE:
         debt += weighed(receiver.room, now - receiver.begun_ns, receiver.received)
-    if message != NULL:
+    if message != NULL and stream.sender.waits_ns:
         debt += weighed(stream.sender.unsent, now - stream.sender.waits_ns, message.size - message.left)
     return debt
 

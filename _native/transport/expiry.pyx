@@ -1,14 +1,20 @@
 """What takes too long: requests that do not arrive, answers that are not taken, and calls that have not begun at their
-deadline."""
+deadline.
 
-from libc.stdint cimport int64_t
+A call has one timer, for all of this. A call that is complete in the read in which it began, and whose answer the peer
+takes at once, needs none: the timer is set when a read ends before the request does, or output ends before the answer
+does. What moves on meanwhile does not move the timer: when that fires it is seen what is due, and when the next may be.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t
 
 from _native.status cimport STATUS_DEADLINE_EXCEEDED
 from _native.text cimport format_text
+from _native.timers cimport Timer, timers_set
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.eviction cimport stream_evict
 from _native.transport.http2 cimport conn_calm
-from _native.transport.nghttp2 cimport NGHTTP2_CANCEL
+from _native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
 from _native.transport.outgoing cimport Outgoing
 from _native.transport.stream cimport (
     RECEIVED_ALL,
@@ -17,71 +23,126 @@ from _native.transport.stream cimport (
     Conn,
     Host,
     Stream,
+    host_look,
     stream_abandon,
+    stream_cut,
     stream_drop_request,
     stream_ended,
     stream_fail,
-    stream_time_left,
 )
 
 cdef enum:
-    SLOWEST = 16 << 10               # bytes a second of a large message
+    SMALL = 1 << 20                  # bytes of a message that may come slowly
+    SLOWEST = 16 << 10               # a second, of these
+    SLOWEST_OF_MORE = 256 << 10      # and of the others, so that 2 GiB are not a matter of days
 
 cdef int64_t SECOND = 1000000000
+cdef int64_t NEVER = INT64_MAX
 
 
-cdef void host_expire(Host *host) noexcept nogil:
-    cdef Conn *conn = host.connections.first
-    while conn != NULL:
-        if conn.open.first != NULL and not conn.leaving:
-            expire_calls(conn)
-        conn = conn.next
+# ---------------------------------------------------------------------------------------------------------------------
+# What is due when
+
+cdef inline int64_t time_for(int64_t beginning_ns, size_t moved) noexcept nogil:
+    # what a transfer of which so much has moved may have taken
+    cdef size_t small = min(moved, <size_t>SMALL)
+    return beginning_ns + <int64_t>small * SECOND // SLOWEST + <int64_t>(moved - small) * SECOND // SLOWEST_OF_MORE
 
 
 cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
     # the peer owes us more of a request that it has begun
-    if stream.receiver.state == RECEIVED_ALL:
+    if stream.receiver.state == RECEIVED_ALL or stream_ended(stream):
         return False
     return stream.single or stream.receiver.state != RECEIVING_PREFIX or stream.receiver.prefix_size != 0
 
 
-cdef inline bint arrives_late(const Stream *stream) noexcept nogil:
+cdef int64_t arrives_by(const Stream *stream) noexcept nogil:
+    # when what arrives must have arrived
     cdef const Host *host = stream.conn.host
-    cdef int64_t allowed = host.receive_ns + <int64_t>stream.receiver.received * SECOND // SLOWEST
-    return host.receive_ns != 0 and host.now_ns - stream.receiver.begun_ns > allowed
+    if host.receive_ns == 0 or not is_awaited(stream):
+        return NEVER
+    return stream.receiver.begun_ns + time_for(host.receive_ns, stream.receiver.received)
 
 
-cdef inline bint is_taken_late(const Stream *stream) noexcept nogil:
-    # the first response that waits has waited too long for what of it was taken
+cdef int64_t taken_by(const Stream *stream) noexcept nogil:
+    # when the first response that waits must have been taken
     cdef const Host *host = stream.conn.host
     cdef const Outgoing *message = <const Outgoing *>stream.sender.outgoing.first
-    if host.send_ns == 0 or message == NULL:
-        return False
-    return host.now_ns - stream.sender.waits_ns > host.send_ns + (
-        <int64_t>(message.size - message.left) * SECOND // SLOWEST)
+    if host.send_ns == 0 or message == NULL or stream.sender.waits_ns == 0:
+        return NEVER
+    return stream.sender.waits_ns + time_for(host.send_ns, message.size - message.left)
 
 
-cdef void expire_calls(Conn *conn) noexcept nogil:
+cdef int64_t ends_by(const Stream *stream) noexcept nogil:
+    # the client's deadline, as far as nobody else looks after it; before the headers are complete nothing can end
+    if stream.timeout_ns < 0 or stream.receiver.state == RECEIVING_HEADERS or stream_ended(stream):
+        return NEVER
+    if stream.call != NULL and stream.method.service.late == NULL:
+        return NEVER
+    return stream.arrived_ns + min(stream.timeout_ns, NEVER - stream.arrived_ns)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When somebody looks
+
+cdef void stream_watch(Stream *stream) noexcept nogil:
+    cdef int64_t due = min(min(arrives_by(stream), taken_by(stream)), ends_by(stream))
+    if due == NEVER or (stream.timer.slot and stream.timer.due_ns <= due):
+        return
+    stream.timer.fire = look
+    stream.timer.owner = stream
+    if not timers_set(stream.conn.host.timers, &stream.timer, due):  # what nobody watches could stay for ever
+        stream_abandon(stream, NGHTTP2_INTERNAL_ERROR)
+        stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
+
+
+cdef void conn_watch(Conn *conn) noexcept nogil:
+    # the latest are the first
     cdef Stream *stream = conn.open.first
-    cdef bint late
-    while stream != NULL:
-        late = arrives_late(stream)
-        if is_taken_late(stream):
-            stream_evict(stream)
-        elif stream.receiver.state == RECEIVING_HEADERS:
-            if late:
-                conn_calm(conn, "slow_headers")  # nothing else can come on this connection before they are complete
-                return
-        elif stream_ended(stream):
-            pass
-        elif stream.call == NULL and stream_time_left(stream) == 0:
-            stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
-            stream_drop_request(stream)
-        elif late and is_awaited(stream):
-            stream_abandon(stream, NGHTTP2_CANCEL)
-            fail_late(stream)
-            stream_drop_request(stream)
+    cdef int64_t now = conn.host.now_ns
+    while stream != NULL and stream.arrived_ns == now:
+        if stream.call == NULL or stream.receiver.state != RECEIVED_ALL:
+            stream_watch(stream)
         stream = stream.next
+
+
+cdef void conn_watch_answers(Conn *conn) noexcept nogil:
+    cdef Stream *stream = conn.open.first
+    host_look(conn.host)
+    while stream != NULL:
+        if stream.sender.outgoing.first != NULL and stream.sender.waits_ns == 0:
+            stream.sender.waits_ns = conn.host.now_ns
+            stream_watch(stream)
+        stream = stream.next
+
+
+cdef void look(Timer *timer, int64_t now) noexcept nogil:
+    cdef Stream *stream = <Stream *>timer.owner
+    cdef Conn *conn = stream.conn
+    conn.host.now_ns = now
+    if conn.leaving:
+        return
+    if taken_by(stream) <= now:
+        stream_evict(stream)
+    elif stream.receiver.state == RECEIVING_HEADERS and arrives_by(stream) <= now:
+        conn_calm(conn, "slow_headers")  # nothing else can come on this connection before they are complete
+        return
+    elif ends_by(stream) <= now:
+        end_late(stream)
+    elif arrives_by(stream) <= now:
+        stream_abandon(stream, NGHTTP2_CANCEL)
+        fail_late(stream)
+        stream_drop_request(stream)
+    stream_watch(stream)
+
+
+cdef void end_late(Stream *stream) noexcept nogil:
+    stream.timeout_ns = -1  # once
+    if stream.call != NULL:
+        stream.method.service.late(stream)
+        return
+    stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+    stream_drop_request(stream)
 
 
 cdef void fail_late(Stream *stream) noexcept nogil:

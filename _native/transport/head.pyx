@@ -13,6 +13,7 @@ from _native.traceparent cimport traceparent_read
 from _native.transport.client cimport Client
 from _native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
 from _native.transport.errorinfo cimport stream_refuse
+from _native.transport.expiry cimport stream_watch
 from _native.transport.headers cimport header_value, timeout_parse
 from _native.transport.nghttp2 cimport *
 from _native.transport.stream cimport (
@@ -200,3 +201,5 @@ cdef void head_complete(Stream *stream) noexcept nogil:
     else:
         stream.method.service.begin(stream)
     stream_drop_fields(stream)
+    if stream.arrived_ns != stream.conn.host.now_ns:
+        stream_watch(stream)  # of those that began in this round the end of the round takes care

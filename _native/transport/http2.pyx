@@ -29,9 +29,11 @@ from _native.memory.small cimport Smalls, small_give, small_resize, small_take
 from _native.text cimport format_text, text_or_no_memory
 from _native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_ANSWER, budget_earn, budget_spend
 from _native.transport.eviction cimport host_relieve
+from _native.transport.expiry cimport conn_collected, conn_watch
 from _native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
 from _native.transport.headers cimport header_value
 from _native.transport.incoming cimport stream_half_closed, stream_receive
+from _native.transport.ledger cimport account_exceeded
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport output_clear, output_copy
 from _native.transport.stream cimport (
@@ -50,6 +52,7 @@ from _native.transport.stream cimport (
     stream_frame,
     stream_new,
 )
+from _native.transport.trim cimport host_note
 from _native.transport.unary cimport calls_resume
 
 cdef enum:
@@ -352,6 +355,8 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
         return False
     live_add(LIVE_CONNECTIONS, 1)
     list_prepend(&host.connections, conn)
+    host.connection_count += 1
+    host_note(host)
     settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
     settings[0].value = host.max_streams
     settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
@@ -378,6 +383,8 @@ cdef void conn_close(Conn *conn) noexcept nogil:
     while conn.open.first != NULL:
         stream_closed(conn.open.first, NGHTTP2_CANCEL)
     list_remove(&conn.host.connections, conn)
+    conn.host.connection_count -= 1
+    host_note(conn.host)
     head_forget(conn)
     nghttp2_session_del(conn.session)
     conn.session = NULL
@@ -425,7 +432,10 @@ cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
 cdef void conn_end_round(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         end_round(conn.host)
-        host_relieve(conn.host)
+        if account_exceeded(&conn.host.account):
+            host_relieve(conn.host)
+        conn_watch(conn)
+        host_note(conn.host)
 
 
 cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
@@ -443,6 +453,7 @@ cdef void conn_collect(Conn *conn, size_t limit) noexcept nogil:
             conn.failed = True
         if size <= 0 or conn.failed:
             break
+    conn_collected(conn)
     calls_resume(conn)
 
 

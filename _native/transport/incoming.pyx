@@ -26,6 +26,7 @@ from _native.transport.compression cimport (
     encoding_name,
 )
 from _native.transport.errorinfo cimport stream_refuse
+from _native.transport.expiry cimport stream_watch
 from _native.transport.ledger cimport (
     STAGE_ARRIVING,
     STAGE_EXECUTED,
@@ -68,13 +69,14 @@ cdef enum:
 
 cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint last) noexcept nogil:
     # Credit is kept back only where a message is taken later, which gives it. Who sends no more needs none.
-    if last:
-        pass
-    elif stream.queued < QUEUED_LIMIT:
-        nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
-    else:
-        stream.withheld += size
+    if not last:
+        if stream.queued < QUEUED_LIMIT:
+            nghttp2_session_consume_stream(stream.conn.session, stream.id, size)
+        else:
+            stream.withheld += size
     deframe(stream, data, size)
+    if not last and not stream.single:
+        stream_watch(stream)  # its messages may begin at any time
     if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account) and not stream_ended(stream):
         refuse_client(stream)
 

@@ -5,7 +5,9 @@ from libc.stdlib cimport free
 
 from _native.chain cimport Chain, Link
 from _native.memory.resource cimport Block, block_give
+from _native.clock cimport now_ns
 from _native.memory.small cimport Smalls
+from _native.timers cimport Timer, Timers
 from _native.transport.budget cimport Budget
 from _native.transport.client cimport Client
 from _native.transport.compression cimport Encoding, Result
@@ -64,6 +66,8 @@ cdef struct Service:
     void (*message)(Stream *stream) noexcept nogil       # one more message is in stream.incoming
     void (*half_closed)(Stream *stream) noexcept nogil   # there will be no more
     void (*writable)(Stream *stream) noexcept nogil      # less than WRITABLE_BELOW is unsent again
+    # The client's deadline has passed; NULL: who runs the call sees to that. Only while stream.call is set.
+    void (*late)(Stream *stream) noexcept nogil
     # The answer is not wanted any more, the stream is over or will be. Only while stream.call is set, which it clears.
     void (*closed)(Stream *stream, uint32_t error_code) noexcept nogil
 
@@ -140,7 +144,7 @@ cdef struct Sender:
     size_t plain             # bytes in all of these
     Chain outgoing           # Outgoing, to be framed
     size_t unsent            # bytes in them
-    int64_t waits_ns         # since when the first of them waits for the peer
+    int64_t waits_ns         # since when the first of them waits for the peer; 0: it was not offered yet
     bint deferred            # nghttp2 asked for data when there was none
     int status
     char *details            # percent-encoded, from malloc
@@ -182,6 +186,7 @@ cdef struct Stream:
     Charge executed          # of requests that are taken and not answered
 
     Sender sender
+    Timer timer              # of all that may take too long, see expiry.pxd
     Stream *previous         # in Conn.open
     Stream *next
 
@@ -210,6 +215,7 @@ cdef struct Conn:
     Output output
     size_t output_limit      # of the `take_output` that is running
     size_t unsent            # bytes of all streams' answers that are not framed yet
+    bint answered            # some of them have come since the peer was offered what there is
     Streams open             # the latest first
     uint32_t streams         # their number
     Stream *latest           # that nghttp2 has called back for; NULL: it is over
@@ -279,14 +285,24 @@ cdef struct Host:
     uint64_t direct          # bytes of request messages that were read to where they stay, see receipt.pyx
     int64_t receive_ns       # what a request may take to arrive, see expiry.pxd; 0: any time
     int64_t send_ns          # the same for an answer to be taken
+    Timers *timers           # of the loop
     Conns connections        # all, the latest first
+    uint32_t connection_count
+    size_t peak              # the most that clients made the server keep since memory was given back
+    Timer quiet              # set while they make it keep much less
     uint64_t resets          # calls that were broken off, by either side
     bint others_ran          # connections that are not being looked at have something to say: flush the dirty ones
     int64_t spare_frames     # per second and connection, frames that bring no call forward
-    int64_t now_ns           # what the host's clock says; set before conn_open and conn_receive
+    int64_t now_ns           # what the host's clock said when `host_look` was called last
+    int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
+    void *clock_context
     Conn *first_dirty        # connections with output that nobody has asked for yet
     void (*after_receive)(void *context) noexcept nogil  # called when a round of native calls has been made; or NULL
     void *after_context
+
+# See what time it is: before conn_open, conn_receive and whatever else brings something in.
+cdef inline void host_look(Host *host) noexcept nogil:
+    host.now_ns = now_ns() if host.clock == NULL else host.clock(host.clock_context)
 
 # --- calls
 

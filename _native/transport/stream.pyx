@@ -13,6 +13,7 @@ from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_STREAMS, block_give, live_add
 from _native.memory.small cimport small_give, small_take
 from _native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
+from _native.timers cimport timers_clear
 from _native.transport.compression cimport (
     ENCODING_DEFLATE,
     ENCODING_GZIP,
@@ -77,6 +78,8 @@ cdef void stream_free(Stream *stream) noexcept nogil:
     stream_drop_request(stream)
     drop_answer(stream)
     stream_drop_fields(stream)
+    if stream.timer.slot:
+        timers_clear(conn.host.timers, &stream.timer)
     free(stream.sender.trailers)
     free(stream.sender.details)
     free(stream.path)
@@ -196,7 +199,8 @@ cdef inline void hold(Stream *stream, Outgoing *message, Stage stage) noexcept n
 
 cdef void append(Stream *stream, Outgoing *message) noexcept nogil:
     if stream.sender.outgoing.first == NULL:
-        stream.sender.waits_ns = stream.conn.host.now_ns
+        stream.sender.waits_ns = 0
+        stream.conn.answered = True
     chain_push(&stream.sender.outgoing, message)
     stream.sender.unsent += message.left
     hold(stream, message, STAGE_UNSENT)

@@ -1,8 +1,12 @@
 """Giving memory back to the system: the pool of host memory and the allocator keep what is free, for the next peak."""
 
+from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from _native.memory.host cimport host_trim
+from _native.memory.small cimport smalls_clear
+from _native.timers cimport Timer, timers_clear, timers_set
+from _native.transport.stream cimport Host
 from _native.transport.workers cimport Crew, Job, crew_submit
 
 cdef extern from *:
@@ -15,6 +19,38 @@ cdef extern from *:
     #endif
     """
     void malloc_trim "inferd_malloc_trim"() nogil
+
+cdef enum:
+    REST = 4                     # a peak is over when there is no more than one part in so many of it
+
+cdef int64_t QUIET_NS = 3000000000  # for so long
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The peak
+
+cdef void host_note_peak(Host *host) noexcept nogil:
+    cdef size_t now = host_kept(host)
+    host.peak = max(host.peak, now)
+    if host.peak < PEAK_FROM:
+        return
+    if now > host.peak // REST:
+        timers_clear(host.timers, &host.quiet)
+    elif host.quiet.slot == 0:
+        host.quiet.fire = peak_is_over
+        host.quiet.owner = host
+        timers_set(host.timers, &host.quiet, host.now_ns + QUIET_NS)  # if it cannot be, there will be a next time
+
+
+cdef void peak_is_over(Timer *timer, int64_t now) noexcept nogil:
+    cdef Host *host = <Host *>timer.owner
+    host.peak = host_kept(host)
+    smalls_clear(&host.smalls)
+    memory_trim(host.crew)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Giving back
 
 
 cdef void run(Job *job) noexcept nogil:

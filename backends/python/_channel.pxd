@@ -8,8 +8,8 @@ from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
 from _native.request.bridge cimport Inlet
 from _native.request.request cimport Request
-from _native.request.timers cimport Timer
 from _native.threads cimport Condition, Mutex
+from _native.timers cimport Timer
 from backends.python._loans cimport Ledger
 from backends.python._slots cimport Slots
 from backends.python._wire cimport Head

@@ -19,17 +19,15 @@ from _native.memory.resource cimport Block, block_give, block_share
 from _native.request.bridge cimport (
     Inlet,
     bridge_attach,
-    bridge_clear_timer,
     bridge_detach,
     bridge_look_again,
-    bridge_set_timer,
 )
 from _native.request.request cimport InputData, Request, request_fail, request_follow, request_unfollow
-from _native.request.timers cimport Timer
 from _native.service.submission cimport Submission
 from _native.status cimport STATUS_INTERNAL, STATUS_UNAVAILABLE
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
+from _native.timers cimport Timer, timers_clear, timers_set
 from backends.python._bls cimport bls_leave
 from backends.python._channel cimport (
     CHANNEL_DOWN,
@@ -455,7 +453,7 @@ cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
     if heard == HEARD_WISH:
         bridge_look_again((<Submission *>channel.submission).bridge, &channel.results)  # others have their turn first
         return UNDER_WAY
-    bridge_clear_timer((<Submission *>channel.submission).bridge, &channel.limit)
+    timers_clear((<Submission *>channel.submission).bridge.timers, &channel.limit)
     if heard != HEARD_DONE or not take_results(channel, batch, &head):
         return BLOCKED
     end(channel, batch)
@@ -468,7 +466,7 @@ cdef void limit(Channel *channel) noexcept nogil:
         return
     channel.limit.fire = time_is_over
     channel.limit.owner = channel
-    if not bridge_set_timer((<Submission *>channel.submission).bridge, &channel.limit, now_ns() + channel.timeout_ns):
+    if not timers_set((<Submission *>channel.submission).bridge.timers, &channel.limit, now_ns() + channel.timeout_ns):
         channel_exhausted(channel)
 
 

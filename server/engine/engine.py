@@ -127,7 +127,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
-        loop.add_reader(self._bridge.timer_fd, self._on_timer)
+        loop.add_reader(self._bridge.timers.fd, self._on_timer)
         if self._store is not None:
             await self._store.start()
         folders = await on_thread(self._repositories.scan)
@@ -201,7 +201,7 @@ class Engine:
         await asyncio.to_thread(self._repositories.close)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
-        loop.remove_reader(self._bridge.timer_fd)
+        loop.remove_reader(self._bridge.timers.fd)
 
     def drain(self) -> None:
         """Be not ready any more, for good; requests are still served."""

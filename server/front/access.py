@@ -60,13 +60,19 @@ class Access:
             self.judge.set_tokens(self._file.first())
 
     async def watch(self) -> None:
-        """Again and again, log who was refused, and read the file of tokens again if it has changed.
+        """Log who was refused, some time after somebody was, and read the file of tokens again if it has changed.
 
         A file that is wrong leaves the old tokens in force.
         """
+        noted = asyncio.Event()
+        noted.set()  # somebody may have been
+        self.judge.on_note = noted.set
         try:
             while True:
+                if self._file is None:
+                    await noted.wait()
                 await asyncio.sleep(LOOK_EVERY)
+                noted.clear()
                 self._tell()
                 if self._file is not None:
                     await self._read(self._file)

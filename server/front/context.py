@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.transport.connection import EVENT_CLOSED, Call
+from _native.transport.connection import EVENT_CLOSED, EVENT_DEADLINE, Call
 from server.front.door import STOPPING
 from server.front.lobby import Place
 from server.front.peer import Peer, identity_key
@@ -59,7 +59,9 @@ class NativeContext:
     # -- events --
 
     def _on_event(self, kind: str) -> None:
-        if kind == EVENT_CLOSED:
+        if kind == EVENT_DEADLINE:
+            self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        if kind in (EVENT_CLOSED, EVENT_DEADLINE):
             self._close()
         self._wake.set()
 
@@ -79,11 +81,6 @@ class NativeContext:
     async def _changed(self) -> None:
         self._wake.clear()
         await self._wake.wait()
-
-    def expire(self) -> None:
-        """The client's deadline has passed."""
-        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-        self._close()
 
     def drain(self) -> None:
         """The server stops: a conversation ends when the requests that have come are answered."""

@@ -21,6 +21,7 @@ import grpc
 from _native.service.access import GROUPS, PassageEntrance
 from _native.service.forwarding import Forwarder
 from _native.service.infer import InferService
+from _native.timers import TimersHandle
 from _native.transport.client import ClientUse
 from _native.transport.connection import Call, Endpoint
 from _native.transport.workers import Workers
@@ -37,7 +38,6 @@ from server.front.protocol import NativeProtocol
 from server.front.refusal import rich_details
 from server.front.serving import serve
 from server.front.tls import Credentials
-from server.front.watch import Watchman
 from server.observe.metrics.service import Traffic
 from server.rpc.service import RAW, SERVICE
 
@@ -86,7 +86,7 @@ class NativeDoor:
     """A `server.front.door.Door` on libnghttp2.
 
     Args:
-        infer: serves ModelInfer natively; without it, a handler must be registered for it.
+        infer: serves ModelInfer natively, and has the timers; without it, a handler must be registered for ModelInfer.
         access: who may call what; None: everybody everything.
         max_message_bytes: largest request message; negative or 0 for no limit, as in Triton.
         max_held_bytes: of requests that are not answered and answers that are not read; 0 for no limit.
@@ -118,6 +118,8 @@ class NativeDoor:
     ) -> None:
         self._access = access
         self._level = COMPRESSION_LEVELS[compression_level]
+        self._has_own_timers = infer is None
+        self._timers = TimersHandle() if infer is None else infer.timers
         self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
         self._endpoint = Endpoint(
             self._on_call,
@@ -129,6 +131,7 @@ class NativeDoor:
             native_level=self._level,
             workers=self._workers,
             max_streams=connections.max_streams,
+            timers=self._timers,
         )
         if infer is not None:
             infer.install(self._endpoint)
@@ -141,7 +144,6 @@ class NativeDoor:
         self._reloading: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
-        self._watchman = Watchman(self._endpoint)
         self._connections = connections
         self._lobby = Lobby(max_connections, clients)
         self._refused = ConnectionLog()
@@ -179,7 +181,10 @@ class NativeDoor:
 
     async def start(self, *addresses: str) -> int:
         self._endpoint.on_dirty = self._schedule_flush
-        asyncio.get_running_loop().add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._workers.event_fd, self._endpoint.collect_jobs)
+        if self._has_own_timers:
+            loop.add_reader(self._timers.fd, self._fire)
         self._workers.start()
         try:
             bound = [await self._listen(parse_bind(text, 0)) for text in addresses]
@@ -194,7 +199,7 @@ class NativeDoor:
     async def _listen(self, bind: Bind) -> Address:
         address, policy, place = bind.address, self._policy.at(bind), self._place(bind.rules)
         protocol = partial(
-            NativeProtocol, self._endpoint, self._protocols, self._watchman, self._lobby, place, self._refused
+            NativeProtocol, self._endpoint, self._protocols, self._timers, self._lobby, place, self._refused
         )
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
@@ -276,9 +281,10 @@ class NativeDoor:
         tasks = [context.task for context in self._contexts if context.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=PARTING)
-        self._watchman.close()
         self._threads.shutdown(wait=False)
         loop.remove_reader(self._workers.event_fd)
+        if self._has_own_timers:
+            loop.remove_reader(self._timers.fd)
         self._workers.close()
 
     async def _clients_told(self, end: float) -> None:
@@ -309,6 +315,11 @@ class NativeDoor:
         """Write the answers that have been queued since; to be called after each round of deliveries."""
         self._flush_scheduled = False
         self._endpoint.flush_dirty()
+
+    def _fire(self) -> None:
+        """Do what is due, where there is no engine that does."""
+        self._timers.fire()
+        self.flush()
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:

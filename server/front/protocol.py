@@ -7,13 +7,14 @@ import socket
 from functools import partial
 from typing import Any
 
+from _native.timers import TimersHandle
 from _native.transport.connection import Connection, Endpoint
 from server.front.connection_log import ConnectionLog
 from server.front.lobby import Guest, Lobby, Place
 from server.front.peer import peer_of
 from server.front.sessions import is_resumed
 from server.front.tls import ALPN
-from server.front.watch import Watch, Watchman
+from server.front.watch import Watch
 
 DIRECT_FROM, DIRECT_AT_MOST = 64 << 10, 4 << 20
 """Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
@@ -29,7 +30,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self,
         endpoint: Endpoint,
         protocols: set[NativeProtocol],
-        watchman: Watchman,
+        timers: TimersHandle,
         lobby: Lobby,
         place: Place,
         refused: ConnectionLog,
@@ -38,10 +39,10 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._lobby = lobby
         self._place = place
         self._guest: Guest | None = None
-        self._accepted = asyncio.get_running_loop().time()  # made when the socket is accepted, before TLS
+        self._accepted = timers.time()  # made when the socket is accepted, before TLS
         self._endpoint = endpoint
         self._protocols = protocols
-        self._watchman = watchman
+        self._timers = timers
         self._watch: Watch | None = None
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
@@ -89,7 +90,7 @@ class NativeProtocol(asyncio.BufferedProtocol):
         self._connection.guest = self._guest
         self._connection.flush = self._flush
         self._connection.on_refused = partial(self._refused.add, client.address)
-        self._watch = self._watchman.watch(self, self._connection, self._place.connections, self._accepted)
+        self._watch = Watch(self, self._connection, self._place.connections, self._timers, self._accepted)
         self._protocols.add(self)
         if self._encrypted:
             self._flush()

@@ -28,10 +28,6 @@ async def serve(handler: Handler, context: NativeContext, threads: Executor) -> 
         context: the call.
         threads: where methods run that are not coroutines.
     """
-    remaining = context.time_remaining()
-    timer = None
-    if remaining is not None:
-        timer = asyncio.get_running_loop().call_later(remaining, context.expire)
     try:
         await _run(handler, context, threads)
     except grpc.aio.AbortError:
@@ -44,9 +40,6 @@ async def serve(handler: Handler, context: NativeContext, threads: Executor) -> 
         context.finish(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
     else:
         context.finish(context.code() or grpc.StatusCode.OK, context.details())
-    finally:
-        if timer is not None:
-            timer.cancel()
 
 
 async def _run(handler: Handler, context: NativeContext, threads: Executor) -> None:

@@ -1,13 +1,12 @@
-"""Carries out what `server.front.keepalive` says: one watch for each native connection, on one timer for all."""
+"""Carries out what `server.front.keepalive` says: a watch for each native connection, with a timer of the loop's."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
-from _native.transport.connection import Connection, Endpoint
+from _native.timers import Alarm, TimersHandle
+from _native.transport.connection import Connection
 from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
-from server.front.wheel import Entry, TimerWheel
 
 
 class Watched(Protocol):
@@ -20,66 +19,28 @@ class Watched(Protocol):
         """Close the socket at once."""
 
 
-EXPIRY = 1.0  # seconds between looks at the requests that are arriving
-
-
-class Watchman:
-    """The watches of all connections of an endpoint."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._watches: set[Watch] = set()
-        self._expiry: Entry | None = None
-        self._wheel: TimerWheel | None = None
-
-    def watch(self, driver: Watched, connection: Connection, policy: ConnectionPolicy, accepted: float) -> Watch:
-        """Watch a new connection; to be called on the loop.
-
-        Args:
-            accepted: when it was accepted, on the loop's clock.
-        """
-        loop = asyncio.get_running_loop()
-        if self._wheel is None:
-            self._wheel = TimerWheel(loop)
-            self._expiry = self._wheel.entry(self._expire)
-        if not self._watches and self._expiry is not None:
-            self._expiry.set(loop.time() + EXPIRY)
-        watch = Watch(self, self._wheel, loop, driver, connection, policy, accepted)
-        self._watches.add(watch)
-        return watch
-
-    def forget(self, watch: Watch) -> None:
-        """Its connection is gone."""
-        self._watches.discard(watch)
-
-    def _expire(self) -> None:
-        more = self._endpoint.expire()
-        if (self._watches or more) and self._expiry is not None:
-            self._expiry.set(asyncio.get_running_loop().time() + EXPIRY)
-
-    def close(self) -> None:
-        """Watch nothing any more."""
-        if self._wheel is not None:
-            self._wheel.close()
-
-
 class Watch:
-    """What is due for one connection: its greeting, pings, age, and its end when the peer does not take it."""
+    """What is due for one connection: its greeting, pings, age, and its end when the peer does not take it.
+
+    Args:
+        driver: writes what there is to say, and closes.
+        connection: that was made now.
+        policy: what holds for it.
+        timers: of the loop.
+        accepted: when it was accepted, as the timers count.
+    """
 
     def __init__(
         self,
-        watchman: Watchman,
-        wheel: TimerWheel,
-        loop: asyncio.AbstractEventLoop,
         driver: Watched,
         connection: Connection,
         policy: ConnectionPolicy,
+        timers: TimersHandle,
         accepted: float,
     ) -> None:
-        now = loop.time()
+        now = timers.time()
         self._policy = policy
-        self._watchman = watchman
-        self._loop = loop
+        self._timers = timers
         self._driver = driver
         self._connection: Connection | None = connection
         self._handshake = Handshake(policy, accepted)
@@ -87,7 +48,7 @@ class Watch:
         self._strikes = PingStrikes(policy)
         self._age = Age(policy, now)
         self._is_closing = False
-        self._entry = wheel.entry(self._check)
+        self._alarm = Alarm(timers, self._check)
         self._schedule()
         connection.on_ping = self._pinged
 
@@ -96,26 +57,26 @@ class Watch:
         if self._connection is not None:
             self._connection.on_ping = None
             self._connection = None
-            self._watchman.forget(self)
-        self._entry.cancel()
+        self._alarm.cancel()
 
     def closing(self) -> None:
         """The socket will be closed when all is written: give that the time of a handshake."""
         self._is_closing = True
-        self._entry.set(self._loop.time() + self._policy.handshake_timeout)
+        self._alarm.set(self._timers.time() + self._policy.handshake_timeout)
 
     def _schedule(self) -> None:
-        self._entry.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))
+        self._alarm.set(min(self._handshake.deadline, self._keepalive.deadline, self._age.deadline))
 
     def _pinged(self) -> None:
         connection = self._connection
         if connection is None:
             return
-        if self._strikes.pinged(self._loop.time(), answer_frames=connection.answer_frames, streams=connection.streams):
+        now = self._timers.time()
+        if self._strikes.pinged(now, answer_frames=connection.answer_frames, streams=connection.streams):
             connection.calm("too_many_pings")  # written when this read has been processed
 
     def _check(self) -> None:
-        connection, now = self._connection, self._loop.time()
+        connection, now = self._connection, self._timers.time()
         if connection is None:
             return
         if self._is_closing:

@@ -290,12 +290,12 @@ class Settings:
     the clients that hold most and move least are ended; 0 for a quarter of the memory. Not with --transport grpcio."""
 
     grpc_receive_timeout: int = 30_000
-    """Milliseconds in which a request must arrive, and one second more for each 16 KiB of it; 0 for any time. Not with
-    --transport grpcio."""
+    """Milliseconds in which a request must arrive, and one second more for each 16 KiB of its first MiB and for each
+    256 KiB of the rest; 0 for any time. Not with --transport grpcio."""
 
     grpc_send_timeout: int = 30_000
-    """Milliseconds in which a client must read an answer that waits for it, and one second more for each 16 KiB of it;
-    0 for any time. Not with --transport grpcio."""
+    """Milliseconds in which a client must read an answer that waits for it, and one second more for each 16 KiB of its
+    first MiB and for each 256 KiB of the rest; 0 for any time. Not with --transport grpcio."""
 
     grpc_max_connections_per_client: int = 0
     """Connections that one client may have; further ones are closed at once; 0 for any number. Not with

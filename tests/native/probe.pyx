@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32
 from _native.request.request cimport REQUEST_TAKEN, Request, request_free, request_new, request_reserve
-from _native.request.timers cimport Timer, Timers, timers_clear, timers_due, timers_free, timers_have_room, timers_set
+from _native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
 from _native.scheduling.dispatcher cimport (
     GIVEN_END,
     SEAT_AWAY,
@@ -60,23 +60,23 @@ cdef class QueueProbe:
 
     cdef QueueLane handle
     cdef Plan plan
-    cdef Timers timers
+    cdef TimersHandle timers
     cdef dict requests       # tag -> address of what is queued
     cdef readonly list ousted    # tags of those that the last push has made leave, as they waited
 
     def __init__(self, spec, *, max_queue: int = 0, held: int = 0, limiter=None):
         self.handle = QueueLane(spec, 1, max_queue=max_queue, held=held, limiter=limiter)
+        self.timers = TimersHandle()
         self.requests = {}
         self.ousted = []
 
     def __dealloc__(self):
         for address in self.requests.values() if self.requests is not None else ():
             request_free(<Request *><size_t>address)
-        timers_free(&self.timers)
 
     cdef Request *forget(self, int tag) except NULL:
         cdef Request *request = <Request *><size_t>self.requests.pop(tag)
-        timers_clear(&self.timers, &request.timer)
+        timers_clear(&self.timers.timers, &request.timer)
         return request
 
     cdef list forget_all(self, Request *request):
@@ -99,7 +99,7 @@ cdef class QueueProbe:
         cdef Request *ousted
         cdef uint32_t level = 0
         cdef Pushed pushed
-        if request == NULL or not timers_have_room(&self.timers) or not request_reserve(
+        if request == NULL or not timers_have_room(&self.timers.timers) or not request_reserve(
                 request, &self.handle.lane.signature):
             raise MemoryError
         request.inputs[0].present = True
@@ -127,7 +127,7 @@ cdef class QueueProbe:
         self.requests[tag] = <size_t>request
         request.id.size = tag
         if request.expires_ns:
-            timers_set(&self.timers, &request.timer, request.expires_ns)
+            timers_set(&self.timers.timers, &request.timer, request.expires_ns)
             request.timer.owner = request
         return None
 
@@ -142,7 +142,7 @@ cdef class QueueProbe:
 
     def expire(self, now: int) -> list[int]:
         """What the loop does when timers are due: the requests that are refused because their time is over."""
-        cdef Timer *timer = timers_due(&self.timers, now)
+        cdef Timer *timer = timers_due(&self.timers.timers, now)
         cdef Request *request
         refused = []
         while timer != NULL:
@@ -152,7 +152,7 @@ cdef class QueueProbe:
             elif queue_take_out(self.handle.queue(), request):
                 refused.append(<int>request.id.size)
                 request_free(self.forget(<int>request.id.size))
-            timer = timers_due(&self.timers, now)
+            timer = timers_due(&self.timers.timers, now)
         return refused
 
     def executed(self, rows: int, ns: int) -> None:
@@ -331,37 +331,36 @@ cdef class DispatcherProbe:
 cdef class TimersProbe:
     """Timers told apart by numbers from 0."""
 
-    cdef Timers timers
+    cdef TimersHandle timers
     cdef Timer *each
     cdef int count
 
     def __cinit__(self, count: int):
         self.count = count
+        self.timers = TimersHandle()
         self.each = <Timer *>calloc(count, sizeof(Timer))
         if self.each == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.each)
-        timers_free(&self.timers)
 
     def set(self, number: int, due: int) -> None:
         """Set it, or move it when it is set."""
-        if not timers_have_room(&self.timers):
+        if not timers_set(&self.timers.timers, &self.each[number], due):
             raise MemoryError
-        timers_set(&self.timers, &self.each[number], due)
 
     def clear(self, number: int) -> None:
         """Take it out if it is in."""
-        timers_clear(&self.timers, &self.each[number])
+        timers_clear(&self.timers.timers, &self.each[number])
 
     def due(self, now: int) -> list[int]:
         """Those that are due, in order; they are out then."""
-        cdef Timer *timer = timers_due(&self.timers, now)
+        cdef Timer *timer = timers_due(&self.timers.timers, now)
         found = []
         while timer != NULL:
             found.append(timer - self.each)
-            timer = timers_due(&self.timers, now)
+            timer = timers_due(&self.timers.timers, now)
         return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from _native.memory.resource import live_counters
 from _native.transport.client import ClientUse
-from _native.transport.connection import Connection
+from _native.transport.connection import EVENT_DEADLINE, Connection
 from tests.native.h2peer import Echo, Lanes, Peer, framed
 
 KIB = 1 << 10
@@ -228,6 +228,50 @@ def test_a_large_request_has_a_second_more_for_each_16_kib(made):
     peer.close()
 
 
+def test_the_rest_of_a_large_request_must_come_faster(made):
+    """16 KiB a second keep a MiB open for a minute, and what is more than that for a quarter of a minute each."""
+    lanes = made(receive_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    message = framed(lanes.request(bytes(4096 * KIB)))
+    stream = peer.open()
+    seconds = 0
+    for at in range(0, len(message), 20 * KIB):
+        if peer.answers[stream].headers:
+            break
+        peer.send_all(stream, message[at : at + 20 * KIB], end=False)
+        peer.pump()
+        advance(lanes, 1.0)
+        peer.pump()
+        seconds += 1
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    assert 94 < seconds < 102
+    peer.close()
+
+
+def test_what_is_complete_needs_no_timer(made):
+    """Nothing is set for a call that is complete in the read in which it begins, and whose answer goes out at once."""
+    lanes = made(receive_timeout=30.0, send_timeout=30.0)
+    peer = Peer(lanes.endpoint)
+    peer.pump()
+    for _ in range(3):
+        streams = []
+        for _ in range(10):
+            streams.append(peer.open(metadata=(("grpc-timeout", "5S"),)))
+            peer.send(streams[-1], framed(lanes.request(b"x")), end=True)
+        peer.feed(peer.h2.data_to_send())
+        assert lanes.endpoint.timers.count == 0
+        lanes.settle()
+        peer.pump()
+        assert [peer.answers[stream].status for stream in streams] == [0] * 10
+        assert lanes.endpoint.timers.count == 0
+    stream = begun(lanes, peer, KIB, 10)
+    assert lanes.endpoint.timers.count == 1
+    peer.send_all(stream, framed(lanes.request(bytes(KIB)))[10:])
+    assert finished(lanes, peer, stream).status == 0
+    assert lanes.endpoint.timers.count == 0, "it goes with its call"
+    peer.close()
+
+
 def test_headers_that_do_not_arrive_end_the_connection(made):
     lanes = made(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
@@ -288,6 +332,63 @@ def test_the_deadline_counts_from_the_arrival_of_the_headers(made):
     answer = peer.answers[stream]
     assert (answer.status, answer.headers["grpc-message"]) == (DEADLINE_EXCEEDED, "Deadline Exceeded")
     assert not lanes.lane.in_flight
+    peer.close()
+
+
+@pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
+def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made, receive_timeout):
+    lanes = made(receive_timeout=receive_timeout)
+    peer = Peer(lanes.endpoint)
+    streams = [peer.open(metadata=(("grpc-timeout", f"{5000 - number}m"),)) for number in range(3)]
+    peer.pump()
+    assert lanes.endpoint.timers.count == 3
+    for after, ended in ((4.9979, 0), (4.9981, 1), (4.9991, 2), (4.9999, 2), (5.0001, 3)):
+        lanes.endpoint.clock.now = 1000.0 + after
+        lanes.endpoint.expire()
+        peer.pump()
+        assert [peer.answers[stream].status for stream in reversed(streams)] == (
+            [DEADLINE_EXCEEDED] * ended + [None] * (3 - ended)
+        )
+    peer.close()
+
+
+@pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
+def test_a_deadline_holds_where_the_headers_come_in_parts(made, receive_timeout):
+    """It cannot end the call before they are complete, and does as soon as they are."""
+    lanes = made(receive_timeout=receive_timeout)
+    peer = Peer(lanes.endpoint)
+    peer.pump()
+    stream = peer.open(metadata=(("grpc-timeout", "5S"),))
+    data = peer.h2.data_to_send()
+    peer.feed(data[:-3])
+    advance(lanes, 6.0)
+    peer.feed(data[-3:])
+    lanes.endpoint.expire()
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    other = begun(lanes, peer, KIB, 10)
+    advance(lanes, 6.0)
+    peer.pump()
+    assert not peer.answers[other].headers, "the connection goes on"
+    peer.close()
+
+
+def test_the_owner_of_a_python_call_hears_of_its_deadline():
+    """Once, at the deadline; what it does then is its own."""
+    echo = Echo()
+    echo.hold = True
+    echo.endpoint.clock = Clock()
+    peer = Peer(echo.endpoint)
+    stream = peer.open("/test/Echo", metadata=(("grpc-timeout", "5S"),))
+    peer.send_all(stream, framed(b"x"))
+    peer.pump()
+    for seconds, told in ((4.9, 0), (0.2, 1), (100.0, 1)):
+        echo.endpoint.clock.now += seconds
+        echo.endpoint.expire()
+        assert [kind for _, kind in echo.events].count(EVENT_DEADLINE) == told
+    echo.answer(echo.calls[0])
+    peer.pump()
+    assert peer.answers[stream].messages == [b"x"]
     peer.close()
 
 

@@ -238,3 +238,14 @@ def test_view_cannot_be_made_or_written():
 
 def _address(block):
     return np.frombuffer(block, dtype=np.uint8).ctypes.data
+
+
+def test_the_pool_tells_whether_anything_has_moved():
+    """So that nobody looks after memory that nobody uses."""
+    memory.cool()
+    assert memory.is_still()
+    block = memory._take(10 * MIB)
+    del block
+    assert not memory.is_still()
+    memory.cool()
+    assert memory.is_still()

@@ -76,8 +76,8 @@ class Queues(RuleBasedStateMachine):
         tag = self.pushed = self.pushed + 1
         deadline = self.now + patience if patience else 0
         refused = self.probe.push(
-            tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width, deadline=deadline
-        )
+            tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width, deadline=deadline, client=tag
+        )  # each of a client of its own: nobody has more than others, who would make room
         expected = self.model.push(tag, rows, width, self.now, priority, timeout_us, deadline)
         if expected is None:
             assert refused is None

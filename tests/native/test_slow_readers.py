@@ -194,6 +194,25 @@ def test_an_answer_must_be_taken_in_time(made):
     peer.close()
 
 
+def test_the_time_for_an_answer_begins_when_it_is_there(made):
+    """However long it took to compute, and however long nothing else has happened."""
+    lanes = made(send_timeout=30.0, running=False)
+    peer = Peer(lanes.endpoint, reading=False, window=0)
+    peer.pump()
+    stream = call(lanes, peer, KIB)
+    lanes.endpoint.clock.now += 100
+    lanes.run()
+    lanes.settle()
+    peer.pump()
+    advance(lanes.endpoint, 29)
+    peer.pump()
+    assert peer.answers[stream].reset is None
+    advance(lanes.endpoint, 2)
+    peer.pump()
+    assert peer.answers[stream].reset == ENHANCE_YOUR_CALM
+    peer.close()
+
+
 def test_a_stream_whose_responses_are_not_taken_ends_and_its_owner_is_told(native_counters):
     echo = Echo(send_timeout=30.0)
     echo.endpoint.clock = Clock()
@@ -305,4 +324,4 @@ def test_memory_goes_back_to_the_system_when_a_peak_is_over(made):
     assert pooled() > MIB
     advance(lanes.endpoint, 2)
     assert pooled() < MIB
-    assert not lanes.endpoint.expire(), "nothing more is to be given back"
+    assert lanes.endpoint.timers.count == 0, "nothing more is to be given back"

@@ -1,0 +1,233 @@
+"""The timers of an event loop: what is due at a time, whatever it is about, in one binary heap.
+
+Its members know their place, so that each can be taken out. One descriptor of the system's tells when the earliest is
+due, to the nanosecond as far as the system is that exact: nothing looks again and again whether something is.
+
+Who is asked often, and is seldom late, sets its timer to a time before which it cannot be late, and looks when that
+fires, instead of moving the timer whenever something happens.
+"""
+
+cimport cython
+from libc.errno cimport errno
+from libc.math cimport ceil, isinf
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from posix.unistd cimport close, read
+
+from _native.clock cimport now_ns
+
+cdef extern from *:
+    """
+    #include <sys/timerfd.h>
+    static inline int inferd_timerfd(void) { return timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC); }
+    static inline void inferd_timer_set(int fd, int64_t ns) {
+        struct itimerspec t = {{0, 0}, {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
+        timerfd_settime(fd, TFD_TIMER_ABSTIME, &t, NULL);
+    }
+    """
+    int make_timerfd "inferd_timerfd"() nogil
+    void timer_set "inferd_timer_set"(int fd, int64_t ns) nogil
+
+cdef enum:
+    FIRST_CAPACITY = 64
+
+cdef int64_t FIRING = 1      # Timers.armed_ns while timers fire: before all that could be set
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The heap
+
+
+cdef bint timers_grow(Timers *timers) noexcept nogil:
+    cdef uint32_t capacity = max(<uint32_t>FIRST_CAPACITY, timers.capacity * 2)
+    cdef Timer **grown = <Timer **>realloc(timers.heap, capacity * sizeof(Timer *))
+    if grown == NULL:
+        return False
+    timers.heap = grown
+    timers.capacity = capacity
+    return True
+
+
+cdef void timers_free(Timers *timers) noexcept nogil:
+    free(timers.heap)
+    timers.heap = NULL
+    timers.count = timers.capacity = 0
+
+
+cdef inline bint is_before(const Timer *a, const Timer *b) noexcept nogil:
+    return a.due_ns < b.due_ns or (a.due_ns == b.due_ns and a.order < b.order)
+
+
+cdef inline void place(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
+    timers.heap[slot] = timer
+    timer.slot = slot
+
+
+cdef void sift_up(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
+    while slot > 1 and is_before(timer, timers.heap[slot // 2]):
+        place(timers, timers.heap[slot // 2], slot)
+        slot //= 2
+    place(timers, timer, slot)
+
+
+cdef void sift_down(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
+    cdef uint32_t child = slot * 2
+    while child <= timers.count:
+        if child < timers.count and is_before(timers.heap[child + 1], timers.heap[child]):
+            child += 1
+        if is_before(timer, timers.heap[child]):
+            break
+        place(timers, timers.heap[child], slot)
+        slot = child
+        child = slot * 2
+    place(timers, timer, slot)
+
+
+cdef void sift(Timers *timers, Timer *timer, uint32_t slot) noexcept nogil:
+    # to its place, above here or below
+    if slot > 1 and is_before(timer, timers.heap[slot // 2]):
+        sift_up(timers, timer, slot)
+    else:
+        sift_down(timers, timer, slot)
+
+
+cdef void arm(Timers *timers) noexcept nogil:
+    # set the descriptor when the earliest is before what it is set to; one that is readable early does no harm
+    cdef int64_t earliest
+    if timers.count == 0 or timers.fd < 0:
+        return
+    earliest = timers.heap[1].due_ns
+    if timers.armed_ns == 0 or earliest < timers.armed_ns:
+        timers.armed_ns = earliest
+        timer_set(timers.fd, max(earliest, <int64_t>1))  # 0 would be never
+
+
+cdef bint timers_set(Timers *timers, Timer *timer, int64_t due_ns) noexcept nogil:
+    if timer.slot == 0 and not timers_have_room(timers):
+        return False
+    timer.due_ns = due_ns
+    timer.order = timers.order
+    timers.order += 1
+    if timer.slot:
+        sift(timers, timer, timer.slot)
+    else:
+        timers.count += 1
+        sift_up(timers, timer, timers.count)
+    arm(timers)
+    return True
+
+
+cdef void timers_clear(Timers *timers, Timer *timer) noexcept nogil:
+    cdef uint32_t slot = timer.slot
+    cdef Timer *last
+    if slot == 0:
+        return
+    timer.slot = 0
+    last = timers.heap[timers.count]
+    timers.count -= 1
+    if last != timer:
+        sift(timers, last, slot)
+
+
+cdef Timer *timers_due(Timers *timers, int64_t now) noexcept nogil:
+    cdef Timer *timer
+    if timers.count == 0 or timers.heap[1].due_ns > now:
+        return NULL
+    timer = timers.heap[1]
+    timers_clear(timers, timer)
+    return timer
+
+
+cdef void timers_fire(Timers *timers, int64_t now) noexcept nogil:
+    cdef uint64_t end = timers.order
+    cdef Timer *timer
+    timers.armed_ns = FIRING
+    while timers.count and timers.heap[1].order < end:
+        timer = timers_due(timers, now)
+        if timer == NULL:
+            break
+        timer.fire(timer, now)
+    timers.armed_ns = 0
+    arm(timers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For Python
+
+cdef class TimersHandle:
+    """The timers of one event loop. Register `fd` as a reader that calls `fire`."""
+
+    def __cinit__(self):
+        self.timers.fd = make_timerfd()
+        if self.timers.fd < 0:
+            raise OSError(errno, "cannot make the descriptor of the timers")
+
+    def __dealloc__(self):
+        if self.timers.fd >= 0:
+            close(self.timers.fd)
+        timers_free(&self.timers)
+
+    @property
+    def fd(self) -> int:
+        """Readable when something may be due."""
+        return self.timers.fd
+
+    @property
+    def count(self) -> int:
+        """How many are set."""
+        return self.timers.count
+
+    def time(self) -> float:
+        """What time it is, in the seconds of deadlines: those of time.monotonic()."""
+        return now_ns() * 1e-9
+
+    def fire(self) -> None:
+        """Do what is due."""
+        cdef uint64_t count
+        read(self.timers.fd, &count, sizeof(count))
+        timers_fire(&self.timers, now_ns())
+
+
+cdef void ring(Timer *timer, int64_t now) noexcept nogil:
+    with gil:
+        (<Alarm>timer.owner).ring()
+
+
+@cython.no_gc_clear  # __dealloc__ needs the timers; cycles go through the function's owner and can be cleared there
+cdef class Alarm:
+    """Calls a function at a deadline; none is set at first, and none remains when this object is gone.
+
+    Args:
+        timers: of the loop that it is called on.
+        function: called without arguments, never before the deadline.
+    """
+
+    def __init__(self, TimersHandle timers not None, function):
+        self.timers = timers
+        self.function = function
+        self.timer.fire = ring
+        self.timer.owner = <void *>self
+
+    def __dealloc__(self):
+        if self.timer.slot:
+            timers_clear(&self.timers.timers, &self.timer)
+
+    cdef void ring(self) noexcept:
+        self.function()
+
+    def set(self, deadline: float) -> None:
+        """Call the function at `deadline`, as `TimersHandle.time` counts, and not at the one before; infinity: never.
+
+        Raises:
+            MemoryError: there is no memory for it.
+        """
+        cdef double due = deadline * 1e9
+        if isinf(due) and due > 0:
+            self.cancel()
+        elif not timers_set(&self.timers.timers, &self.timer,
+                            INT64_MAX if due > 9e18 else max(<int64_t>0, <int64_t>ceil(due))):
+            raise MemoryError("no memory for a timer")
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        timers_clear(&self.timers.timers, &self.timer)
