@@ -95,7 +95,7 @@ cdef Digest question_digest(const Request *request) noexcept nogil:
     XXH3_INITSTATE(&state)
     XXH3_128bits_reset_withSeed(&state, seed)
     XXH3_128bits_update(&state, &request.lane, sizeof(request.lane))
-    XXH3_128bits_update(&state, &request.audience, sizeof(request.audience))
+    XXH3_128bits_update(&state, &request.asker.audience, sizeof(request.asker.audience))
     for i in range(request.signature.input_count):
         input = &request.inputs[i]
         if input.present:
@@ -147,7 +147,7 @@ cdef bint question_same(const Request *a, const Request *b) noexcept nogil:
     cdef const OutputData *x
     cdef const OutputData *y
     cdef uint32_t i
-    if a.lane != b.lane or a.audience != b.audience:
+    if a.lane != b.lane or a.asker.audience != b.asker.audience:
         return False
     for i in range(a.signature.output_count):
         x = &a.response.outputs[i]

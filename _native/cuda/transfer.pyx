@@ -260,7 +260,7 @@ cdef class Transfer:
             if part > output.size - at:
                 return False  # which fails the batch when the output is handed over
             placement = placement_of_output(request, index, self.device.ordinal)
-            if placement != NULL and part <= placement.size and not load32(&request.abandoned):
+            if placement != NULL and part <= placement.size and not load32(&request.abandonment.happened):
                 if not self.place_part(set, output, placement, at, part):
                     return False
                 request.response.outputs[index].placed = True
@@ -373,7 +373,7 @@ cdef DevicePointer place_in_region(Transfer transfer, const BufferSet *set, uint
     placement = placement_of_output(set.batch.requests[0], output, transfer.device.ordinal)
     address = placement.region.address + placement.offset
     if (size > placement.size or address % ALIGNMENT or placement.region.block.sharing == SHARED_WITH_STRANGER
-            or load32(&set.batch.requests[0].abandoned)
+            or load32(&set.batch.requests[0].abandonment.happened)
             or is_input_on_device(set.batch.requests[0], address, size)):
         return 0
     return address

@@ -54,7 +54,7 @@ cdef str batch_fail_by(NativeBatch *batch, str text):
     cdef bytes encoded
     for i in range(batch.count):
         request = batch.requests[i]
-        asked += request != NULL and not request.unasked and not request.rehearsed  # no client hears of those
+        asked += request != NULL and not request.sequenced.unasked and not request.rehearsed  # no client hears of those
     if asked > 1 and not batch.failed:
         mark = os.urandom(4).hex()
         told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
@@ -122,7 +122,7 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil:
 
 cdef inline bint late(const NativeBatch *batch, const Request *request) noexcept nogil:
     # waited too long; a sequence's lane has looked itself, as what becomes of the others depends on it
-    if request.sequence != NULL:
+    if request.sequenced.sequence != NULL:
         return False
     if 0 < request.deadline_ns <= batch.taken_ns:
         return True
@@ -193,8 +193,8 @@ cdef void forget_detached(NativeBatch *batch) noexcept nogil:
 
 
 cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil:
-    batch.requests[index].again = batch.lane.sequences != NULL and batch.lane.sequences.again != NULL
-    return batch.requests[index].again
+    batch.requests[index].sequenced.again = batch.lane.sequences != NULL and batch.lane.sequences.again != NULL
+    return batch.requests[index].sequenced.again
 
 
 cdef void hand_back(NativeBatch *batch) noexcept nogil:
@@ -203,8 +203,8 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     for i in range(batch.count):
         request = batch.requests[i]
-        if request != NULL and request.again:
-            request.again = False
+        if request != NULL and request.sequenced.again:
+            request.sequenced.again = False
             if not batch.failed:
                 batch.requests[i] = NULL
                 batch.lane.sequences.again(batch.lane, request)
@@ -216,9 +216,9 @@ cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
     cdef uint32_t i
     for i in range(batch.count):
         request = batch.requests[i]
-        if request == NULL or not request.unasked:
+        if request == NULL or not request.sequenced.unasked:
             continue
-        if request.sequence != NULL:
+        if request.sequenced.sequence != NULL:
             batch.lane.sequences.settle(batch.lane, request)
         if request.lane != NULL:
             fetch_add32(&batch.lane.in_flight, -1)
@@ -239,7 +239,7 @@ cdef void batch_finish(NativeBatch *batch) noexcept nogil:
             fail_request(batch, request)
         elif request.response.status == STATUS_OK:
             response_complete(&request.response)
-        if request.sequence != NULL:
+        if request.sequenced.sequence != NULL:
             batch.lane.sequences.settle(batch.lane, request)
     account(batch)
     return_requests(batch)

@@ -28,4 +28,4 @@ cdef inline const InputData *data_of(const NativeBatch *batch, uint32_t i, uint3
     cdef const Signature *signature = batch.signature
     if input < signature.input_count:
         return &batch.requests[i].inputs[input]
-    return &batch.requests[i].states[signature.supplied[input - signature.input_count].source]
+    return &batch.requests[i].sequenced.states[signature.supplied[input - signature.input_count].source]

@@ -49,14 +49,14 @@ cdef bint fill_states(Request *request) noexcept nogil:
     cdef uint32_t i, k
     if signature.state_count == 0:
         return True
-    request.states = <InputData *>calloc(2 * signature.state_count, sizeof(InputData))
-    if request.states == NULL:
+    request.sequenced.states = <InputData *>calloc(2 * signature.state_count, sizeof(InputData))
+    if request.sequenced.states == NULL:
         return False
     for i in range(signature.supplied_count):
         if signature.supplied[i].kind != SUPPLY_STATE:
             continue
         tensor = &signature.inputs[signature.input_count + i]
-        state = &request.states[signature.supplied[i].source]
+        state = &request.sequenced.states[signature.supplied[i].source]
         state.present = True
         state.rank = tensor.rank + batches
         state.shape[0] = request.rows
@@ -75,12 +75,12 @@ cdef bint fill_states(Request *request) noexcept nogil:
 
 cdef void free_states(Request *request) noexcept nogil:
     cdef uint32_t i
-    if request.states == NULL:
+    if request.sequenced.states == NULL:
         return
     for i in range(2 * request.signature.state_count):
-        block_give(request.states[i].block)
-    free(request.states)
-    request.states = NULL
+        block_give(request.sequenced.states[i].block)
+    free(request.sequenced.states)
+    request.sequenced.states = NULL
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -205,10 +205,10 @@ cdef bint request_set_state(Request *request, uint32_t state, Block *block, cons
                             const int64_t *shape, uint32_t rank, char **wrong) noexcept nogil:
     cdef InputData *goes_to
     wrong[0] = NULL
-    if request.unasked or request.states == NULL:
+    if request.sequenced.unasked or request.sequenced.states == NULL:
         block_give(block)
         return True
-    goes_to = &request.states[request.signature.state_count + state]
+    goes_to = &request.sequenced.states[request.signature.state_count + state]
     if not (block_own(&block, &data, size)
             and (not is_in_region(request, data) or block_replace(&block, &data, size))):
         block_give(block)

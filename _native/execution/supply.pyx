@@ -42,7 +42,7 @@ cdef extern from *:
 
 
 cdef inline bint says_yes(const Request *request, SupplyKind kind) noexcept nogil:
-    if request.null:
+    if request.sequenced.null:
         return False
     if kind == SUPPLY_START:
         return request.sequence_start
@@ -81,7 +81,7 @@ cdef void put_element(const Signature *signature, uint32_t index, const Request 
     cdef const char *text = NULL
     cdef uint32_t length
     if supplied.kind == SUPPLY_END_REASON:
-        memcpy(at, &request.end_reason, sizeof(int32_t))
+        memcpy(at, &request.sequenced.end_reason, sizeof(int32_t))
     elif supplied.kind != SUPPLY_CORRELATION:
         memcpy(at, supplied.values[says_yes(request, supplied.kind)], size)
     elif signature.inputs[signature.input_count + index].datatype != DT_BYTES:
@@ -221,7 +221,7 @@ cdef bint supply_one(const Signature *signature, uint32_t index, Request *const 
                      InputData *out) noexcept nogil:
     cdef GatheredInput made
     if signature.supplied[index].kind == SUPPLY_STATE:
-        out[0] = request[0].states[signature.supplied[index].source]
+        out[0] = request[0].sequenced.states[signature.supplied[index].source]
         if out.block != NULL:
             block_share(out.block)
         return True

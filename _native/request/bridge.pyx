@@ -175,7 +175,7 @@ cdef void finish(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     if request.record != NULL:
         record_end(request)
-    if request.sequence != NULL:
+    if request.sequenced.sequence != NULL:
         lane.sequences.settle(lane, request)
     if request.turn != NULL:
         order_leave(request)

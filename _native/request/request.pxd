@@ -56,6 +56,23 @@ cdef struct Correlation:
     uint64_t number
     uint64_t owner           # whose sequence it is; 0: of those who are not known, and share their sequences
 
+cdef struct Asker:
+    # who sends a request, as far as the front door knows
+    int64_t user             # of the process at a unix socket; -1: not known
+    uint64_t identity        # that the connection tells; 0: it tells none
+    uint64_t client          # to which all its connections belong; 0: not known
+    uint64_t audience        # those who may get the answer, if answers are kept or shared; 0: everybody
+    uint64_t stream          # on which the request came; 0: none
+
+cdef struct Sequenced:
+    # what a scheduler of sequences keeps with a request, zero with any other; see _native.sequences.sequence
+    void *sequence           # that its lane has put it into; NULL: none
+    InputData *states        # of the sequence: signature.state_count that it is in, and as many that it goes to
+    bint unasked             # made by the lane itself: neither answered nor counted
+    bint null                # and stands for an idle row of a batch
+    int32_t end_reason       # EndReason
+    bint again               # to be rescheduled when its batch is finished
+
 cdef struct Phases:
     # where the time of an executed request went, in nanoseconds; the last three are those of its whole batch
     uint64_t queue
@@ -83,6 +100,12 @@ ctypedef void (*leave_fn)(Request *request) noexcept nogil
 # before an instance answered, which `status` and `details` say. The sink copies or shares what it keeps.
 ctypedef void (*deliver_fn)(void *sink, Response *response, int status, const char *details) noexcept nogil
 
+cdef struct Abandonment:
+    # that nobody waits for the answer any more, and whom to tell
+    int32_t happened         # atomic
+    abandon_fn told          # of the instance that executes the request; see request_follow
+    void *owner              # its argument
+
 cdef struct Request:
     InferMessage message     # empty for a request that the server itself makes
     Block *block             # the bytes that `message` points into
@@ -106,21 +129,11 @@ cdef struct Request:
     bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
     bint rehearsed           # made by the server itself to warm its models up: no traffic, not counted
 
-    int64_t user             # whose process asks, on a unix socket; -1: not known
-    uint64_t identity        # who asks, as far as the connection tells; 0: it does not
-    uint64_t client          # who all its connections belong to, as far as the front door knows; 0: not known
-    uint64_t audience        # who may get the answer, if answers are kept or shared; 0: everybody
+    Asker asker
     Placement *placements    # of its tensors in shared memory; NULL: there are none
     bint on_device           # some input may still lie on a device: see InputData.region
 
-    # in a sequence; see _native.sequences.sequence
-    void *sequence           # that its lane has put it into; NULL: none
-    InputData *states        # of the sequence: signature.state_count that it is in, and as many that it goes to
-    bint unasked             # made by the lane itself: neither answered nor counted
-    bint null                # and stands for an idle row of a batch
-    int32_t end_reason       # EndReason
-    bint again               # to be rescheduled when its batch is finished
-    uint64_t stream          # that it came on; 0: none
+    Sequenced sequenced
 
     RequestState state       # guarded by the lane's lock
     Request *previous        # where it waits
@@ -144,9 +157,7 @@ cdef struct Request:
 
     bint admitted            # counted in the bridge as in the house
     bint kept                # somebody keeps it beyond its final response, and frees it
-    int32_t abandoned        # atomic: nobody waits for the answer any more
-    abandon_fn on_abandon    # of who executes it; see request_follow
-    void *on_abandon_owner
+    Abandonment abandonment
     uint64_t number          # by which who executes it knows it
     void *bridge             # Bridge that this request returns through
     deliver_fn deliver

@@ -101,7 +101,7 @@ cdef Request *request_new() noexcept nogil:
     request.next = NULL
     request.response.request = request
     request.response.final = True
-    request.user = -1
+    request.asker.user = -1
     live_add(LIVE_REQUESTS, 1)
     return request
 
@@ -166,24 +166,24 @@ mutex_init(&following, NULL)
 
 cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil:
     lock(&following)
-    request.on_abandon = told
-    request.on_abandon_owner = owner
-    if load32(&request.abandoned):
+    request.abandonment.told = told
+    request.abandonment.owner = owner
+    if load32(&request.abandonment.happened):
         told(request, owner)
     unlock(&following)
 
 
 cdef void request_unfollow(Request *request) noexcept nogil:
     lock(&following)
-    request.on_abandon = NULL
+    request.abandonment.told = NULL
     unlock(&following)
 
 
 cdef void request_abandon(Request *request) noexcept nogil:
     lock(&following)
-    store32(&request.abandoned, 1)
-    if request.on_abandon != NULL:
-        request.on_abandon(request, request.on_abandon_owner)
+    store32(&request.abandonment.happened, 1)
+    if request.abandonment.told != NULL:
+        request.abandonment.told(request, request.abandonment.owner)
     unlock(&following)
     stop_abandoned()
 
@@ -202,7 +202,7 @@ mutex_init(&watching, NULL)
 cdef bint all_abandoned(const Watched *watched) noexcept nogil:
     cdef uint32_t i
     for i in range(watched.count):
-        if not load32(&watched.requests[i].abandoned):
+        if not load32(&watched.requests[i].abandonment.happened):
             return False
     return True
 
@@ -275,8 +275,8 @@ cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
     request.id = outer.id
     request.priority = outer.priority
     request.timeout_us = outer.timeout_us
-    request.client = outer.client
-    request.audience = outer.audience
+    request.asker.client = outer.asker.client
+    request.asker.audience = outer.asker.audience
     request.rehearsed = outer.rehearsed
     return infer_message_copy_parameters(&request.message, &outer.message)
 

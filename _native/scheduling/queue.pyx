@@ -96,7 +96,7 @@ cdef inline void set_attention(Queue *queue) noexcept nogil:
 
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # how often requests come, and whether this one lets an instance wait for so long
-    if queue.shares.table != NULL and not shares_add(&queue.shares, request.client, level_at(request)):
+    if queue.shares.table != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
         outlook_arrival(&queue.outlook, request.queued_ns)
@@ -116,7 +116,7 @@ cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
         set_attention(queue)
         return
     while request != NULL:
-        shares_subtract(&queue.shares, request.client, level_at(request))
+        shares_subtract(&queue.shares, request.asker.client, level_at(request))
         request = request.next
 
 
@@ -144,7 +144,7 @@ cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request *
 
 cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
     if queue.shares.table != NULL:
-        shares_subtract(&queue.shares, request.client, level_at(request))
+        shares_subtract(&queue.shares, request.asker.client, level_at(request))
     levels_remove(&queue.levels, request)
     queue.enough_rows = 0
 
@@ -165,7 +165,7 @@ cdef bint count_shares(Queue *queue) noexcept nogil:
     if not shares_begin(&queue.shares):
         return False
     while request != NULL:
-        if not shares_add(&queue.shares, request.client, level_at(request)):
+        if not shares_add(&queue.shares, request.asker.client, level_at(request)):
             return False
         request = request.next
     set_attention(queue)
@@ -185,7 +185,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     cdef uint64_t client
     if not count_shares(queue):
         return NULL
-    share = shares_yielding(&queue.shares, coming.client, level, last, queue.levels.count, &most)
+    share = shares_yielding(&queue.shares, coming.asker.client, level, last, queue.levels.count, &most)
     if share == NULL:
         return NULL
     client = share.client
@@ -194,7 +194,7 @@ cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept
     request = levels_last(&queue.levels, last)
     while request != NULL and most and level_at(request) == last:
         previous = request.previous
-        if request.client == client:
+        if request.asker.client == client:
             take_out(queue, request)
             request.next = chain
             chain = request

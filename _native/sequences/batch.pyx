@@ -81,9 +81,9 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     request = sequence_pop(sequence)
     slots_count(slots, sequence, -1)
     request.state = REQUEST_TAKEN
-    request.states = sequence.states
-    if request.sequence_end and not request.unasked:
-        request.end_reason = END_CLIENT
+    request.sequenced.states = sequence.states
+    if request.sequence_end and not request.sequenced.unasked:
+        request.sequenced.end_reason = END_CLIENT
     sequence.running = request
     sequence.begun = True
     slots_bench(slots, sequence).running += 1
@@ -175,7 +175,7 @@ cdef Request *null_new(const Request *like) noexcept nogil:
     cdef uint32_t i
     if request == NULL:
         return NULL
-    request.unasked = request.null = True
+    request.sequenced.unasked = request.sequenced.null = True
     request.state = REQUEST_TAKEN
     if not request_reserve(request, like.signature):
         request_free(request)
@@ -187,7 +187,7 @@ cdef Request *null_new(const Request *like) noexcept nogil:
         else:
             request.inputs[i].block = NULL
     request.rows = 1
-    request.states = (<Sequence *>like.sequence).states
+    request.sequenced.states = (<Sequence *>like.sequenced.sequence).states
     request.bridge = like.bridge
     request.arrived_ns = like.arrived_ns
     request.queued_ns = like.queued_ns

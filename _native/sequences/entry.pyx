@@ -150,7 +150,7 @@ cdef Sequence *open_sequence(Slots *slots, Request *request) noexcept nogil:
     if slots_eviction(slots, sequence.hash).hash == sequence.hash:
         slots_eviction(slots, sequence.hash).reason = END_NONE
     if slots.tied:
-        sequence.stream = request.stream
+        sequence.stream = request.asker.stream
     slots.live += 1
     if slots.vacant_count:
         slots_place(slots, sequence)

@@ -84,13 +84,13 @@ cdef void sequences_remove(Sequence *sequence) noexcept nogil:
 # Requests
 
 cdef void sequence_append(Sequence *sequence, Request *request) noexcept nogil:
-    request.sequence = sequence
+    request.sequenced.sequence = sequence
     list_append(&sequence.queue, request)
     sequence.waiting += 1
 
 
 cdef void sequence_prepend(Sequence *sequence, Request *request) noexcept nogil:
-    request.sequence = sequence
+    request.sequenced.sequence = sequence
     list_prepend(&sequence.queue, request)
     sequence.waiting += 1
 

@@ -200,7 +200,7 @@ cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
 cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
     # Without the lock: nobody else looks at the state of a sequence while a request of it runs, and to give back what
     # the request has brought may need the GIL, which a thread that waits for the lock may hold.
-    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     if request.response.status != STATUS_OK:
         states_drop(sequence)
     elif not states_commit(sequence, self.slots.plans, request):
@@ -220,7 +220,7 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
     settle_state(self, request)
     lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
-    if load32(&request.abandoned):  # before it could have been removed
+    if load32(&request.abandonment.happened):  # before it could have been removed
         slots_remove(&self.slots, request, now_ns())
         request_fail(request, STATUS_CANCELLED, format_text("nobody waits for the answer any more"))
         request.next = self.slots.fallen

@@ -254,7 +254,7 @@ cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept 
 
 cdef void let_fall(Slots *slots, Request *request, int status, char *details, const char *reason) noexcept nogil:
     # a request that will not run; `details` is taken over
-    request.sequence = NULL
+    request.sequenced.sequence = NULL
     request.state = REQUEST_TAKEN
     request_fail(request, status, details)
     request.response.reason = reason
@@ -271,7 +271,7 @@ cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int s
     sequence_cut(sequence, first)
     while request != NULL:
         following = request.next
-        if request.unasked:
+        if request.sequenced.unasked:
             lane_discard(request)
         else:
             let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), reason)
@@ -331,14 +331,14 @@ cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int
     cdef uint32_t i
     if request == NULL:
         return NULL
-    request.unasked = True
+    request.sequenced.unasked = True
     request.lane = slots.lane
     fetch_add32(&slots.lane.in_flight, 1)
     request.bridge = slots.bridge
     request.rows = sequence.rows
     request.correlation = sequence.correlation
     request.sequence_end = True
-    request.end_reason = reason
+    request.sequenced.end_reason = reason
     request.state = REQUEST_QUEUED
     request.arrived_ns = request.queued_ns = now
     good = request_reserve(request, signature)
@@ -365,10 +365,10 @@ cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64
 # Requests come back, or do not
 
 cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil:
-    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     cdef Bench *bench = slots_bench(slots, sequence)
-    request.sequence = NULL
-    request.states = NULL
+    request.sequenced.sequence = NULL
+    request.sequenced.states = NULL
     sequence.running = NULL
     bench.running -= 1
     if slots.direct and bench.running == 0:
@@ -377,7 +377,7 @@ cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nog
 
 
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil:
-    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     cdef Bench *bench = slots_bench(slots, sequence)
     request.sequence_start = False
     request.state = REQUEST_QUEUED
@@ -390,7 +390,7 @@ cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogi
 
 
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil:
-    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     if request.state != REQUEST_QUEUED:
         return False
     if request == sequence.queue.first:
@@ -400,14 +400,14 @@ cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nog
                        "the sequence has ended: an earlier request of it was cancelled or its deadline passed", NULL)
     slots_count(slots, sequence, -1)
     sequence_cut(sequence, request)
-    request.sequence = NULL
+    request.sequenced.sequence = NULL
     request.state = REQUEST_TAKEN
     cut_short(slots, sequence, END_CANCELLED, now)
     return True
 
 
 cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil:
-    cdef Sequence *sequence = <Sequence *>request.sequence
+    cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
     if request.state != REQUEST_QUEUED or sequence.slot >= 0:
         return
     slots_let_fall(slots, sequence, sequence.queue.first, STATUS_UNAVAILABLE,

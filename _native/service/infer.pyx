@@ -86,9 +86,9 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
     request.single = True
     request.deliver = deliver_stream
     request.sink = stream
-    request.user = stream.conn.user
-    request.identity = stream.conn.identity
-    request.client = <uint64_t>stream.conn.client
+    request.asker.user = stream.conn.user
+    request.asker.identity = stream.conn.identity
+    request.asker.client = <uint64_t>stream.conn.client
     stream.call = request
     submit_call((<Door *>context).submission, request, block, data, size, stream.forwarded_size, timeout_ns,
                 stream.caller, &stream.context)
@@ -475,10 +475,10 @@ cdef class InferService:
         request.single = not stream
         request.deliver = deliver_python
         request.sink = <void *>ticket
-        request.user = user
-        request.identity = identity
-        request.client = client
-        request.stream = stream_number
+        request.asker.user = user
+        request.asker.identity = identity
+        request.asker.client = client
+        request.asker.stream = stream_number
         traceparent_read(&context, said, len(said))
         context.baggage = baggage
         context.baggage_size = len(baggage)

@@ -135,7 +135,7 @@ cdef inline int64_t scope_of(const Request *request, const RegionAccess *access)
         return SCOPE_NONE
     if access.shared:
         return SCOPE_SHARED
-    return request.user if request.user >= 0 else <int64_t>SCOPE_NONE
+    return request.asker.user if request.asker.user >= 0 else <int64_t>SCOPE_NONE
 
 
 cdef Placement *take_placement(Request *request, const RegionAccess *access, Str tensor, uint32_t first,
@@ -394,7 +394,7 @@ cdef bint response_place(Response *response) noexcept nogil:
     cdef const Request *request = response.request
     cdef const Placement *placement = request.placements
     cdef uint32_t i
-    if load32(&request.abandoned):
+    if load32(&request.abandonment.happened):
         forget_placed(response)
         return True  # the client is gone, or may use its memory for something else by now
     while placement != NULL:

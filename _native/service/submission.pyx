@@ -154,7 +154,7 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
 cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
     # who asks, as far as it is known: a token, else whom the connection is of; 0: it is not
     if caller == 0 or caller == TRUSTED:
-        return request.identity
+        return request.asker.identity
     return caller if caller != CALLER_SERVER else 0
 
 
@@ -162,7 +162,7 @@ cdef inline void set_apart(const Submission *self, Request *request, uint64_t ca
     # callers who are known have sequences of their own
     cdef uint64_t who = asker(request, caller)
     request.correlation.owner = 0 if self.sequences_shared else who
-    request.audience = who if self.answers_apart else 0
+    request.asker.audience = who if self.answers_apart else 0
 
 
 cdef inline void give_back(Request *request) noexcept nogil:

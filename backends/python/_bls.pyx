@@ -325,9 +325,9 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
     lock(&call.channel.guard)
     slot = slot_find(&call.channel.slots, call.parent)
     if slot != NULL:
-        waits = not load32(&slot.request.abandoned)
+        waits = not load32(&slot.request.abandonment.happened)
         record_inner(request, slot.request)
-        request.client = slot.request.client
+        request.asker.client = slot.request.asker.client
         if slot.request.deadline_ns:
             left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
             call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)
@@ -360,7 +360,7 @@ cdef void make_call(Errand *errand) noexcept nogil:
     request.single = not call.decoupled
     request.deliver = deliver
     request.sink = call
-    request.user = -1
+    request.asker.user = -1
     call.request = request
     submit_message(<Submission *>channel.submission, request, call.block, call.data, call.size, call.timeout_ns,
                    CALLER_SERVER)

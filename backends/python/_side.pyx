@@ -218,7 +218,7 @@ cdef bint fill(Channel *channel, const Head *head, Block *record, Response *resp
 cdef void send_on(Response *response) noexcept nogil:
     # one that is not the final one
     cdef Request *request = response.request
-    if load32(&request.abandoned):
+    if load32(&request.abandonment.happened):
         response_free(response)
         return
     if response.status == STATUS_OK:

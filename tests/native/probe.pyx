@@ -111,7 +111,7 @@ cdef class QueueProbe:
         request.priority = priority
         request.timeout_us = timeout_us
         request.deadline_ns = deadline
-        request.client = client
+        request.asker.client = client
         pushed = queue_put(self.handle.queue(), request, &level, &ousted)
         self.ousted = self.forget_all(ousted)
         if pushed == LANE_REFUSED:
@@ -424,9 +424,9 @@ cdef class SlotsProbe:
                 rows.append((0, 0, 0))
                 request_free(request)
             else:
-                self.notices += request.unasked
-                number = -self.notices if request.unasked else <int64_t>request.priority
-                rows.append((number, request.correlation.number, request.end_reason))
+                self.notices += request.sequenced.unasked
+                number = -self.notices if request.sequenced.unasked else <int64_t>request.priority
+                rows.append((number, request.correlation.number, request.sequenced.end_reason))
                 self.taken[number] = <uintptr_t>request
                 self.waiting.pop(number, None)
             request = following
@@ -436,7 +436,7 @@ cdef class SlotsProbe:
         """An instance has answered the request."""
         cdef Request *request = <Request *><uintptr_t>self.taken.pop(number)
         slots_settle(self.slots, request, now)
-        if request.unasked:
+        if request.sequenced.unasked:
             fetch_add32(&self.handle.lane.in_flight, -1)
         request_free(request)
 
