@@ -420,7 +420,7 @@ cdef class SlotsProbe:
         rows = []
         while request != NULL:
             following = request.next
-            if request.null:
+            if request.sequenced.null:
                 rows.append((0, 0, 0))
                 request_free(request)
             else:
