@@ -48,7 +48,7 @@ cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
 # On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
 # lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work finds that it is abandoned.
+# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work is told.
 cdef void bridge_abandon(Request *request) noexcept nogil
 
 
