@@ -31,6 +31,7 @@ from backends.python._channel cimport (
     channel_give,
     channel_kill,
     channel_leave,
+    channel_life,
     channel_new,
     channel_nudge,
     channel_up,
@@ -179,6 +180,11 @@ cdef class Link:
         return self.channel.slots.open
 
     @property
+    def life(self) -> int:
+        """Number of the worker that is there, or was; each has its own."""
+        return channel_life(self.channel)
+
+    @property
     def overdue(self) -> bool:
         """The worker was killed because an execution took too long."""
         lock(&self.channel.guard)
@@ -300,16 +306,20 @@ cdef class Link:
         with nogil:
             packet_send(self.channel.work, &head, sizeof(Head), data, size, 0)
 
-    def send_side(self, kind: int, id: int, record: bytes = b"", flags: int = 0) -> None:
-        """Send to the worker's reader of the side socket; never blocks."""
+    def send_side(self, kind: int, id: int, record: bytes = b"", life: int = 0) -> None:
+        """Send to the worker's reader of the side socket; never blocks.
+
+        Args:
+            kind, id, record: of the packet.
+            life: of the worker that it is for; it is for no other. 0: for the one that is there.
+        """
         cdef Head head
         cdef const char *data = record
         memset(&head, 0, sizeof(Head))
         head.kind = kind
-        head.flags = flags
         head.id = id
         head.size = <uint32_t>len(record)
-        side_send(self.channel, &head, data, len(record))
+        side_send(self.channel, <uint64_t>life, &head, data, len(record))
 
     # -- the attendant's loop
 

@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from _native.atomic cimport load64
 from _native.execution.remote cimport Remote
 from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
@@ -50,6 +51,7 @@ cdef struct Channel:
     Team *team
     void *submission         # Submission, for BLS calls; NULL: there are none
     void *bls_calls[BLS_BUCKETS]  # BlsCalls under way, by their ids; the loop's
+    void *bls_families[BLS_BUCKETS]  # the same by the requests on whose behalf they are made
     int64_t timeout_ns       # longest execution; 0: any
 
     Mutex guard              # guards all below up to the next heading
@@ -66,8 +68,8 @@ cdef struct Channel:
     bint leaving             # wait for no further worker
     Slots slots
     Ledger ledger
-    uint64_t life            # number of the worker; each has its own
-    uint32_t call_count      # BLS calls under way
+    int64_t life             # atomic, written by the attendant: number of the worker; each has its own
+    int32_t call_count       # atomic, written under the guard: BLS calls under way
     uint64_t call_bytes      # of their requests
     int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
     int32_t overdue          # the worker was killed because its execution took too long
@@ -113,15 +115,20 @@ cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept
 # Wait until a worker is up, or it is known that none will be soon; True: it is up. From the instance's thread.
 cdef bint channel_await(Channel *channel) noexcept nogil
 
+cdef inline uint64_t channel_life(const Channel *channel) noexcept nogil:
+    return <uint64_t>load64(&channel.life)
+
 # What a request's abandonment does: its flag says so to the worker. See request_follow; `owner` is the channel.
 cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
 # Send credit to a sender that waits, if it is more than 0. Not under the guard.
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
 
 # Send on the side socket, or on that of calls, from any thread: never blocks, in order; what the socket does not take
-# is sent by the attendant. `record` follows the head.
-cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
-cdef void calls_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil
+# is sent by the attendant. `record` follows the head. `life`: of the worker that it is for, no other gets it; 0: any.
+cdef void side_send(Channel *channel, uint64_t life, const Head *head, const void *record,
+                    size_t size) noexcept nogil
+cdef void calls_send(Channel *channel, uint64_t life, const Head *head, const void *record,
+                     size_t size) noexcept nogil
 # The attendant's part of that, when the socket takes packets again. Under the guard.
 cdef void outlet_flush(Outlet *outlet) noexcept nogil
 # End a request that the channel owns and whose response is complete: its slot is free, it is counted, and it leaves

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strdup
 
-from _native.atomic cimport fetch_add32, load32, store32
+from _native.atomic cimport fetch_add32, load32, store32, store64
 from _native.clock cimport now_ns
 from _native.memory.arena cimport Arena, arena_give, arena_share, arena_take
 from _native.memory.resource cimport Block, block_give
@@ -36,13 +36,11 @@ from _native.threads cimport (
     wait_until,
 )
 from backends.python._loans cimport (
-    LOAN_KINDS,
     Kept,
-    LoanKind,
     execution_forget,
     kept_give,
     ledger_free,
-    loan_end_one,
+    loan_end_last,
 )
 from backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
 from backends.python._wire cimport CREDIT, PACKET, SLOT_MASK, SLOTS, Head
@@ -154,7 +152,7 @@ cdef void channel_connect(Channel *channel, int work, int side, int calls, int p
     channel.supervisor = supervisor
     channel.overdue = False
     channel.fault = NULL
-    channel.life += 1
+    store64(&channel.life, channel.life + 1)
     channel.killed = False
     store32(&channel.deaf, 0)
     unlock(&channel.guard)
@@ -210,14 +208,10 @@ cdef void end_loans(Channel *channel) noexcept nogil:
     # the worker is gone
     cdef Block *block = NULL
     cdef Kept *kept = NULL
-    cdef int kind
     while True:
         lock(&channel.guard)
         kept = execution_forget(&channel.ledger)
-        for kind in range(<int>LOAN_KINDS):
-            block = loan_end_one(&channel.ledger, <LoanKind>kind)
-            if block != NULL:
-                break
+        block = loan_end_last(&channel.ledger)
         unlock(&channel.guard)
         if kept == NULL and block == NULL:
             return
@@ -312,7 +306,7 @@ cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexce
     head.kind = CREDIT
     head.id = number
     head.offset = credit
-    side_send(channel, &head, NULL, 0)
+    side_send(channel, 0, &head, NULL, 0)  # the number of a request is no other's
 
 
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:
@@ -341,19 +335,23 @@ cdef void drop_parcels(Outlet *outlet) noexcept nogil:
     outlet.count = 0
 
 
-cdef void side_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
-    outlet_send(channel, &channel.side, head, record, size)
+cdef void side_send(Channel *channel, uint64_t life, const Head *head, const void *record,
+                    size_t size) noexcept nogil:
+    outlet_send(channel, &channel.side, life, head, record, size)
 
 
-cdef void calls_send(Channel *channel, const Head *head, const void *record, size_t size) noexcept nogil:
-    outlet_send(channel, &channel.calls, head, record, size)
+cdef void calls_send(Channel *channel, uint64_t life, const Head *head, const void *record,
+                     size_t size) noexcept nogil:
+    outlet_send(channel, &channel.calls, life, head, record, size)
 
 
-cdef void outlet_send(Channel *channel, Outlet *outlet, const Head *head, const void *record,
+cdef void outlet_send(Channel *channel, Outlet *outlet, uint64_t life, const Head *head, const void *record,
                       size_t size) noexcept nogil:
     cdef Parcel *parcel
+    cdef bint there
     lock(&channel.guard)
-    if outlet.fd >= 0 and (outlet.first != NULL or packet_send(
+    there = outlet.fd >= 0 and (life == 0 or life == channel_life(channel))
+    if there and (outlet.first != NULL or packet_send(
             outlet.fd, head, sizeof(Head), record, size, MSG_DONTWAIT) == 1):
         parcel = NULL
         if outlet.waiting < MOST_WAITING and outlet.count < MOST_PARCELS:

@@ -1,4 +1,4 @@
-"""EXECUTE and DONE: how a batch gets to the worker of a Python model's instance and back, without the GIL.
+"""How a batch gets to the worker of a Python model's instance, EXECUTE, and back, DONE, without the GIL.
 
 The same steps are taken by the instance's thread, which waits between them (`execute`), and by the loop, which does not
 (`begin_here` and `advance`). Whatever takes longer than a step should is left to the thread.
@@ -12,10 +12,10 @@ from libc.string cimport memcpy, memset
 
 from _native.atomic cimport exchange32, load32
 from _native.clock cimport now_ns
-from _native.execution.batch cimport NativeBatch, await_fn, batch_detach, batch_fail, batch_reschedule, execute_fn
+from _native.execution.batch cimport NativeBatch, await_fn, batch_fail, execute_fn
 from _native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remote
 from _native.execution.supply cimport supply_each, supply_free
-from _native.memory.resource cimport Block, block_give, block_share
+from _native.memory.resource cimport Block
 from _native.request.bridge cimport (
     Inlet,
     bridge_attach,
@@ -24,7 +24,7 @@ from _native.request.bridge cimport (
 )
 from _native.request.request cimport InputData, Request, request_fail, request_follow, request_unfollow
 from _native.service.submission cimport Submission
-from _native.status cimport STATUS_INTERNAL, STATUS_UNAVAILABLE
+from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, notify_all, unlock, wait
 from _native.timers cimport Timer, timers_clear, timers_set
@@ -39,38 +39,21 @@ from backends.python._channel cimport (
     channel_exhausted,
     channel_kill,
     channel_nudge,
-    finish_detached,
     packet_poll,
     packet_receive,
     packet_send,
     slot_cancelled,
 )
-from backends.python._grants cimport grant, grant_asked, grant_outputs, granted_record, grants_end, grants_learn
-from backends.python._loans cimport LOAN_OUTPUT, Kept, execution_begin, execution_end, kept_give, kept_new
-from backends.python._record cimport RecordSize, record_copies, record_refers, record_size, record_write
-from backends.python._responses cimport Origin, response_peek, response_read, status_of_code
-from backends.python._slots cimport Slot, slot_done, slot_find, slot_give, slot_open, slot_take
-from backends.python._wire cimport (
-    ALLOCATE,
-    DONE,
-    EXECUTE,
-    FAILED,
-    IN_ARENA,
-    KEPT,
-    PACKET,
-    RESPONSE_ERROR,
-    RESPONSE_OPEN,
-    RESPONSE_RESCHEDULE,
-    SLOT_MASK,
-    Head,
-)
+from backends.python._done cimport done_take, slot_at_rest
+from backends.python._grants cimport grant, grant_asked, grant_outputs, grants_end
+from backends.python._loans cimport execution_begin
+from backends.python._record cimport RecordSize, record_copies, record_size, record_write
+from backends.python._slots cimport slot_give, slot_take
+from backends.python._wire cimport ALLOCATE, DONE, EXECUTE, IN_ARENA, PACKET, SLOT_MASK, Head
 
 cdef enum:
     MOST_COPIED = 256 << 10  # bytes of inputs that the loop copies for a batch
     MOST_WISHES = 32         # that it grants a worker in one go
-
-cdef const char *UNREADABLE = "sent a response that cannot be read"
-cdef const char *NO_MEMORY_TO_KEEP = "keeps memory that there is no memory to keep the books of"
 
 cdef enum Heard:
     HEARD_DONE
@@ -134,15 +117,6 @@ cdef bint begin(Channel *channel, NativeBatch *batch, bint may_wait, bint *up) n
         for i in range(batch.count):
             request_follow(batch.requests[i], told, channel)
     return begun
-
-
-cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:
-    # The slot once the attendant is not busy with it, which waits for nothing then. Under the guard.
-    cdef Slot *slot = slot_find(&channel.slots, number)
-    while slot.busy:
-        wait(&channel.changed, &channel.guard)
-        slot = slot_find(&channel.slots, number)  # the array may have grown
-    return slot
 
 
 cdef void give_slots(Channel *channel, NativeBatch *batch, uint32_t count) noexcept nogil:
@@ -263,130 +237,6 @@ cdef bint await_done(Channel *channel, Head *head) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# DONE
-
-cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
-    # the blocks that the EXECUTE has referred to; NULL: no memory
-    cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count)
-    cdef const InputData *data
-    cdef uint32_t i, input
-    if kept == NULL:
-        return NULL
-    if channel.execute_block != NULL:
-        kept.blocks[kept.count] = block_share(channel.execute_block)
-        kept.count += 1
-    for i in range(batch.count):
-        for input in range(batch.signature.input_count):
-            data = &batch.requests[i].inputs[input]
-            if data.present and record_refers(channel, data):
-                kept.blocks[kept.count] = block_share(data.block)
-                kept.count += 1
-    return kept
-
-
-cdef const char *settle(Channel *channel, const NativeBatch *batch, const Origin *origin, bint failed) noexcept nogil:
-    # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
-    # NULL. Under the guard.
-    cdef const char *rule = NULL
-    cdef uint8_t status = RESPONSE_ERROR
-    cdef size_t at = 0
-    cdef size_t size
-    cdef uint32_t i
-    for i in range(batch.count):
-        if not failed:
-            size = response_peek(origin, at, &status)
-            if size == 0:
-                return UNREADABLE
-            at += size
-        rule = slot_done(slot_at_rest(channel, channel.numbers[i]), status)
-        if rule != NULL:
-            return rule
-    return NULL
-
-
-cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index) noexcept nogil:
-    # its sender answers it, or has already done so
-    cdef Slot *slot
-    cdef Request *over = NULL
-    cdef int64_t taken_ns
-    lock(&channel.guard)
-    slot = slot_at_rest(channel, channel.numbers[index])
-    batch_detach(batch, index)
-    taken_ns = slot.taken_ns
-    if slot_open(slot):
-        over = slot.request
-    unlock(&channel.guard)
-    if over != NULL:
-        finish_detached(channel, over, taken_ns)
-
-
-cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *origin) noexcept nogil:
-    # False: they cannot be read
-    cdef uint8_t status = 0
-    cdef size_t at = 0
-    cdef size_t used
-    cdef uint32_t i
-    for i in range(batch.count):
-        used = response_read(origin, at, &batch.requests[i].response, &status)
-        if used == 0:
-            return False
-        at += used
-        if status == RESPONSE_OPEN:
-            detach(channel, batch, i)
-        elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
-            request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
-                "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
-                channel.name))
-    return True
-
-
-cdef void fail_all(NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
-    cdef uint32_t i
-    for i in range(batch.count):
-        request_fail(batch.requests[i], status_of_code(head.code), format_text(
-            "%.*s", <int>origin.size, <const char *>origin.record))
-
-
-cdef bint take_results(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
-    # DONE has come; False: the worker has broken a rule, or is gone
-    cdef const char *rule = NULL
-    cdef Kept *kept = NULL
-    cdef Origin origin
-    batch.output_start_ns = now_ns()
-    origin.record_block = granted_record(channel, head)
-    if origin.record_block == NULL:
-        return False
-    origin.record = origin.record_block.data
-    origin.size = head.size
-    origin.arena = channel.arena
-    origin.guard = &channel.guard
-    origin.ledger = &channel.ledger
-    origin.kind = LOAN_OUTPUT
-    if head.flags & KEPT:
-        kept = kept_of(channel, batch)
-        if kept == NULL:
-            rule = NO_MEMORY_TO_KEEP
-    lock(&channel.guard)
-    if rule == NULL:
-        kept = execution_end(&channel.ledger, kept, &rule)
-    if rule == NULL:
-        rule = settle(channel, batch, &origin, head.flags & FAILED)
-    unlock(&channel.guard)
-    kept_give(kept)
-    if rule == NULL:
-        if head.flags & FAILED:
-            fail_all(batch, head, &origin)
-        elif not read_responses(channel, batch, &origin):
-            rule = UNREADABLE
-    block_give(origin.record_block)
-    if rule != NULL:
-        channel_break(channel, rule)
-        return False
-    grants_learn(channel, batch)
-    return True
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # On the instance's thread
 
 cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
@@ -399,7 +249,7 @@ cdef void execute(NativeBatch *batch, void *context) noexcept nogil:
         if not up:
             refuse(channel, batch)
         return
-    elif not (send_execute(channel, batch) and await_done(channel, &head) and take_results(channel, batch, &head)):
+    elif not (send_execute(channel, batch) and await_done(channel, &head) and done_take(channel, batch, &head)):
         if not batch.failed:
             lost(channel, batch)
     end(channel, batch)
@@ -454,7 +304,7 @@ cdef Progress advance(NativeBatch *batch, void *context) noexcept nogil:
         bridge_look_again((<Submission *>channel.submission).bridge, &channel.results)  # others have their turn first
         return UNDER_WAY
     timers_clear((<Submission *>channel.submission).bridge.timers, &channel.limit)
-    if heard != HEARD_DONE or not take_results(channel, batch, &head):
+    if heard != HEARD_DONE or not done_take(channel, batch, &head):
         return BLOCKED
     end(channel, batch)
     return ENDED

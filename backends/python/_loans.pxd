@@ -56,6 +56,8 @@ cdef Loan *loan_find(const Ledger *ledger, LoanKind kind, uint64_t offset, uint6
 cdef Block *loan_end(Ledger *ledger, Loan *loan) noexcept nogil
 # End some loan of this kind; NULL: there is none.
 cdef Block *loan_end_one(Ledger *ledger, LoanKind kind) noexcept nogil
+# End the last loan, of whatever kind; NULL: there is none.
+cdef Block *loan_end_last(Ledger *ledger) noexcept nogil
 
 # An EXECUTE is sent: its id.
 cdef uint64_t execution_begin(Ledger *ledger) noexcept nogil

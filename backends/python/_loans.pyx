@@ -82,6 +82,12 @@ cdef Block *loan_end_one(Ledger *ledger, LoanKind kind) noexcept nogil:
     return loan_end(ledger, &ledger.loans[place - 1])
 
 
+cdef Block *loan_end_last(Ledger *ledger) noexcept nogil:
+    if ledger.count == 0:
+        return NULL
+    return loan_end(ledger, &ledger.loans[ledger.count - 1])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Executions
 

@@ -79,7 +79,7 @@ cdef void side_allocate(Channel *channel, const Head *asked) noexcept nogil:
         head.code = 1
     else:
         head.offset = <uint64_t>(block.data - channel.arena.base)
-    side_send(channel, &head, NULL, 0)
+    side_send(channel, 0, &head, NULL, 0)
 
 
 cdef bint spend(Channel *channel, LoanKind kind, uint64_t offset) noexcept nogil:

@@ -7,9 +7,7 @@ import json
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,19 +21,17 @@ from backends.api import (
     InstanceSpec,
     Model,
     ModelSource,
-    NativeInstance,
     Services,
     TensorSpec,
-    WorkerStatus,
 )
-from backends.python._attend import FloodError, NonsenseError, TeamHandle
+from backends.python._attend import TeamHandle
 from backends.python.arenas import arena_of
-from backends.python.attendant import Attendant, Post
+from backends.python.attendant import Post
 from backends.python.completion import complete, may_complete
 from backends.python.environment import Environment, find_environment
+from backends.python.instance import PythonInstance
 from backends.python.options import BackendOptions, read_backend_options, read_model_options
 from backends.python.process import Launch
-from backends.python.worker import protocol
 
 log = logging.getLogger("inferd.python")
 
@@ -48,14 +44,6 @@ DATATYPES = {
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
 }  # fmt: skip
 WINDOW = 64  # responses of one request that a sender may have on their way to the client; as in _slots.pxd
-MOST_ASKED = 256  # CALLs of a worker under way
-MOST_ASKED_BYTES = 1 << 30
-LEVELS = {
-    protocol.LOG_VERBOSE: logging.DEBUG,
-    protocol.LOG_INFO: logging.INFO,
-    protocol.LOG_WARNING: logging.WARNING,
-    protocol.LOG_ERROR: logging.ERROR,
-}
 
 
 class PythonBackend(Backend):
@@ -221,183 +209,3 @@ def _with_threads(environment: Environment, source: ModelSource) -> Environment:
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": DATATYPES[spec.datatype], "dims": list(spec.dims)}
-
-
-class PythonInstance(NativeInstance):
-    """A worker process, and the one that follows it when it dies."""
-
-    def __init__(self, post: Post, model: str, services: Services | None = None) -> None:
-        self._name = post.launch.name
-        self._model = model
-        self._services = services
-        self._changed: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
-        self._asked: Future[bool] | None = None  # is_ready() of the model
-        self._questions = 0
-        self._asking = 0  # CALLs under way
-        self._asking_bytes = 0
-        self._attendant = Attendant(post, self._on_packet, self._on_change)
-        if services is not None:
-            self._attendant.link.allow_calls(services.entrance)
-        try:
-            self._attendant.start()
-        except BackendError:
-            self._forget_measures()
-            raise
-        self.executor = self._attendant.link.executor
-        self.gate = self._attendant.link.gate
-        self.remote = self._attendant.link.remote
-
-    def __str__(self) -> str:
-        return self._name
-
-    @property
-    def ready(self) -> bool:
-        """Its worker is there and has loaded the model."""
-        return self._attendant.up
-
-    @property
-    def worker(self) -> WorkerStatus:
-        """See Instance."""
-        return self._attendant.worker
-
-    def watch(self, changed: Callable[[], object]) -> None:
-        """See Instance."""
-        self._changed.append(changed)
-
-    def check(self) -> Future[bool] | None:
-        """What the model's is_ready() says; those who ask while it is thinking share its answer."""
-        if not self._attendant.said.get("is_ready"):
-            return None
-        with self._lock:
-            if not self._attendant.up:  # nobody would answer, as _on_change has been here or will be
-                unready: Future[bool] = Future()
-                unready.set_result(False)
-                return unready
-            if self._asked is None or self._asked.done():
-                self._asked = Future()
-                self._questions += 1
-                self._attendant.link.send_side(protocol.IS_READY, self._questions)
-            return self._shared(self._asked)
-
-    @staticmethod
-    def _shared(asked: Future[bool]) -> Future[bool]:
-        """A future of the same answer that its holder may cancel."""
-        own: Future[bool] = Future()
-        asked.add_done_callback(
-            lambda done: own.set_result(done.result()) if own.set_running_or_notify_cancel() else None
-        )
-        return own
-
-    def drain(self) -> None:
-        """See Instance."""
-        self._attendant.link.leave()
-
-    def close(self) -> None:
-        """Let the worker finalize its model and end."""
-        self._attendant.stop()
-
-    def _on_change(self) -> None:
-        if not self._attendant.up:
-            with self._lock:
-                asked, self._asked = self._asked, None
-            if asked is not None and not asked.done():
-                asked.set_result(False)
-            self._forget_measures()
-        for changed in self._changed:
-            changed()
-
-    def _answered(self, number: int, ready: bool) -> None:
-        with self._lock:
-            asked = self._asked if number == self._questions else None
-        if asked is not None and not asked.done():
-            asked.set_result(ready)
-
-    def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:
-        if kind == protocol.HEALTH:
-            if record:
-                log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
-            self._answered(number, bool(flags & protocol.TRUE))
-        elif kind == protocol.CALL:
-            self._serve_call(number, record)
-        elif kind == protocol.METRIC and self._services is not None:
-            self._services.measure(self, _object(record))
-        elif kind == protocol.LOG:
-            log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
-
-    def _forget_measures(self) -> None:
-        if self._services is not None:
-            self._services.forget_measures(self)
-
-    def _serve_call(self, number: int, record: bytes) -> None:
-        """What the model asks of the server that is no inference; see CALL in worker/protocol.py."""
-        call = _call(record)
-        with self._lock:
-            if self._asking == MOST_ASKED or self._asking_bytes + len(record) > MOST_ASKED_BYTES:
-                raise FloodError
-            self._asking += 1
-            self._asking_bytes += len(record)
-        if self._services is None:
-            nobody: Future[object] = Future()
-            nobody.set_exception(BackendError("there is no server around this model"))
-            self._answer_call(number, len(record), nobody)
-            return
-        what = str(call.pop("call", ""))
-        self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(
-            lambda done: self._answer_call(number, len(record), done)
-        )
-
-    def _answer_call(self, number: int, size: int, done: Future[object]) -> None:
-        with self._lock:
-            self._asking -= 1
-            self._asking_bytes -= size
-        self._tell(number, _said(done))
-
-    def _tell(self, number: int, answer: Mapping[str, object]) -> None:
-        self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(answer).encode())
-
-
-def _object(record: bytes) -> dict[str, Any]:
-    """What a worker has written as a JSON object.
-
-    Raises:
-        NonsenseError: it is none.
-    """
-    try:
-        found = json.loads(record)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise NonsenseError
-    return found
-
-
-def _call(record: bytes) -> dict[str, Any]:
-    """A CALL: a JSON object, and behind it the files that it names, which become its "files".
-
-    Raises:
-        NonsenseError: it is none.
-    """
-    if len(record) < protocol.CALL_HEAD.size:
-        raise NonsenseError
-    at = protocol.CALL_HEAD.size + protocol.CALL_HEAD.unpack_from(record)[0]
-    call = _object(record[protocol.CALL_HEAD.size : at])
-    files = call.get("files") or {}
-    if not isinstance(files, dict):
-        raise NonsenseError
-    contents = {}
-    for path, size in files.items():
-        if not isinstance(size, int) or not 0 <= size <= len(record) - at:
-            raise NonsenseError
-        contents[path] = record[at : at + size]
-        at += size
-    if contents:
-        call["files"] = contents
-    return call
-
-
-def _said(done: Future[object]) -> Mapping[str, object]:
-    error = done.exception()
-    if error is None:
-        return {"result": done.result()}
-    return {"error": str(error) or type(error).__name__, "code": protocol.CODE_INTERNAL}

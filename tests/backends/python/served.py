@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -70,6 +71,12 @@ def add_model(root: Path, name: str, code: str, config: str = CONFIG) -> Path:
     (root / name / "config.pbtxt").write_text(config)
     (version / "model.py").write_text(textwrap.dedent(code))
     return version
+
+
+def wait_for(path: Path) -> None:
+    """Wait until it exists, as a model says that it has got so far."""
+    while not path.exists():
+        time.sleep(0.001)
 
 
 class Readiness:

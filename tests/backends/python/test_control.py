@@ -7,7 +7,7 @@ import pytest
 
 from server.engine.control import ControlMode, ModelControl
 from server.errors import Status
-from tests.backends.python.served import CONFIG, add_model, ask, serving
+from tests.backends.python.served import CONFIG, Readiness, add_model, ask, serving, wait_for
 from tests.engine.serving import infer, request, row
 
 pytestmark = pytest.mark.usefixtures("native_counters")
@@ -111,6 +111,51 @@ async def test_control_is_refused_where_it_is_off(root):
         answer = await ask(engine, 1)
         assert "explicit model load / unload is not allowed if polling is enabled" in answer.text
         assert await said(engine, 0) == 1
+
+
+async def test_what_a_dead_worker_has_asked_is_not_answered_to_the_next(tmp_path):
+    """Each worker counts its questions from one: an answer that comes late would be taken for that to another."""
+    slow = """
+import pathlib, time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = pathlib.Path(args["model_repository"])
+        (folder / "loading").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.001)
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+    asks = f"""
+import os, pathlib, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy().flat[0] == 1:
+            threading.Thread(target=pb_utils.load_model, args=("first",)).start()
+            while not pathlib.Path({str(tmp_path / "first" / "loading")!r}).exists():
+                time.sleep(0.001)
+            os._exit(1)
+        pb_utils.load_model("second")
+        ready = np.array([[pb_utils.is_model_ready("second")]], np.int64)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", ready)])]
+"""
+    add_model(tmp_path, "first", slow)
+    add_model(tmp_path, "second", slow)
+    async with serving(tmp_path, control=explicit("m"), m=asks) as engine:
+        assert (await ask(engine, 1)).status == Status.UNAVAILABLE
+        asked = asyncio.ensure_future(ask(engine, 2))
+        await asyncio.to_thread(wait_for, tmp_path / "second" / "loading")
+        readiness = Readiness(engine)
+        (tmp_path / "first" / "go").touch()
+        await readiness.until(("first", True))
+        for _ in range(50):  # turns of the loop, in which the first answer is sent
+            await ask(engine, 0, model="first")
+        assert not asked.done()
+        (tmp_path / "second" / "go").touch()
+        assert (await asked).array().item() == 1
 
 
 async def test_a_model_loads_another_one_in_initialize(tmp_path):

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from backends.python import process
-from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving
+from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving, wait_for
 
 UNAVAILABLE = 14
 
@@ -130,12 +129,6 @@ async def test_signals_for_all_processes_of_a_service_do_not_end_workers(tmp_pat
             os.kill(pid, number)
         (tmp_path / "m" / "go").touch()
         assert (await asked).array().tolist() == [[7]]
-
-
-def wait_for(path):
-    """Until it exists."""
-    while not path.exists():
-        time.sleep(0.001)
 
 
 NOISY = """

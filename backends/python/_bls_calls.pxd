@@ -1,0 +1,25 @@
+# The calls to other models that workers have under way.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from _native.request.bridge cimport Errand
+from backends.python._bls_answers cimport BlsCall
+from backends.python._channel cimport Channel
+from backends.python._wire cimport Head
+
+# From any thread: what a BLS_REQUEST says, or NULL: it was refused, or the worker is ended. Its errand makes it.
+cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
+
+# All below on the loop.
+
+# Make the call, which is under way from then on.
+cdef void call_make(Errand *errand) noexcept nogil
+# NULL: it is over.
+cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept nogil
+# The worker welcomes so many more responses.
+cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t credit) noexcept nogil
+# The worker wants nothing more of a call but its end, or of all that it makes on behalf of a request.
+cdef void call_cancel(BlsCall *call) noexcept nogil
+cdef void calls_cancel(Channel *channel, uint64_t life, uint64_t parent) noexcept nogil
+# The worker is gone: nobody waits for its calls any more.
+cdef void calls_leave(Channel *channel, uint64_t life) noexcept nogil

@@ -1,0 +1,307 @@
+"""Calls to other models under way: made, found, cancelled, and over, each of which happens once, on the loop.
+
+A call lends from the request on whose behalf it is made the deadline, and ends with it when the client leaves. It is
+known by the worker that makes it, whose life has a number, and by the id that the worker has given it; another worker
+may use the same.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from _native.atomic cimport fetch_add32, load32
+from _native.clock cimport now_ns
+from _native.memory.resource cimport Block, block_give
+from _native.request.bridge cimport Errand, bridge_abandon
+from _native.request.record cimport record_inner
+from _native.request.request cimport REQUEST_NEW, Request, Response, request_free, request_new
+from _native.scheduling.lane cimport Lane
+from _native.service.submission cimport CALLER_SERVER, Submission, submit_message
+from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
+from _native.threads cimport lock, unlock
+from backends.python._bls_answers cimport (
+    BlsCall,
+    call_answer,
+    call_drop_held,
+    call_fail,
+    call_refuse,
+    call_send_held,
+)
+from backends.python._channel cimport (
+    BLS_BUCKETS,
+    Channel,
+    channel_break,
+    channel_exhausted,
+    channel_give,
+    channel_life,
+    channel_share,
+)
+from backends.python._grants cimport record_copy
+from backends.python._side cimport side_record
+from backends.python._slots cimport Slot, slot_find
+from backends.python._wire cimport BLS_WINDOW, DECOUPLED, EMPTY, FINAL, IN_ARENA, BlsRecord, Head
+
+cdef enum:
+    MOST_CALLS = 4096        # of a worker under way
+    MOST_CALL_BYTES = 1 << 30  # of their requests
+
+cdef const char *TOO_MANY_CALLS = "too many calls to other models are under way"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a worker asks
+
+cdef bint may_call(Channel *channel, const Head *head) noexcept nogil:
+    # counts it
+    cdef bint may
+    lock(&channel.guard)
+    may = channel.call_count < MOST_CALLS and channel.call_bytes + head.size <= MOST_CALL_BYTES
+    if may:
+        fetch_add32(&channel.call_count, 1)
+        channel.call_bytes += head.size
+    unlock(&channel.guard)
+    return may
+
+
+cdef void call_over(Channel *channel, uint64_t bytes) noexcept nogil:
+    lock(&channel.guard)
+    fetch_add32(&channel.call_count, -1)
+    channel.call_bytes -= bytes
+    unlock(&channel.guard)
+
+
+cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil:
+    cdef Block *block
+    cdef BlsCall *call
+    cdef BlsRecord bls
+    if head.flags & IN_ARENA:
+        block = side_record(channel, head)
+    else:
+        block = record_copy(record, head.size)
+        if block == NULL:
+            channel_exhausted(channel)
+    if block == NULL:
+        return NULL
+    if head.size < sizeof(BlsRecord) or head.id == 0:
+        channel_break(channel, "sent a call that cannot be read")
+        block_give(block)
+        return NULL
+    memcpy(&bls, block.data, sizeof(BlsRecord))
+    if bls.message_size > head.size - sizeof(BlsRecord):
+        channel_break(channel, "sent a call that cannot be read")
+        block_give(block)
+        return NULL
+    if not may_call(channel, head):
+        call_refuse(channel, channel_life(channel), head.id, TOO_MANY_CALLS, FINAL)
+        block_give(block)
+        return NULL
+    call = <BlsCall *>calloc(1, sizeof(BlsCall))
+    if call == NULL:
+        channel_exhausted(channel)
+        call_over(channel, head.size)
+        block_give(block)
+        return NULL
+    call.block = block
+    call.data = block.data + sizeof(BlsRecord)
+    call.size = bls.message_size
+    call.bytes = head.size
+    call.life = channel_life(channel)
+    call.id = head.id
+    call.decoupled = head.flags & DECOUPLED
+    call.timeout_ns = <int64_t>min(bls.timeout_us, <uint64_t>1 << 52) * 1000 if bls.timeout_us else -1
+    call.credit = BLS_WINDOW
+    call.channel = channel_share(channel)
+    call.parent = bls.parent
+    call.errand.run = call_make
+    return call
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Those under way
+
+cdef inline BlsCall **calls_of(Channel *channel, uint64_t id) noexcept nogil:
+    # the list of the calls that have such an id
+    return <BlsCall **>&channel.bls_calls[id % BLS_BUCKETS]
+
+
+cdef inline BlsCall **family_of(Channel *channel, uint64_t parent) noexcept nogil:
+    # the list of the calls that are made on behalf of requests with such a number
+    return <BlsCall **>&channel.bls_families[parent % BLS_BUCKETS]
+
+
+cdef void enter(BlsCall *call) noexcept nogil:
+    # it is under way
+    cdef BlsCall **family
+    call.next = calls_of(call.channel, call.id)[0]
+    calls_of(call.channel, call.id)[0] = call
+    if call.parent:
+        family = family_of(call.channel, call.parent)
+        call.sibling = family[0]
+        call.sibling_link = family
+        if call.sibling != NULL:
+            call.sibling.sibling_link = &call.sibling
+        family[0] = call
+
+
+cdef void remove(BlsCall *call) noexcept nogil:
+    # it is over
+    cdef BlsCall **link = calls_of(call.channel, call.id)
+    while link[0] != call:
+        link = &link[0].next
+    link[0] = call.next
+    if call.parent:
+        call.sibling_link[0] = call.sibling
+        if call.sibling != NULL:
+            call.sibling.sibling_link = call.sibling_link
+    call_drop_held(call)
+    forget(call)
+
+
+cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept nogil:
+    cdef BlsCall *call = calls_of(channel, id)[0]
+    while call != NULL and not (call.id == id and call.life == life):
+        call = call.next
+    return call
+
+
+cdef void forget(BlsCall *call) noexcept nogil:
+    call_over(call.channel, call.bytes)
+    channel_give(call.channel)
+    free(call)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Their life
+
+cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
+    # the deadline and the trace; False: nobody waits for the request on whose behalf the call is made
+    cdef Slot *slot
+    cdef int64_t left
+    cdef bint waits = True
+    if call.parent == 0:
+        return True
+    lock(&call.channel.guard)
+    slot = slot_find(&call.channel.slots, call.parent)
+    if slot != NULL:
+        waits = not load32(&slot.request.abandonment.happened)
+        record_inner(request, slot.request)
+        request.asker.client = slot.request.asker.client
+        if slot.request.deadline_ns:
+            left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
+            call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)
+    unlock(&call.channel.guard)
+    return waits
+
+
+cdef void call_make(Errand *errand) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>errand
+    cdef Channel *channel = call.channel
+    cdef Request *request
+    cdef bint lives = call.life == channel_life(channel)  # else it has ended since the attendant has read this
+    if not lives or call_find(channel, call.life, call.id) != NULL:
+        if lives:
+            channel_break(channel, "made two calls of one number")
+        block_give(call.block)
+        forget(call)
+        return
+    enter(call)
+    request = request_new()
+    if request == NULL:
+        block_give(call.block)
+        end_with_error(call, STATUS_RESOURCE_EXHAUSTED, "no memory for the request")
+        return
+    if not inherit(call, request):
+        request_free(request)
+        block_give(call.block)
+        end_with_error(call, STATUS_CANCELLED, "nobody waits for the request on whose behalf the call is made")
+        return
+    request.single = not call.decoupled
+    request.deliver = deliver
+    request.sink = call
+    request.asker.user = -1
+    call.request = request
+    submit_message(<Submission *>channel.submission, request, call.block, call.data, call.size, call.timeout_ns,
+                   CALLER_SERVER)
+
+
+cdef void deliver(void *sink, Response *response, int status, const char *details) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>sink
+    cdef bint final = response == NULL or response.final
+    if final:
+        call.request = NULL
+    if status == STATUS_OK:
+        call_answer(call, response, final)
+    elif status == STATUS_UNIMPLEMENTED and response != NULL and asks_for_too_few(response.request):
+        call_fail(call, status, details, FINAL | DECOUPLED)
+    elif response != NULL and response.request.state == REQUEST_NEW:
+        call_fail(call, status, details, FINAL | EMPTY)
+    else:
+        call_fail(call, status, details, FINAL if final else 0)
+    if final and call.first_held == NULL:
+        remove(call)
+
+
+cdef inline bint asks_for_too_few(const Request *request) noexcept nogil:
+    # one response, of a model that gives any number: see submit_message
+    cdef const Lane *lane = <const Lane *>request.lane
+    return request.single and lane != NULL and lane.signature.decoupled and not lane.signature.single_answers
+
+
+cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t credit) noexcept nogil:
+    cdef BlsCall *call = call_find(channel, life, id)
+    if call == NULL:
+        return
+    if credit > BLS_WINDOW - call.credit:
+        channel_break(channel, "gave back more responses of a call than it had got")
+        return
+    call.credit += credit
+    call_send_held(call)
+    if call.first_held == NULL and call.request == NULL:
+        remove(call)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Their end
+
+cdef void leave(BlsCall *call) noexcept nogil:
+    cdef Request *request = call.request
+    call.request = NULL
+    if request != NULL:
+        bridge_abandon(request)
+
+
+cdef void end_with_error(BlsCall *call, int status, const char *details) noexcept nogil:
+    call.credit = 1  # it may be sent
+    call_drop_held(call)
+    call_fail(call, status, details, FINAL)
+    remove(call)
+
+
+cdef void call_cancel(BlsCall *call) noexcept nogil:
+    if call != NULL:
+        leave(call)
+        end_with_error(call, STATUS_CANCELLED, "the call was cancelled")
+
+
+cdef void calls_cancel(Channel *channel, uint64_t life, uint64_t parent) noexcept nogil:
+    cdef BlsCall *call = family_of(channel, parent)[0]
+    cdef BlsCall *following
+    while call != NULL:
+        following = call.sibling
+        if call.life == life and call.parent == parent:
+            call_cancel(call)
+        call = following
+
+
+cdef void calls_leave(Channel *channel, uint64_t life) noexcept nogil:
+    cdef BlsCall *call
+    cdef BlsCall *following
+    cdef int bucket
+    for bucket in range(BLS_BUCKETS):
+        call = <BlsCall *>channel.bls_calls[bucket]
+        while call != NULL:
+            following = call.next
+            if call.life == life:
+                leave(call)
+                remove(call)
+            call = following

@@ -1,0 +1,14 @@
+# What a worker says about the batch that it has executed.
+
+from libc.stdint cimport uint64_t
+
+from _native.execution.batch cimport NativeBatch
+from backends.python._channel cimport Channel
+from backends.python._slots cimport Slot
+from backends.python._wire cimport Head
+
+# The slot of a request of the batch once the attendant is not busy with it, which waits for nothing then. Under the
+# guard.
+cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil
+# DONE has come: what it says about each request. False: the worker has broken a rule, or is gone.
+cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil

@@ -1,0 +1,154 @@
+"""DONE: what a worker says about the batch that it has executed.
+
+Everything that it says is checked before anything of it is used: whether the requests may be answered that way, which
+memory it keeps, and then each response. What breaks a rule ends the worker.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from _native.clock cimport now_ns
+from _native.execution.batch cimport NativeBatch, batch_detach, batch_reschedule
+from _native.memory.resource cimport block_give, block_share
+from _native.request.request cimport InputData, Request, request_fail
+from _native.status cimport STATUS_INTERNAL
+from _native.text cimport format_text
+from _native.threads cimport lock, unlock, wait
+from backends.python._channel cimport Channel, channel_break, finish_detached
+from backends.python._grants cimport granted_record, grants_learn
+from backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kept_give, kept_new
+from backends.python._record cimport record_refers
+from backends.python._responses cimport Origin, response_peek, response_read, status_of_code
+from backends.python._slots cimport Slot, slot_done, slot_find, slot_open
+from backends.python._wire cimport FAILED, KEPT, RESPONSE_ERROR, RESPONSE_OPEN, RESPONSE_RESCHEDULE, Head
+
+cdef const char *UNREADABLE = "sent a response that cannot be read"
+cdef const char *NO_MEMORY_TO_KEEP = "keeps memory that there is no memory to keep the books of"
+
+
+cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:
+    cdef Slot *slot = slot_find(&channel.slots, number)
+    while slot.busy:
+        wait(&channel.changed, &channel.guard)
+        slot = slot_find(&channel.slots, number)  # the array may have grown
+    return slot
+
+
+cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
+    # the blocks that the EXECUTE has referred to; NULL: no memory
+    cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count)
+    cdef const InputData *data
+    cdef uint32_t i, input
+    if kept == NULL:
+        return NULL
+    if channel.execute_block != NULL:
+        kept.blocks[kept.count] = block_share(channel.execute_block)
+        kept.count += 1
+    for i in range(batch.count):
+        for input in range(batch.signature.input_count):
+            data = &batch.requests[i].inputs[input]
+            if data.present and record_refers(channel, data):
+                kept.blocks[kept.count] = block_share(data.block)
+                kept.count += 1
+    return kept
+
+
+cdef const char *settle(Channel *channel, const NativeBatch *batch, const Origin *origin, bint failed) noexcept nogil:
+    # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
+    # NULL. Under the guard.
+    cdef const char *rule = NULL
+    cdef uint8_t status = RESPONSE_ERROR
+    cdef size_t at = 0
+    cdef size_t size
+    cdef uint32_t i
+    for i in range(batch.count):
+        if not failed:
+            size = response_peek(origin, at, &status)
+            if size == 0:
+                return UNREADABLE
+            at += size
+        rule = slot_done(slot_at_rest(channel, channel.numbers[i]), status)
+        if rule != NULL:
+            return rule
+    return NULL
+
+
+cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index) noexcept nogil:
+    # its sender answers it, or has already done so
+    cdef Slot *slot
+    cdef Request *over = NULL
+    cdef int64_t taken_ns
+    lock(&channel.guard)
+    slot = slot_at_rest(channel, channel.numbers[index])
+    batch_detach(batch, index)
+    taken_ns = slot.taken_ns
+    if slot_open(slot):
+        over = slot.request
+    unlock(&channel.guard)
+    if over != NULL:
+        finish_detached(channel, over, taken_ns)
+
+
+cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *origin) noexcept nogil:
+    # False: they cannot be read
+    cdef uint8_t status = 0
+    cdef size_t at = 0
+    cdef size_t used
+    cdef uint32_t i
+    for i in range(batch.count):
+        used = response_read(origin, at, &batch.requests[i].response, &status)
+        if used == 0:
+            return False
+        at += used
+        if status == RESPONSE_OPEN:
+            detach(channel, batch, i)
+        elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
+            request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
+                "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
+                channel.name))
+    return True
+
+
+cdef void fail_all(NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.count):
+        request_fail(batch.requests[i], status_of_code(head.code), format_text(
+            "%.*s", <int>origin.size, <const char *>origin.record))
+
+
+cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
+    cdef const char *rule = NULL
+    cdef Kept *kept = NULL
+    cdef Origin origin
+    batch.output_start_ns = now_ns()
+    origin.record_block = granted_record(channel, head)
+    if origin.record_block == NULL:
+        return False
+    origin.record = origin.record_block.data
+    origin.size = head.size
+    origin.arena = channel.arena
+    origin.guard = &channel.guard
+    origin.ledger = &channel.ledger
+    origin.kind = LOAN_OUTPUT
+    if head.flags & KEPT:
+        kept = kept_of(channel, batch)
+        if kept == NULL:
+            rule = NO_MEMORY_TO_KEEP
+    lock(&channel.guard)
+    if rule == NULL:
+        kept = execution_end(&channel.ledger, kept, &rule)
+    if rule == NULL:
+        rule = settle(channel, batch, &origin, head.flags & FAILED)
+    unlock(&channel.guard)
+    kept_give(kept)
+    if rule == NULL:
+        if head.flags & FAILED:
+            fail_all(batch, head, &origin)
+        elif not read_responses(channel, batch, &origin):
+            rule = UNREADABLE
+    block_give(origin.record_block)
+    if rule != NULL:
+        channel_break(channel, rule)
+        return False
+    grants_learn(channel, batch)
+    return True

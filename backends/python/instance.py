@@ -1,0 +1,208 @@
+"""An instance of a Python model: what it is asked, and what its worker asks of the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from backends.api import BackendError, NativeInstance, Services, WorkerStatus
+from backends.python._attend import FloodError, NonsenseError
+from backends.python.attendant import Attendant, Post
+from backends.python.worker import protocol
+
+log = logging.getLogger("inferd.python")
+
+MOST_ASKED = 256  # CALLs of a worker under way
+MOST_ASKED_BYTES = 1 << 30
+LONGEST_TEXT = 5000  # characters of an error: it must fit into a packet, as JSON, in any language
+LEVELS = {
+    protocol.LOG_VERBOSE: logging.DEBUG,
+    protocol.LOG_INFO: logging.INFO,
+    protocol.LOG_WARNING: logging.WARNING,
+    protocol.LOG_ERROR: logging.ERROR,
+}
+
+
+class PythonInstance(NativeInstance):
+    """A worker process, and the one that follows it when it dies."""
+
+    def __init__(self, post: Post, model: str, services: Services | None = None) -> None:
+        self._name = post.launch.name
+        self._model = model
+        self._services = services
+        self._changed: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self._asked: Future[bool] | None = None  # is_ready() of the model
+        self._questions = 0
+        self._asking = 0  # CALLs under way
+        self._asking_bytes = 0
+        self._attendant = Attendant(post, self._on_packet, self._on_change)
+        if services is not None:
+            self._attendant.link.allow_calls(services.entrance)
+        try:
+            self._attendant.start()
+        except BackendError:
+            self._forget_measures()
+            raise
+        self.executor = self._attendant.link.executor
+        self.gate = self._attendant.link.gate
+        self.remote = self._attendant.link.remote
+
+    def __str__(self) -> str:
+        return self._name
+
+    @property
+    def ready(self) -> bool:
+        """Its worker is there and has loaded the model."""
+        return self._attendant.up
+
+    @property
+    def worker(self) -> WorkerStatus:
+        """See Instance."""
+        return self._attendant.worker
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """See Instance."""
+        self._changed.append(changed)
+
+    def check(self) -> Future[bool] | None:
+        """What the model's is_ready() says; those who ask while it is thinking share its answer."""
+        if not self._attendant.said.get("is_ready"):
+            return None
+        with self._lock:
+            if not self._attendant.up:  # nobody would answer, as _on_change has been here or will be
+                unready: Future[bool] = Future()
+                unready.set_result(False)
+                return unready
+            if self._asked is None or self._asked.done():
+                self._asked = Future()
+                self._questions += 1
+                self._attendant.link.send_side(protocol.IS_READY, self._questions)
+            return self._shared(self._asked)
+
+    @staticmethod
+    def _shared(asked: Future[bool]) -> Future[bool]:
+        """A future of the same answer that its holder may cancel."""
+        own: Future[bool] = Future()
+        asked.add_done_callback(
+            lambda done: own.set_result(done.result()) if own.set_running_or_notify_cancel() else None
+        )
+        return own
+
+    def drain(self) -> None:
+        """See Instance."""
+        self._attendant.link.leave()
+
+    def close(self) -> None:
+        """Let the worker finalize its model and end."""
+        self._attendant.stop()
+
+    def _on_change(self) -> None:
+        if not self._attendant.up:
+            with self._lock:
+                asked, self._asked = self._asked, None
+            if asked is not None and not asked.done():
+                asked.set_result(False)
+            self._forget_measures()
+        for changed in self._changed:
+            changed()
+
+    def _answered(self, number: int, ready: bool) -> None:
+        with self._lock:
+            asked = self._asked if number == self._questions else None
+        if asked is not None and not asked.done():
+            asked.set_result(ready)
+
+    def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:
+        if kind == protocol.HEALTH:
+            if record:
+                log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
+            self._answered(number, bool(flags & protocol.TRUE))
+        elif kind == protocol.CALL:
+            self._serve_call(self._attendant.link.life, number, record)
+        elif kind == protocol.METRIC and self._services is not None:
+            self._services.measure(self, _object(record))
+        elif kind == protocol.LOG:
+            log.log(LEVELS.get(code, logging.INFO), "%s: %s", self._name, record.decode("utf-8", "backslashreplace"))
+
+    def _forget_measures(self) -> None:
+        if self._services is not None:
+            self._services.forget_measures(self)
+
+    def _serve_call(self, life: int, number: int, record: bytes) -> None:
+        """What the model asks of the server that is no inference; see CALL in worker/protocol.py.
+
+        The answer may take longer than its worker lives; the next one may ask something else by the same number.
+        """
+        call = _call(record)
+        with self._lock:
+            if self._asking == MOST_ASKED or self._asking_bytes + len(record) > MOST_ASKED_BYTES:
+                raise FloodError
+            self._asking += 1
+            self._asking_bytes += len(record)
+        if self._services is None:
+            nobody: Future[object] = Future()
+            nobody.set_exception(BackendError("there is no server around this model"))
+            self._answer_call(life, number, len(record), nobody)
+            return
+        what = str(call.pop("call", ""))
+        self._services.ask(what, {**call, "asked_by": self._model}).add_done_callback(
+            lambda done: self._answer_call(life, number, len(record), done)
+        )
+
+    def _answer_call(self, life: int, number: int, size: int, done: Future[object]) -> None:
+        with self._lock:
+            self._asking -= 1
+            self._asking_bytes -= size
+        self._attendant.link.send_side(protocol.ANSWER, number, json.dumps(_said(done)).encode(), life)
+
+
+def _object(record: bytes) -> dict[str, Any]:
+    """What a worker has written as a JSON object.
+
+    Raises:
+        NonsenseError: it is none.
+    """
+    try:
+        found = json.loads(record)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise NonsenseError
+    return found
+
+
+def _call(record: bytes) -> dict[str, Any]:
+    """A CALL: a JSON object, and behind it the files that it names, which become its "files".
+
+    Raises:
+        NonsenseError: it is none.
+    """
+    if len(record) < protocol.CALL_HEAD.size:
+        raise NonsenseError
+    at = protocol.CALL_HEAD.size + protocol.CALL_HEAD.unpack_from(record)[0]
+    call = _object(record[protocol.CALL_HEAD.size : at])
+    files = call.get("files") or {}
+    if not isinstance(files, dict):
+        raise NonsenseError
+    contents = {}
+    for path, size in files.items():
+        if not isinstance(size, int) or not 0 <= size <= len(record) - at:
+            raise NonsenseError
+        contents[path] = record[at : at + size]
+        at += size
+    if contents:
+        call["files"] = contents
+    return call
+
+
+def _said(done: Future[object]) -> Mapping[str, object]:
+    error = done.exception()
+    if error is None:
+        return {"result": done.result()}
+    text = str(error) or type(error).__name__
+    return {"error": text[:LONGEST_TEXT], "code": protocol.CODE_INTERNAL}
