@@ -295,8 +295,13 @@ class ModelSource:
     spec: ModelSpec
     version: int
     path: Path  # the version directory
-    config_json: str = ""  # the complete configuration as JSON, field names as in model_config.proto
+    make_json: Callable[[], str] = str  # what `config_json` is; few backends ask
     from_client: bool = False  # the configuration came with a load: it names nothing outside the model's folder
+
+    @property
+    def config_json(self) -> str:
+        """The complete configuration as JSON, field names as in model_config.proto."""
+        return self.make_json()
 
     def model_file(self, default: str) -> Path:
         """The model's file or folder: `default_model_filename` of the configuration, else `default`.

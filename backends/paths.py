@@ -30,6 +30,8 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
         raise OutsideError(f"'{name}' must stay within the model directory: write a name relative to {base}")
     path = base / name
     found = path.resolve()
+    if found == path:
+        return path  # there are no links
     if not any(found.is_relative_to(folder.resolve()) for folder in (model_dir, base)):
         raise OutsideError(f"'{name}' must stay within the model directory, but it is a link to another place")
     return path

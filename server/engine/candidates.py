@@ -91,9 +91,9 @@ class Maker:
         self._retries = retries
         self.fingerprints = isinstance(cache, RedisCache)
 
-    async def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
-        """See `config.prepare`."""
-        return await on_thread(configuration.prepare, folder, self._options, self._loader, override)
+    def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
+        """See `config.prepare`. Blocks."""
+        return configuration.prepare(folder, self._options, self._loader, override)
 
     async def make(
         self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt
@@ -108,8 +108,14 @@ class Maker:
         return await on_thread(self._load, prepared, folder, version, halt)
 
     def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt) -> LoadedVersion:
-        spec, text = prepared.spec, configuration.config_to_json(prepared.config)
-        source = ModelSource(spec, version, folder.version_path(version), text, from_client=prepared.source.from_client)
+        spec, config = prepared.spec, prepared.config
+        source = ModelSource(
+            spec,
+            version,
+            folder.version_path(version),
+            lambda: configuration.config_to_json(config),
+            from_client=prepared.source.from_client,
+        )
         backend = None if spec.ensemble else self._loader.backend(spec.backend)
         for left in reversed(range(self._retries + 1)):
             halt.check()
@@ -182,10 +188,10 @@ class Candidate:
         """It is an ensemble with a warm-up, for which its steps must be served."""
         return self.own is not None and self.own.spec.ensemble is not None and bool(self.own.spec.warmup)
 
-    async def prepare(self, maker: Maker, override: pb.ModelConfig | None) -> None:
-        """Read the configuration, or note why it cannot be served."""
+    def prepare(self, maker: Maker, override: pb.ModelConfig | None) -> None:
+        """Read the configuration, or note why it cannot be served. Blocks."""
         try:
-            self.own = await maker.prepare(self.folder, override)
+            self.own = maker.prepare(self.folder, override)
         except (ServerError, BackendError) as error:
             self.problem = str(error)
         except Exception as error:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
@@ -68,7 +69,7 @@ def _look_at(
         if prepared.spec.ensemble is None:
             backend = loader.backend(prepared.spec.backend)
             for version in prepared.versions:
-                text = configuration.config_to_json(prepared.config)
+                text = partial(configuration.config_to_json, prepared.config)
                 backend.check(ModelSource(prepared.spec, version, folder.version_path(version), text))
     except ServerError as error:
         return prepared, str(error)

@@ -454,7 +454,7 @@ class Engine:
             if folder.name not in names
         ]
         found = sorted((*known, *others), key=lambda entry: entry.name)
-        return found if self._demand is None else [self._demanded(entry) for entry in found]
+        return found if self._demand is None else [self._demanded(entry) async for entry in in_slices(found)]
 
     def _demanded(self, entry: IndexEntry) -> IndexEntry:
         """The entry of a model that is loaded on demand: what is not there need not be missing."""
@@ -499,5 +499,5 @@ class Engine:
 
     def stream_ended(self, number: int) -> None:
         """A stream has ended, and with it the sequences that are tied to it."""
-        for loaded in self._models.every():
+        for loaded in self._models.with_sequences():
             loaded.stream_ended(number)

@@ -32,7 +32,7 @@ from server.engine.loading import Loading
 from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
 from server.engine.overrides import NOTHING, Override, write_files
 from server.engine.places import Repositories
-from server.engine.repository import ModelFolder, marks
+from server.engine.repository import Marks, ModelFolder, marks
 from server.engine.threads import on_thread
 from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
@@ -210,23 +210,28 @@ class Lifecycle:
         return found
 
     async def _candidate(self, name: str, override: Override, room: asyncio.Semaphore) -> Candidate | None:
+        async with room:
+            state = self._models[name] if name in self._models else ModelState()
+            may_stay = override is NOTHING and state.is_own and state.is_complete
+            known = (state.own, state.marks) if may_stay else (None, {})
+            return await on_thread(self._read, name, override, *known)
+
+    def _read(self, name: str, override: Override, own: configuration.Prepared | None, seen: Marks) -> Candidate | None:
+        """The model as it lies in its repository or comes with a load; `own` where its marks are still those `seen`."""
         holder = None
         try:
-            folder = await on_thread(self._repositories.find, name)
+            folder = self._repositories.find(name)
         except ConfigError as error:
             return Candidate(name, ModelFolder(name, Path(name), Path()), {}, problem=str(error))
         if override.files:
-            folder, holder = await on_thread(write_files, name, override.files)
+            folder, holder = write_files(name, override.files)
         if folder is None:
             return None
-        async with room:
-            seen = await on_thread(marks, folder)
-            state = self._models[name] if name in self._models else ModelState()
-            candidate = Candidate(name, folder, seen, holder, is_own=override is NOTHING)
-            if candidate.is_own and state.is_own and state.own and state.is_complete and seen == state.marks:
-                candidate.own = state.own
-            else:
-                await candidate.prepare(self._maker, override.config)
+        candidate = Candidate(name, folder, marks(folder), holder, is_own=override is NOTHING)
+        if own is not None and candidate.marks == seen:
+            candidate.own = own
+        else:
+            candidate.prepare(self._maker, override.config)
         return candidate
 
     def _users_of(self, names: frozenset[str]) -> frozenset[str]:

@@ -109,9 +109,9 @@ class Loading:
 
     async def _compose(self) -> None:
         """Complete ensembles; a candidate that cannot be served as it is fails."""
-        own = {name: state.own for name, state in self._models.items()}
-        own.update((name, candidate.own or own.get(name)) for name, candidate in self.candidates.items())
-        composed = await on_thread(configuration.compose, own)
+        own = self._composed_of()
+        ensembles = any(each is not None and each.spec.ensemble is not None for each in own.values())
+        composed = await on_thread(configuration.compose, own) if ensembles else own
         for name, candidate in self.candidates.items():
             found = composed.get(name)
             if candidate.own is None:
@@ -120,6 +120,23 @@ class Loading:
                 candidate.prepared = found
             else:
                 self._fail(candidate, Failure(name, str(found)))
+
+    def _composed_of(self) -> dict[str, configuration.Prepared | None]:
+        """The own configurations of the candidates, and of all models that their ensembles are made of."""
+        own: dict[str, configuration.Prepared | None] = {}
+        todo = list(self.candidates)
+        while todo:
+            name = todo.pop()
+            candidate = self.candidates.get(name)
+            if name in own or (candidate is None and name not in self._models):
+                continue
+            own[name] = (candidate.own if candidate else None) or (
+                self._models[name].own if name in self._models else None
+            )
+            found = own[name]
+            if found is not None:
+                todo.extend(configuration.models_of(found.spec))
+        return own
 
     def _fail(self, candidate: Candidate, failure: Failure) -> None:
         """The candidate is not loaded; what was before still is."""

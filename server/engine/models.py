@@ -127,7 +127,6 @@ class _Known:
     """What is noted of a model each time that it changes, so that nobody has to look through all of them."""
 
     ensembles: dict[str, list[LoadedVersion]] = field(default_factory=dict)  # loaded ones of its versions, by step
-    asked: tuple[LoadedVersion, ...] = ()  # versions that say themselves whether they are ready
 
 
 class Models:
@@ -147,6 +146,8 @@ class Models:
         self._server_ready = server_ready
         self._states: dict[str, ModelState] = {}
         self._known: dict[str, _Known] = {}
+        self._asked: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that say themselves whether they are ready
+        self._with_sequences: dict[str, tuple[LoadedVersion, ...]] = {}  # versions that may have some
         self._missing: set[str] = set()  # names of models that are not ready
         self._users: dict[str, dict[str, list[LoadedVersion]]] = {}  # of a model: loaded ensembles, by their names
         self._watchers: list[Watcher] = []
@@ -190,6 +191,8 @@ class Models:
         before, known = self._known.pop(name, _Known()), _Known()
         for step in before.ensembles:
             del self._users[step][name]
+        self._asked.pop(name, None)
+        self._with_sequences.pop(name, None)
         if state is None:
             self._missing.discard(name)
             return
@@ -200,8 +203,12 @@ class Models:
                 known.ensembles.setdefault(step, []).append(version)
         for step, ensembles in known.ensembles.items():
             self._users.setdefault(step, {})[name] = ensembles
-        known.asked = tuple(version for version in loaded if version.is_asked)
         self._known[name] = known
+        if asked := tuple(version for version in loaded if version.is_asked):
+            self._asked[name] = asked
+        served = {*loaded, *(each.loaded for each in state.departing)}
+        if with_sequences := tuple(version for version in served if version.has_sequences):
+            self._with_sequences[name] = with_sequences
 
     def require(self, names: Iterable[str]) -> None:
         """Let readiness depend on no model but these."""
@@ -220,7 +227,11 @@ class Models:
 
     def asked(self) -> list[LoadedVersion]:
         """The loaded versions that say themselves whether they are ready."""
-        return [version for known in self._known.values() for version in known.asked]
+        return [version for versions in self._asked.values() for version in versions]
+
+    def with_sequences(self) -> list[LoadedVersion]:
+        """The versions that may have sequences, also those on which only sequences go on."""
+        return [version for versions in self._with_sequences.values() for version in versions]
 
     # -- who is told --
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from server.errors import ConfigError, InvalidArgument
 from server.pb import model_config_pb2 as pb
@@ -110,18 +110,18 @@ def marks(folder: ModelFolder) -> Marks:
         return folder.seen
     found: dict[str, set[tuple[str, int, int]]] = {CONFIGURATION: set(), REST: set()}
     for path, size, modified in _files(folder.path):
-        found.setdefault(part_of(path), set()).add((str(path), modified, size))
+        found.setdefault(part_of(path), set()).add((path, modified, size))
     for version in folder.versions:
         found.setdefault(str(version), set())
     return {part: frozenset(files) for part, files in found.items()}
 
 
-def part_of(path: PurePath) -> str:
-    """The part of a model that a file of its folder belongs to."""
-    first = path.parts[0]
-    if first == "configs" or path.name == str(path) == CONFIG_FILE:
+def part_of(path: str) -> str:
+    """The part of a model that a file belongs to, whose path in the model's folder this is."""
+    first, _, others = path.partition("/")
+    if first == "configs" or path == CONFIG_FILE:
         return CONFIGURATION
-    return first if first.isdecimal() and len(path.parts) > 1 else REST
+    return first if first.isdecimal() and others else REST
 
 
 def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
@@ -134,36 +134,47 @@ def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:
     return frozenset(found)
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
+def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
     """Path in the folder, size and time of modification of each file, of at most MAX_FILES.
 
     Links are followed, once into each folder, but not to a folder that this one lies in.
     """
-    around = {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
-    seen = around
-    count = 0
-    for place, folders, names in os.walk(folder, followlinks=True):
+    top, count = str(folder), 0
+    seen: set[tuple[int, int]] = set()
+    left = [""]  # folders in this one
+    while left:
+        place = left.pop()
         try:
-            about = Path(place).stat()
+            about = os.stat(os.path.join(top, place))  # noqa: PTH116, PTH118 (a start looks at every file of all models)
+            entries = sorted(os.scandir(os.path.join(top, place)), key=lambda entry: entry.name)  # noqa: PTH118
         except OSError:
             continue  # it has gone meanwhile
         if (about.st_dev, about.st_ino) in seen:
-            folders.clear()
             continue
         seen.add((about.st_dev, about.st_ino))
-        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        for name in names:
-            path = Path(place, name)
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
             try:
-                about = path.stat()
+                is_folder, about = entry.is_dir(), entry.stat()
             except OSError:
                 continue
-            if not name.startswith("."):
-                count += 1
-                if count > MAX_FILES:
-                    log.warning("%s: more than %d files: changes of the others are not noticed", folder, MAX_FILES)
-                    return
-                yield path.relative_to(folder), about.st_size, about.st_mtime_ns
+            path = f"{place}/{entry.name}" if place else entry.name
+            if is_folder:
+                left.append(path)
+                if entry.is_symlink():
+                    seen |= _around(folder)
+                continue
+            count += 1
+            if count > MAX_FILES:
+                log.warning("%s: more than %d files: changes of the others are not noticed", folder, MAX_FILES)
+                return
+            yield path, about.st_size, about.st_mtime_ns
+
+
+def _around(folder: Path) -> set[tuple[int, int]]:
+    """What tells the folders in which this one lies."""
+    return {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
 
 
 def _scan_one(repository: Path) -> list[ModelFolder]:

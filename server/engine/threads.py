@@ -1,7 +1,8 @@
-"""Work that blocks, each on a thread of its own.
+"""Work that blocks, each on a thread that does nothing else meanwhile.
 
-No pool: what is loaded may itself have something loaded and wait for it, and what ends may wait for anything; a bound
-on the number of threads would let them wait for each other.
+No pool with a bound: what is loaded may itself have something loaded and wait for it, and what ends may wait for
+anything; a bound on the number of threads would let them wait for each other. A thread that has done its work takes the
+next one for a while, so that the start of many models does not make threads for each.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Work = Callable[[], None]
+
+MOST_IDLE: Final = 4
+"""Threads that wait for work at a time."""
+
+IDLE_SECONDS: Final = 0.2
+"""For how long they do."""
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -39,7 +48,7 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             raised.append(error)
         loop.call_soon_threadsafe(tell)
 
-    threading.Thread(target=run, name=f"engine {getattr(work, '__name__', 'work')}", daemon=True).start()
+    _start(run)
     await done
     if returned:
         return returned.pop()
@@ -48,3 +57,36 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         raise error
     finally:
         del error
+
+
+_guard = threading.Lock()
+_idle: list[SimpleQueue[Work]] = []  # of each thread that waits, the last one to begin it at the end
+
+
+def _start(work: Work) -> None:
+    """Have it done, by a thread that waits or by a new one."""
+    with _guard:
+        waiting = _idle.pop() if _idle else None
+    if waiting is not None:
+        waiting.put(work)
+    else:
+        threading.Thread(target=_work, args=([work],), name="engine", daemon=True).start()
+
+
+def _work(todo: list[Work]) -> None:
+    """Do it, and what comes while the thread may wait; it holds nothing of what it has done."""
+    own: SimpleQueue[Work] = SimpleQueue()
+    while todo:
+        todo.pop()()
+        with _guard:
+            if len(_idle) >= MOST_IDLE:
+                return
+            _idle.append(own)
+        try:
+            todo.append(own.get(timeout=IDLE_SECONDS))
+        except Empty:
+            with _guard:
+                if own in _idle:
+                    _idle.remove(own)
+                    return
+            todo.append(own.get())  # it was given between the two

@@ -161,6 +161,11 @@ class LoadedVersion:
         return any(wait.exception() is None and wait.result() for wait in done)
 
     @property
+    def has_sequences(self) -> bool:
+        """Whether it may have any."""
+        return isinstance(self.lane, SequenceLane)
+
+    @property
     def sequences(self) -> int:
         """Sequences that have begun and take further requests."""
         return self.lane.open if isinstance(self.lane, SequenceLane) else 0

@@ -32,7 +32,7 @@ class Repository:
         _require_all(request.repository_name)
         response = pb.RepositoryIndexResponse()
         entries = await self._engine.repository_index()
-        hidden = {f"'{entry.name}'" for entry in entries if not call.may_use(entry.name)}
+        hidden = {f"'{entry.name}'" async for entry in in_slices(entries) if not call.may_use(entry.name)}
         async for entry in in_slices(entries):
             if (entry.state == "READY" or not request.ready) and f"'{entry.name}'" not in hidden:
                 reason = HIDDEN if entry.reason and any(name in entry.reason for name in hidden) else entry.reason

@@ -108,8 +108,10 @@ async def test_nothing_stays(tmp_path, configs, code, live, asking, native_count
 
 
 async def settled(engine):
-    """What is held when the versions that were told to leave have left."""
+    """What is held when the versions that were told to leave have left, and no thread waits for more work."""
     async with asyncio.timeout(60):
-        while any(entry.state == "UNLOADING" for entry in engine.index()):  # noqa: ASYNC110 - nothing tells of it
+        while any(entry.state == "UNLOADING" for entry in engine.index()) or any(  # noqa: ASYNC110 - nothing tells of it
+            thread.name == "engine" for thread in threading.enumerate()
+        ):
             await asyncio.sleep(0.01)
     return held()

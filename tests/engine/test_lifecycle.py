@@ -643,7 +643,8 @@ async def test_requests_while_everything_comes_and_goes(tmp_path, seed):
                 match rng.randrange(4):
                     case 0 if name != "e":
                         text = configs[name].replace("count: 1", f"count: {rng.randrange(1, 4)}")
-                        (tmp_path / name / "config.pbtxt").write_text(text)
+                        (tmp_path / name / ".new").write_text(text)  # another load may read it now
+                        (tmp_path / name / ".new").rename(tmp_path / name / "config.pbtxt")
                     case 1 if name != "e":
                         (tmp_path / name / "1" / "weights").write_text(str(next(generation)))
                     case 2 if name == "loose":

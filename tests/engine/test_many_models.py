@@ -4,6 +4,7 @@ What is counted are looks at models, not time.
 """
 
 import asyncio
+import threading
 
 import pytest
 
@@ -83,6 +84,53 @@ async def test_start_looks_at_each_model_a_few_times_whatever_their_number(tmp_p
     assert many["ready"] <= 10 * 40
 
 
+async def test_start_makes_a_thread_for_each_instance_and_few_more(tmp_path, monkeypatch):
+    """Threads that were made for each step of each load, all at a time, cost more than what they did."""
+    made: list[str] = []
+    start = threading.Thread.start
+
+    def count(thread):
+        made.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", count)
+    engine = await started(repository(tmp_path, 40))
+    await engine.close()
+    assert sum(name.startswith("m") for name in made) == 40, "one for each instance"
+    assert sum(name.startswith("engine") for name in made) < 40
+
+
+async def test_a_load_looks_at_what_its_ensembles_are_made_of_and_at_no_other_model(tmp_path, monkeypatch):
+    root = repository(tmp_path, 30)
+    (root / "e" / "1").mkdir(parents=True)
+    (root / "e" / "config.pbtxt").write_text(ENSEMBLE % "m0")
+    engine = await started(root)
+    looked: list[set[str]] = []
+    compose = configuration.compose
+
+    def note(prepared):
+        looked.append(set(prepared))
+        return compose(prepared)
+
+    monkeypatch.setattr(configuration, "compose", note)
+    (root / "m0" / "2").mkdir()
+    await engine.load("m0")
+    assert looked == [{"m0", "e"}]
+    (root / "m1" / "2").mkdir()
+    await engine.load("m1")
+    assert looked[1:] in ([], [{"m1"}])
+    await engine.close()
+
+
+async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("nothing is wrong")
+
+    monkeypatch.setattr("server.engine.config.source._tokens", refuse)
+    engine = await started(repository(tmp_path, 2))
+    await engine.close()
+
+
 async def test_readiness_is_known_and_not_found_out(tmp_path, looks):
     engine = await started(repository(tmp_path, 30))
     looks.update(ready=0, models_of=0)
@@ -92,6 +140,22 @@ async def test_readiness_is_known_and_not_found_out(tmp_path, looks):
     assert looks == {"ready": 0, "models_of": 0}
     await engine.unload("m3")
     assert looks["models_of"] < 10, "no other model was looked at"
+    await engine.close()
+
+
+async def test_what_streams_and_balancers_ask_is_asked_of_those_that_can_tell(tmp_path, monkeypatch):
+    """Of models without sequences and without a say in readiness, none is looked at."""
+    engine = await started(repository(tmp_path, 30))
+
+    def refuse(*_):
+        raise AssertionError("no model can tell")
+
+    for name in ("check", "stream_ended", "sequences", "is_asked"):
+        monkeypatch.setattr(LoadedVersion, name, property(refuse))
+    assert await engine.check()
+    engine.stream_ended(1)
+    assert engine._models.asked() == engine._models.with_sequences() == []
+    monkeypatch.undo()
     await engine.close()
 
 

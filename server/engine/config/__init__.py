@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from backends.api import Backend, BackendError, ModelSource
@@ -89,7 +90,7 @@ def prepare(
     """
     if folder.problem:
         raise ConfigError(folder.problem)
-    config, source = read(folder.path, options, override, renamed=folder.renamed)
+    config, source = read(folder.path, options, override, renamed=folder.renamed, versions=folder.versions)
     raise_any(excessive(config), config.name, source)
     run_agents(config, folder.path, source)
     versions = select_versions(config, folder)
@@ -105,17 +106,17 @@ def prepare(
     scalars: Collection[str] = ()
     if options.auto_complete:
         _complete_by_model(config, source, folder, versions, loader)
-    if options.auto_complete and needs_signature(config, source):
+    if options.auto_complete and needs_signature(config, source) and _inspects(config, source, loader):
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
         backend = _backend(config, source, loader)
         raise_any(broken_accelerator_rules(config, backend), config.name, source)
-        partial = ModelSource(
+        incomplete = ModelSource(
             to_spec(config, folder.path, source),
             versions[-1],
             folder.version_path(versions[-1]),
             from_client=source.from_client,
         )
-        signature = backend.inspect(partial)
+        signature = backend.inspect(incomplete)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
     backend = _backend(config, source, loader)
@@ -134,14 +135,14 @@ def _complete_by_model(
         return
     raise_any(refusals(config), config.name, source)  # before the model's code runs
     version = versions[-1]
-    partial = ModelSource(
+    incomplete = ModelSource(
         to_spec(config, folder.path, source),
         version,
         folder.version_path(version),
-        config_to_json(config),
+        partial(config_to_json, config),
         from_client=source.from_client,
     )
-    text = backend.complete(partial)
+    text = backend.complete(incomplete)
     if text is None:
         return
     try:
@@ -167,7 +168,12 @@ def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:
 
 
 def read(
-    model_dir: Path, options: Options, override: pb.ModelConfig | None = None, *, renamed: bool = False
+    model_dir: Path,
+    options: Options,
+    override: pb.ModelConfig | None = None,
+    *,
+    renamed: bool = False,
+    versions: Sequence[int] | None = None,
 ) -> tuple[pb.ModelConfig, Source]:
     """The configuration with defaults filled in, and where its fields were written. A missing file is an empty one.
 
@@ -176,6 +182,7 @@ def read(
         options: how it is read.
         override: a configuration that stands for the one in the folder.
         renamed: the model has the folder's name, whatever the configuration says.
+        versions: those that the folder has; None: it is looked for them.
 
     Raises:
         ConfigError: the file cannot be read, contradicts the folder's name, or does not tell the backend.
@@ -194,7 +201,8 @@ def read(
         raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
     if renamed and override is None:
         config.name = model_dir.name
-    version_dirs = [model_dir / str(version) for version in reversed(versions_of(model_dir))]
+    there = versions_of(model_dir) if versions is None else versions
+    version_dirs = [model_dir / str(version) for version in reversed(there)]
     check_paths(config, model_dir, version_dirs, source)
     identify(config, model_dir, version_dirs, source)
     fill_defaults(config, options.gpus)
@@ -210,6 +218,11 @@ def config_path(model_dir: Path, options: Options) -> Path:
     """configs/<name>.pbtxt if a name was asked for and it exists, else config.pbtxt."""
     named = model_dir / "configs" / f"{options.config_name}.pbtxt"
     return named if options.config_name and named.exists() else model_dir / FILE
+
+
+def _inspects(config: pb.ModelConfig, source: Source, loader: BackendLoader) -> bool:
+    """Whether the backend looks into model files at all."""
+    return type(_backend(config, source, loader)).inspect is not Backend.inspect
 
 
 def _backend(config: pb.ModelConfig, source: Source, loader: BackendLoader) -> Backend:

@@ -32,9 +32,10 @@ def read_bytes(base: Path, name: str, model_dir: Path, limit: int) -> bytes:
     try:
         # A FIFO would block an ordinary open. What it is is asked of the open file, so that it cannot change meanwhile.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{path}: expected a regular file")
-            data = file.read(limit + 1)
+            data = file.read(min(limit, about.st_size) + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if len(data) > limit:

@@ -231,8 +231,13 @@ PARAMETERS = (
 _BY_NAME: Mapping[str, ModelParameter] = MappingProxyType({each.name: each for each in PARAMETERS})
 
 
-def of_server(config: pb.ModelConfig) -> dict[str, Any]:
+_DEFAULTS: Mapping[str, Any] = MappingProxyType({each.name: each.default for each in PARAMETERS})
+
+
+def of_server(config: pb.ModelConfig) -> Mapping[str, Any]:
     """The value of each of PARAMETERS, by name, in a configuration without `wrong` ones."""
+    if not config.parameters:
+        return _DEFAULTS
     return {
         each.name: each.read(config.parameters[each.name].string_value)
         if each.name in config.parameters

@@ -18,6 +18,7 @@ from server.pb import pool
 MAX_FILE_SIZE = 1 << 20
 NO_VARIABLES = Variables(())
 
+HAS_ENTRIES = re.compile(r"\b(key|value)\b")  # of maps, perhaps
 POSITION = re.compile(r"^\d+:\d+ : ")
 UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" .*no field named "([^"]+)"')
 UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ([^\s.]+)')
@@ -36,7 +37,7 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
     except text_format.ParseError as error:
         raise ConfigError(_explained(path, error)) from None
     source = locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
-    if source.duplicates:
+    if HAS_ENTRIES.search(text) and source.duplicates:
         raise ConfigError(
             "\n".join(
                 f"{path}:{found.line}: {found.field} '{found.key}' is given twice, first in line {found.first_line}: "

@@ -37,18 +37,42 @@ class DuplicateKey:
     first_line: int
 
 
-@dataclass(slots=True)
-class Source:
-    """A configuration file and the line of every field in it."""
-
-    path: Path
+@dataclass(frozen=True, slots=True)
+class _Positions:
     lines: dict[FieldPath, int] = field(default_factory=dict)
     duplicates: list[DuplicateKey] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Source:
+    """A configuration file and the line of every field in it, which is looked for when it is asked for."""
+
+    path: Path
+    text: str = ""
+    message: Descriptor | None = None  # of which the text is one
     from_client: bool = False  # the configuration came with a load, not from the repository
+    _positions: _Positions | None = None
+
+    @property
+    def lines(self) -> dict[FieldPath, int]:
+        """By field."""
+        return self._found().lines
+
+    @property
+    def duplicates(self) -> list[DuplicateKey]:
+        """Keys of maps that were written twice."""
+        return self._found().duplicates
+
+    def _found(self) -> _Positions:
+        if self._positions is None:
+            self._positions = _Positions()
+            if self.message is not None:
+                _Walker(self.text, self._positions).message(self.message, (), closing="")
+        return self._positions
 
     def has(self, *path: str | int) -> bool:
         """Whether the field was written, be it with its default value."""
-        return path in self.lines
+        return str(path[0]) in self.text and path in self.lines
 
     def at(self, *path: str | int) -> str:
         """`file:line` of the field or of the nearest one around it; the file alone when none was written."""
@@ -62,10 +86,8 @@ NOWHERE = Source(Path("config.pbtxt"))
 
 
 def locate(path: Path, text: str, message: Descriptor) -> Source:
-    """The positions of all fields of `text`, which text_format has accepted as a `message`."""
-    source = Source(path)
-    _Walker(text, source).message(message, (), closing="")
-    return source
+    """The file of this `text`, which text_format has accepted as a `message`."""
+    return Source(path, text, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +108,10 @@ def _tokens(text: str) -> Iterator[_Token]:
 class _Walker:
     """Follows the fields of a message through the tokens."""
 
-    def __init__(self, text: str, source: Source) -> None:
+    def __init__(self, text: str, found: _Positions) -> None:
         self._tokens = [*_tokens(text), _Token("", 0, is_mark=True)]
         self._next = 0
-        self._source = source
+        self._found = found
         self._counts: dict[FieldPath, int] = {}
 
     def message(self, descriptor: Descriptor, path: FieldPath, closing: str) -> None:
@@ -104,7 +126,7 @@ class _Walker:
             _ = self._take(";") or self._take(",")
 
     def _values(self, found: FieldDescriptor, path: FieldPath, line: int) -> None:
-        self._source.lines.setdefault(path, line)
+        self._found.lines.setdefault(path, line)
         if not self._take("["):
             self._value(found, path, line)
             return
@@ -117,7 +139,7 @@ class _Walker:
             index = self._counts.get(path, 0)
             self._counts[path] = index + 1
             path = (*path, index)
-            self._source.lines[path] = line
+            self._found.lines[path] = line
         if not found.message_type:
             self._scalar()
         elif _is_map(found):
@@ -144,9 +166,9 @@ class _Walker:
                 else:
                     self._value(value_field, (*path, key), name.line)
                 _ = self._take(";") or self._take(",")
-        first = self._source.lines.setdefault((*path, key), line)
+        first = self._found.lines.setdefault((*path, key), line)
         if self._counts.setdefault((*path, key), self._next) != self._next:
-            self._source.duplicates.append(DuplicateKey(str(path[-1]), key, line, first))
+            self._found.duplicates.append(DuplicateKey(str(path[-1]), key, line, first))
 
     def _skip(self) -> None:
         """One value of any kind."""

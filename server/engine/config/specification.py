@@ -46,9 +46,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         max_batch_size=config.max_batch_size,
         inputs=tuple(_input(tensor, own["pad"]) for tensor in config.input),
         outputs=tuple(
-            _output(
-                config, tensor, own["unpad"], _labels(tensor, model_dir, source.at("output", index, "label_filename"))
-            )
+            _output(config, tensor, own["unpad"], _labels(tensor, model_dir, source, index))
             for index, tensor in enumerate(config.output)
         ),
         batching=_batching(config),
@@ -108,13 +106,14 @@ def _reshape(tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
     return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
 
 
-def _labels(tensor: pb.ModelOutput, model_dir: Path, where: str) -> tuple[str, ...]:
+def _labels(tensor: pb.ModelOutput, model_dir: Path, source: Source, index: int) -> tuple[str, ...]:
     """One label a line; the line's number is the class."""
     if not tensor.label_filename:
         return ()
     try:
         text = read_text(model_dir, tensor.label_filename, model_dir, MAX_LABEL_FILE_SIZE)
     except ConfigError as error:
+        where = source.at("output", index, "label_filename")
         raise ConfigError(f"{where}: label file of output '{tensor.name}': {error}") from None
     return tuple(text.splitlines())
 

@@ -235,7 +235,7 @@ def _marks(listing: Listing, versions: list[int]) -> Marks:
     found: dict[str, set[tuple[str, int, int]]] = {part: set() for part in (CONFIGURATION, REST, *map(str, versions))}
     for path, each in listing.items():
         mark = int.from_bytes(hashlib.sha256(each.tag.encode()).digest()[:8], "big")
-        found.setdefault(part_of(PurePosixPath(path)), set()).add((path, mark, each.size))
+        found.setdefault(part_of(path), set()).add((path, mark, each.size))
     return {part: frozenset(files) for part, files in found.items()}
 
 
