@@ -40,7 +40,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 TENSORRT := build/tensorrt
 LEAN := 11.4.0.106
 RTX := 1.7.1.116
-CYTHON := $(shell find _native backends bench tests -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
+CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
 
 # The files below are stamps: empty, newer than what their step was made from.
 INSTALLED := $(VENV)/.installed
@@ -118,7 +118,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends bench tests  # it runs pycodestyle
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends inferd_client bench tests  # it runs pycodestyle
 
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
@@ -156,5 +156,5 @@ image: setup
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache fuzz-corpus
-	find _native backends bench tests -name '*.so' -delete
+	find _native backends inferd_client bench tests -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,9 +46,6 @@ NGHTTP2_USERS = {
     "_native.transport.trim",
     "_native.transport.unary",
     "_native.service.submission",
-    "bench.driver.connection",
-    "bench.driver.driver",
-    "bench.driver.loop",
 }
 
 
@@ -71,7 +68,7 @@ def module_name(path: Path) -> str:
 
 def extension(path: Path) -> Extension:
     name = module_name(path)
-    http2 = name in NGHTTP2_USERS
+    http2 = name in NGHTTP2_USERS or name.startswith(("inferd_client.", "bench.nonce."))
     return Extension(
         name,
         [str(path.relative_to(ROOT))],
@@ -85,7 +82,7 @@ def extension(path: Path) -> Extension:
 
 
 def extensions() -> list[Extension]:
-    folders = ["_native", "backends"]
+    folders = ["_native", "backends", "inferd_client"]
     if "--inplace" in sys.argv:
         folders += ["bench", "tests"]  # of the source tree, no parts of the package
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.pyx"))]

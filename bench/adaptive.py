@@ -20,9 +20,9 @@ from pathlib import Path
 import grpc
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 from server.pb import grpc_service_pb2 as pb
 
 ROWS, BATCH_US, ROW_US = 64, 2000, 50

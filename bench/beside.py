@@ -16,9 +16,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.driver import Driver
 from bench.peers import Inferd, InferdPython
 from bench.works import Effort, Measure, Work, measure, workload, works
+from inferd_client.driver import Driver
 
 
 def run(work: Work, trees: dict[str, Path | None], folder: Path, effort: Effort) -> dict[str, list[Measure]]:

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from bench import digits, inferd
-from bench.driver import Driver, Fixed
+from inferd_client.driver import Driver, Fixed
 
 SCRIPTED, COMPILED = "digits_torchscript", "digits_aoti"
 LOADS = ((1, 1), (8, 8))  # connections, calls in flight on each

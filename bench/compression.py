@@ -27,9 +27,9 @@ import h2.events
 import h2.settings
 
 from bench import inferd
-from bench.driver import INFER_PATH, Driver, Fixed
 from bench.messages import identity
 from bench.repository import Identity, write
+from inferd_client.driver import INFER_PATH, Driver, Fixed
 
 MIB = 1 << 20
 RATE = 1000.0

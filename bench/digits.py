@@ -12,9 +12,9 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.peers import AbsentError
 from bench.processes import ServerProcess
+from inferd_client.driver import Driver, Fixed
 from server.pb import model_config_pb2 as config_pb
 
 ROOT = Path(__file__).parent.parent

@@ -30,9 +30,9 @@ from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
 from bench import inferd, messages
 from bench.adaptive import statistics
-from bench.driver import Driver, Fixed
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.instances import Placement

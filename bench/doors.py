@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Fixed
 from bench.figures import Figure, best, measure
 from bench.peers.drivers import h2load
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
+from inferd_client.driver import Fixed
 
 MODEL = Identity("identity", (("FP32", 1),), parameters=GATHER)
 SIZES = (64, 4096, 65536, 600_000, 4 << 20)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.repository import GATHER, Identity, write
 from bench.soak import LIVE_LINE
+from inferd_client.driver import Driver, Fixed
 
 MODEL = Identity("drained", (("FP32", 1),), instances=2, parameters=GATHER | {"delay_us": "20000"})
 EARLIEST, LATEST = 0.1, 0.4  # seconds into the load at which the signal comes

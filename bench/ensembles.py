@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Fixed
 from bench.figures import Figure, measure
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
+from inferd_client.driver import Fixed
 
 STEPS = 3
 IDENTITY = (("FP32", 1),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.driver import Driver, Workload
 from bench.processes import ServerProcess
+from inferd_client.driver import Driver, Workload
 
 
 @dataclass(frozen=True, slots=True)

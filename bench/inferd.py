@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.driver import Driver, Fixed
 from bench.processes import ServerProcess, free_port
+from inferd_client.driver import Driver, Fixed
 from server.pb import grpc_service_pb2 as pb
 
 DOORS = ("native", "grpcio")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench import inferd, messages
 from bench.adaptive import statistics
-from bench.driver import Driver, Fixed
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 
 DELAYS_US = (100, 300, 500, 1000, 5000)
 TIMEOUTS_US = (1000, 5000, 20_000)

@@ -28,9 +28,9 @@ from typing import Any
 import grpc
 
 from bench import inferd, messages
-from bench.driver import INFER_PATH, Driver, Fixed
-from bench.report import Report
 from bench.repository import Identity, write
+from inferd_client.driver import INFER_PATH, Driver, Fixed
+from inferd_client.driver.report import Report
 
 ROWS, BATCH_MS, TIMEOUT_MS = 8, 5, 20
 POLICIES = ("server", "size", "timeout", "none")

@@ -26,12 +26,12 @@ from typing import Any
 import psutil
 
 from bench import digits, messages, python_models, system, table
-from bench.driver import Driver, Fixed
 from bench.messages import Exchange
 from bench.peers import AbsentError, GrpcAioEcho, Inferd, InferdGrpcio, Nghttpd, Peer, Triton
 from bench.peers.drivers import h2load, perf_analyzer
 from bench.repository import WINDOWS_US
 from bench.works import MIB, PYTHON, QUICK, Effort, Measure, Row, Work, measure, workload, works
+from inferd_client.driver import Driver, Fixed
 
 RESULTS = Path(__file__).parent / "results"
 IDLE_CONNECTIONS = 1000

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.figures import Figure, best, measure
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 from server.pb import grpc_service_pb2 as pb
 
 TENSOR = (("FP32", 1),)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.overload import OK, Probe
 from bench.processes import free_port
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
 REQUEST = messages.identity(64, "stub").request

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from bench import inferd, messages
-from bench.driver import Fixed
 from bench.figures import measure
 from bench.repository import Identity, write
+from inferd_client.driver import Fixed
 from server.pb import grpc_service_pb2 as pb
 
 LOADS = ((1, 32), (8, 8))  # connections, calls in flight on each

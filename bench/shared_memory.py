@@ -19,10 +19,10 @@ from pathlib import Path
 import grpc
 
 from bench import inferd, messages
-from bench.driver import Fixed
 from bench.figures import Figure, best, measure
 from bench.messages import Exchange
 from bench.repository import GATHER, Identity, write
+from inferd_client.driver import Fixed
 from server.pb import grpc_service_pb2 as pb
 
 LARGE = 16 << 20

@@ -35,11 +35,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench import inferd
-from bench.driver import Driver
 from bench.nonce import NonceWorkload
 from bench.processes import ServerProcess
-from bench.report import Report
 from bench.repository import SOAK, write
+from inferd_client.driver import Driver
+from inferd_client.driver.report import Report
 
 MIB = 1 << 20
 DEADLINE_EXCEEDED = 4

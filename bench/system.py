@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.driver import NGHTTP2
+from inferd_client.driver import NGHTTP2
 
 PACKAGES = ("grpcio", "protobuf", "uvloop", "numpy", "torch", "onnxruntime", "Cython")
 
@@ -34,7 +34,7 @@ def describe() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Python, the libraries and the driver."""
-    found = {"python": sys.version.split()[0], "driver": f"bench.driver on nghttp2 {NGHTTP2}"}
+    found = {"python": sys.version.split()[0], "driver": f"inferd_client.driver on nghttp2 {NGHTTP2}"}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import grpc
 
 from bench import messages, python_models
-from bench.driver import INFER_PATH, Driver, Fixed
 from bench.messages import Exchange
 from bench.peers import GrpcAioEcho, Inferd, InferdGrpcio, InferdPython, Nghttpd, Peer, Triton
+from inferd_client.driver import INFER_PATH, Driver, Fixed
 
 COMPARED_BYTES = 4096  # answers up to this size are compared byte by byte
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "_native" / "built.json"
-FOLDERS = ("_native", "backends")
+FOLDERS = ("_native", "backends", "inferd_client")
 SUFFIXES = {".pyx", ".pxd", ".h"}
 FRAMEWORKS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("_native", "backends", "server", "bench", "examples", "tests", "tools")
+OURS = ("_native", "backends", "inferd_client", "server", "bench", "examples", "tests", "tools")
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
 FRAMEWORKS = ("torch", "onnxruntime", "onnx", "tensorflow", "tensorrt", "openvino", "sklearn", "rich")
 
@@ -32,6 +32,8 @@ CORE = ("server.addresses", "server.errors", "server.settings", "server.caching"
 # The first rule whose package holds a module is the module's rule.
 RULES = (
     Rule("_native", may_not=TRANSPORT),
+    # It is installed without the server.
+    Rule("inferd_client", may_not=("grpc", *(name for name in FRAMEWORKS if name != "torch"))),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.api", may=("_native", "backends.paths"), may_not=(*TRANSPORT, *FRAMEWORKS)),
@@ -73,7 +75,7 @@ RULES = (
     ),
     Rule("server.rpc", may=("backends.api", "server.engine", "server.pb", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # Clients of a server: they need its protocol, not its engine.
-    Rule("server.tools", may=("server.errors", "server.pb"), may_not=FRAMEWORKS),
+    Rule("server.tools", may=("inferd_client", "server.errors", "server.pb"), may_not=FRAMEWORKS),
     Rule(
         "server.front",
         may=("_native", "server.engine", "server.observe", "server.pb", "server.rpc", *CORE),
@@ -195,7 +197,7 @@ def violations(path: Path, module: str) -> Iterator[str]:
 
 def sources(root: Path) -> Iterator[tuple[Path, str]]:
     """The source files under the packages with rules, with their module names."""
-    for package in ("_native", "backends", "server"):
+    for package in ("_native", "backends", "inferd_client", "server"):
         for path in sorted((root / package).rglob("*")):
             if path.suffix in SUFFIXES:
                 parts = path.relative_to(root).with_suffix("").parts

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
-from bench.driver.workload cimport Verdict
+from inferd_client.driver.workload cimport Verdict
 from bench.nonce.plan cimport Plan
 
 # Compare a serialized ModelInferResponse with the one that an identity gives to the plan's request.

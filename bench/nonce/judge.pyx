@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, strlen
 
-from bench.driver.workload cimport (
+from inferd_client.driver.workload cimport (
     CORRECT, MALFORMED, WRONG_BYTES, WRONG_ID, WRONG_MODEL, WRONG_OUTPUTS, WRONG_SHAPE, Verdict,
 )
 from bench.nonce.plan cimport MAX_TENSORS, Model, Part, Plan

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from bench.driver.splitmix cimport draw
+from inferd_client.driver.splitmix cimport draw
 
 cdef enum:
     TYPED_LIMIT = 4096        # raw bytes of a tensor up to which it may travel in typed contents

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
-from bench.driver import Workload
 from bench.repository import Identity
+from inferd_client.driver import Workload
 
 DATATYPES: tuple[tuple[str, int, int, bool], ...]
 

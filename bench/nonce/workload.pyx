@@ -4,8 +4,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from bench.driver.call cimport Call
-from bench.driver.workload cimport (
+from inferd_client.driver.call cimport Call
+from inferd_client.driver.workload cimport (
     CORRECT, EARLY_DEADLINE, MALFORMED, WRONG_STATUS, Verdict, Workload, call_reserve,
 )
 from bench.nonce.encode cimport put_request
@@ -65,12 +65,12 @@ cdef Verdict nonce_judge(void *context, Call *call) noexcept nogil:
     cdef uint32_t size
     cdef uint64_t allowed
     cdef int expected = 0
-    if call.grpc_status == DEADLINE_EXCEEDED and call.timeout_us:
+    if call.exchange.grpc_status == DEADLINE_EXCEEDED and call.timeout_us:
         allowed = call.elapsed_ns + (<Catalogue *> context).early_ns
         return CORRECT if allowed >= <uint64_t> call.timeout_us * 1000 else EARLY_DEADLINE
     if plan.fault != NO_FAULT:
         expected = NOT_FOUND if plan.fault == UNKNOWN_MODEL else INVALID_ARGUMENT
-    if call.grpc_status != expected or call.http_status != 200:
+    if call.exchange.grpc_status != expected or call.exchange.http_status != 200:
         return WRONG_STATUS
     if expected != 0:
         return CORRECT if call.answer_size == 0 else MALFORMED
@@ -142,7 +142,7 @@ cdef class NonceWorkload(Workload):
         cdef bytes framed = b"\0" + len(response).to_bytes(4, "big") + response if grpc_status == 0 else b""
         cdef Call call
         memset(&call, 0, sizeof(Call))
-        call.nonce, call.grpc_status, call.http_status = nonce, grpc_status, 200
+        call.nonce, call.exchange.grpc_status, call.exchange.http_status = nonce, grpc_status, 200
         try:
             if not nonce_prepare(&self.catalogue, &call):
                 raise MemoryError

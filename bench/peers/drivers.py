@@ -9,10 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.driver import INFER_PATH
 from bench.peers.base import CACHE, AbsentError
 from bench.peers.download import debian_library, unpacked_wheel
-from bench.report import frame
+from inferd_client.driver import INFER_PATH
+from inferd_client.driver.report import frame
 
 PERF_ANALYZER_WHEEL = "tritonclient==2.41.0"
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from bench.peers.base import AbsentError, Peer
 from bench.processes import ServerProcess, free_port
-from bench.report import frame
+from inferd_client.driver.report import frame
 
 PATH = "inference.GRPCInferenceService/ModelInfer"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench import python_models
-from bench.driver import Driver, Fixed
 from bench.peers.base import AbsentError, Peer
 from bench.peers.download import unpacked_wheel
 from bench.processes import ServerProcess, free_port
+from inferd_client.driver import Driver, Fixed
 
 WHEEL = "nvidia-pytriton==0.7.0"
 NUMPY_WHEEL = "numpy==1.26.4"

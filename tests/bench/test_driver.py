@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import inferd, messages
-from bench.driver import Driver, Fixed
 from bench.processes import ServerProcess
 from bench.repository import Identity, write
+from inferd_client.driver import Driver, Fixed
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench import nonce
-from bench.driver import VERDICTS
 from bench.repository import SOAK
+from inferd_client.driver import VERDICTS
 from server.pb import grpc_service_pb2 as pb
 
 MODELS = {model.name: model for model in SOAK}

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.driver import Driver, Fixed
 from bench.soak import Plan, drive, growth, theil_sen
+from inferd_client.driver import Driver, Fixed
 from server.pb import grpc_service_pb2 as pb
 from tests.bench.test_nonce import answer
 

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from bench import messages
-from bench.driver import Driver, Fixed
 from bench.repository import GATHER, Identity, write
+from inferd_client.driver import Driver, Fixed
 from tests.conformance import doors
 from tests.conformance.client import Stub, floats, output, request
 

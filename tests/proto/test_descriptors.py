@@ -134,15 +134,12 @@ def test_both_dialects_live_in_one_process(imports: str) -> None:
 
 def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "generate_pb.py"), str(tmp_path)], check=True)
-    generated = sorted(path.name for path in tmp_path.iterdir())
-    assert generated == [
-        "grpc_service_pb2.py",
-        "grpc_service_pb2.pyi",
-        "load_report_pb2.py",
-        "load_report_pb2.pyi",
-        "model_config_pb2.py",
-        "model_config_pb2.pyi",
-    ]
+    generated = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.py*"))
+    messages = ["grpc_service_pb2.py", "grpc_service_pb2.pyi", "model_config_pb2.py", "model_config_pb2.pyi"]
+    assert generated == sorted(
+        [f"inferd_client/pb/{name}" for name in messages]
+        + [f"server/pb/{name}" for name in (*messages, "load_report_pb2.py", "load_report_pb2.pyi")]
+    )
     for name in generated:
-        committed = (ROOT / "server" / "pb" / name).read_text()
+        committed = (ROOT / name).read_text()
         assert (tmp_path / name).read_text() == committed, f"{name} is stale: run python tools/generate_pb.py"

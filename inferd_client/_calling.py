@@ -1,0 +1,214 @@
+"""What both clients do the same about a call: its headers, its status, its compression, its retries."""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inferd_client._native.link import Call
+from inferd_client._native.messages import Content, Message, framed
+from inferd_client.utils import InferenceServerException, raise_error
+
+STATUSES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
+    STATUSES.index(name) for name in ("RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
+)
+SERVICE = "/inference.GRPCInferenceService/"
+ENCODINGS = {"gzip": 31, "deflate": 15}
+"""What messages are compressed with, and zlib's `wbits` for it."""
+TRANSPARENT = 3
+"""How often a call is made again that the server has done nothing about."""
+
+
+def error_of(status: int, text: str, details: bytes = b"") -> InferenceServerException:
+    """What a call's status is for the caller."""
+    return InferenceServerException(text, f"StatusCode.{STATUSES[status]}", _decoded(details) or None)
+
+
+def failure(call: Call) -> InferenceServerException:
+    """What a call that ended without OK is for the caller."""
+    return error_of(*call.status(), call.details)
+
+
+# ---- headers --------------------------------------------------------------------------------------------------------
+
+
+class Headers:
+    """The headers of calls to one server.
+
+    Args:
+        authority: of requests.
+        secure: whether there is TLS.
+        user_agent: who calls.
+    """
+
+    def __init__(self, authority: str, *, secure: bool, user_agent: str = "inferd-client") -> None:
+        self._before = [(b":method", b"POST"), (b":scheme", b"https" if secure else b"http")]
+        self._after = [
+            (b":authority", authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", user_agent.encode()),
+            (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+        ]
+        self._made: dict[str, list[tuple[bytes, bytes]]] = {}
+
+    def of(self, method: str, metadata: Mapping[str, Any] | None, encoding: str = "") -> list[tuple[bytes, bytes]]:
+        """Of a call of a method; the list may be another call's, too."""
+        found = self._made.get(method)
+        if found is None:
+            found = self._made[method] = [*self._before, (b":path", method.encode()), *self._after]
+        if not metadata and not encoding:
+            return found
+        more = [(b"grpc-encoding", encoding.encode())] if encoding else []
+        return [*found, *more, *_metadata(metadata or {})]
+
+
+def _metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in metadata.items():
+        name = str(key).lower()
+        if not name or not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name):
+            raise_error(f"headers: {key!r} is no name of a header")
+        content = value if isinstance(value, bytes) else str(value).encode()
+        if name.endswith("-bin"):
+            content = base64.b64encode(content).rstrip(b"=")
+        elif not all(0x20 <= byte < 0x7F for byte in content):
+            raise_error(f"headers: the value of {key!r} is not of printable ASCII characters")
+        yield name.encode(), content
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def encoding_of(algorithm: str | None) -> str:
+    """What a request is to be compressed with; empty for nothing.
+
+    Raises:
+        InferenceServerException: there is no such algorithm.
+    """
+    if algorithm is None:
+        return ""
+    if algorithm.lower() not in ENCODINGS:
+        raise_error(f"compression_algorithm: expected gzip, deflate or None, got {algorithm!r}")
+    return algorithm.lower()
+
+
+def compressed(pieces: Iterable[bytes | Content], encoding: str) -> list[bytes | Content]:
+    """A framed message, compressed."""
+    packer = zlib.compressobj(wbits=ENCODINGS[encoding])
+    whole = b"".join(bytes(piece) for piece in pieces)
+    message = packer.compress(memoryview(whole)[5:]) + packer.flush()
+    return [b"\1" + framed(message)[1:]]
+
+
+def plain(message: Message, encoding: str, limit: int) -> Any:
+    """The bytes of a message that may be compressed: a buffer.
+
+    Raises:
+        InferenceServerException: it cannot be decompressed, or is longer than `limit` then.
+    """
+    if not encoding:
+        return message
+    if encoding not in ENCODINGS:
+        raise error_of(INTERNAL, f"the answer is compressed with {encoding!r}, which this client did not ask for")
+    opener = zlib.decompressobj(wbits=ENCODINGS[encoding])
+    try:
+        found = opener.decompress(memoryview(message), limit + 1)
+    except zlib.error as error:
+        raise error_of(INTERNAL, f"the answer cannot be decompressed with {encoding}: {error}") from None
+    if len(found) > limit:
+        raise error_of(RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, vs. {limit})")
+    return found
+
+
+# ---- retries --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RetryOptions:
+    """When a call is made again that the server has answered with a failure.
+
+    A server that says when (google.rpc.RetryInfo) is asked again then; otherwise the pause grows from try to try, with
+    some chance in it. A call is never made again after its deadline, nor when the pause would pass it. Calls about
+    which the server has done nothing, because the connection ended before or it said so, are made again without this.
+
+    Attributes:
+        attempts: at most so many in all.
+        initial_backoff: seconds, the pause after the first.
+        max_backoff: seconds, at most.
+        statuses: names of the failures for which it is done.
+    """
+
+    attempts: int = 3
+    initial_backoff: float = 0.1
+    max_backoff: float = 5.0
+    statuses: tuple[str, ...] = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+
+    def pause(self, tried: int, status: int, details: bytes) -> float | None:
+        """Seconds until the next attempt after so many; None: there is none."""
+        if tried >= self.attempts or STATUSES[status] not in self.statuses:
+            return None
+        told = retry_delay(_decoded(details))
+        if told is not None:
+            return told
+        return float(min(self.initial_backoff * 2 ** (tried - 1), self.max_backoff) * random.uniform(0.8, 1.2))
+
+
+def _decoded(details: bytes) -> bytes:
+    try:
+        return base64.b64decode(details + b"=" * (-len(details) % 4)) if details else b""
+    except ValueError:
+        return b""
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message: numbers and ints or bytes; nothing after one that is not right."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    try:
+        while at < len(data):
+            tag = number()
+            if tag & 7 == 0:
+                yield tag >> 3, number()
+            elif tag & 7 == 2:
+                size = number()
+                yield tag >> 3, data[at : at + size]
+                at += size
+            else:
+                at += 8 if tag & 7 == 1 else 4
+    except IndexError:
+        return
+
+
+def retry_delay(status: bytes) -> float | None:
+    """Seconds that a google.rpc.Status says to wait; None: it does not say."""
+    for number, detail in _fields(status):
+        if number != 3 or not isinstance(detail, bytes):
+            continue
+        any_of = dict(_fields(detail))
+        if isinstance(any_of.get(1), bytes) and any_of[1].endswith(b"google.rpc.RetryInfo"):
+            for inner, duration in _fields(any_of.get(2, b"")):
+                if inner == 1 and isinstance(duration, bytes):
+                    parts = dict(_fields(duration))
+                    return float(parts.get(1, 0)) + float(parts.get(2, 0)) / 1e9
+            return 0.0
+    return None

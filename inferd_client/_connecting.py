@@ -1,0 +1,251 @@
+"""Where a server is, and how connections to it are made: TCP or unix sockets, with TLS or without."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inferd_client._native.link import Link
+
+if TYPE_CHECKING:
+    import ssl
+
+CONNECT_SECONDS = 20.0
+"""How long a connection may take to be made; the deadline of a call can make it shorter."""
+
+UNIX_BUFFER = 1 << 20  # of the kernel, in bytes: TCP's grows by itself
+
+
+@dataclass(slots=True)
+class Target:
+    """A server.
+
+    Attributes:
+        host: its name or address; empty for a unix socket.
+        port: of TCP.
+        path: of a unix socket; begins with a NUL for an abstract one.
+        authority: what requests say in :authority.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    authority: str = ""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def target_of(url: str) -> Target:
+    """What an address means: HOST:PORT, unix:PATH, unix:///PATH, and gRPC's dns:, ipv4: and ipv6:.
+
+    Raises:
+        ValueError: it means nothing.
+    """
+    if url.startswith(("unix:", "unix-abstract:")):
+        kind, _, path = url.partition(":")
+        if path.startswith("//"):
+            path = path[2:]
+        if not path:
+            raise ValueError(f"{url!r}: expected unix:PATH")
+        return Target(path=f"\0{path}" if kind == "unix-abstract" else path, authority="localhost")
+    rest = url
+    for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:", "grpc://", "grpcs://"):
+        rest = rest.removeprefix(scheme)
+    host, colon, port = rest.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535 or "/" in host or not host:
+        raise ValueError(f"{url!r}: expected HOST:PORT or unix:PATH")
+    return Target(host.strip("[]"), int(port), authority=rest)
+
+
+@dataclass(slots=True)
+class Options:
+    """How links are made.
+
+    Attributes:
+        context: of TLS; None: plain text.
+        server_name: that the certificate is to have; empty: the host's.
+        keepalive: seconds until a PING, seconds to wait for its answer, whether also without calls; None: no PINGs.
+        limit: bytes of an answer.
+    """
+
+    context: ssl.SSLContext | None = None
+    server_name: str = ""
+    keepalive: tuple[float, float, bool] | None = None
+    limit: int = (1 << 31) - 1
+
+
+def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSLContext:
+    """Of files in PEM: who is trusted (None: whom the system trusts), and who we are.
+
+    Raises:
+        OSError: a file cannot be read, or is of no use.
+    """
+    import ssl
+
+    context = ssl.create_default_context(cafile=root)
+    if chain is not None:
+        context.load_cert_chain(chain, key)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+@dataclass(slots=True)
+class Handshake:
+    """TLS on memory: what is to be written and what is to be read, whoever does it."""
+
+    context: ssl.SSLContext
+    name: str
+    incoming: Any = field(init=False)
+    outgoing: Any = field(init=False)
+    connection: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        import ssl
+
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.connection = self.context.wrap_bio(self.incoming, self.outgoing, server_hostname=self.name or None)
+
+    def steps(self) -> Iterator[bytes]:
+        """What is to be written; after each, unless it is the last, something is to be read and given to `incoming`."""
+        import ssl
+
+        while True:
+            try:
+                self.connection.do_handshake()
+            except ssl.SSLWantReadError:
+                yield self.outgoing.read()
+            else:
+                break
+        if rest := self.outgoing.read():
+            yield rest
+
+    @property
+    def done(self) -> bool:
+        return self.connection.version() is not None and not self.outgoing.pending
+
+
+def _link(sock: socket.socket, target: Target, options: Options, shake: Handshake | None, evented: bool) -> Link:
+    from inferd_client._native.tls import Tls
+
+    tls = None
+    if shake is not None:
+        if shake.connection.selected_alpn_protocol() != "h2":
+            raise OSError(f"{target.text} speaks TLS, but not HTTP/2 (ALPN: h2)")
+        tls = Tls(shake.connection, shake.incoming, shake.outgoing)
+    return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive, evented=evented)
+
+
+def _prepared(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def connect(target: Target, options: Options, timeout: float | None) -> Link:
+    """A link to the server.
+
+    Raises:
+        OSError: none can be made; TimeoutError: not in time.
+    """
+    ends = time.monotonic() + min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)
+    left = max(ends - time.monotonic(), 0.001)
+    if target.path:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(left)
+        try:
+            sock.connect(target.path)
+        except OSError:
+            sock.close()
+            raise
+    else:
+        sock = socket.create_connection((target.host, target.port), timeout=left)
+    try:
+        _prepared(sock)
+        shake = None
+        if options.context is not None:
+            shake = Handshake(options.context, options.server_name or target.host or "localhost")
+            for data in shake.steps():
+                sock.settimeout(max(ends - time.monotonic(), 0.001))
+                sock.sendall(data)
+                if not shake.connection.version():
+                    _take(shake, sock.recv(1 << 16), target)
+        sock.setblocking(False)
+        return _link(sock, target, options, shake, evented=False)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _take(shake: Handshake, data: bytes, target: Target) -> None:
+    if not data:
+        raise ConnectionResetError(f"{target.text} closed the connection during the TLS handshake")
+    shake.incoming.write(data)
+
+
+async def connect_in_loop(target: Target, options: Options, timeout: float | None) -> Link:
+    """As `connect`, in the running event loop."""
+    async with asyncio.timeout(min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)):
+        return await _connect_in_loop(target, options)
+
+
+async def _connect_in_loop(target: Target, options: Options) -> Link:
+    loop = asyncio.get_running_loop()
+    sock = await _dialled(target, loop)
+    try:
+        _prepared(sock)
+        shake = None
+        if options.context is not None:
+            shake = Handshake(options.context, options.server_name or target.host or "localhost")
+            for data in shake.steps():
+                await loop.sock_sendall(sock, data)
+                if not shake.connection.version():
+                    _take(shake, await loop.sock_recv(sock, 1 << 16), target)
+        return _link(sock, target, options, shake, evented=True)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.socket:
+    if target.path:
+        places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
+    elif _is_address(target.host):
+        places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    else:
+        places = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    error: OSError | None = None
+    for family, kind, protocol, _, address in places:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+        except OSError as found:
+            sock.close()
+            error = found
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise error or OSError(f"{target.text}: there is no such host")
+
+
+def _is_address(host: str) -> bool:
+    """Whether no name needs to be looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,221 @@
+"""The asynchronous side: links that an event loop polls, and calls that coroutines wait for. No thread is made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from inferd_client._calling import INTERNAL, TRANSPARENT, UNAVAILABLE, RetryOptions, error_of, plain
+from inferd_client._channel import HeaderList, Pieces
+from inferd_client._connecting import Options, Target, connect_in_loop
+from inferd_client._native.link import Call, Link
+
+
+class Polled:
+    """A link and what the event loop does for it."""
+
+    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
+        self.link = link
+        self._loop = loop
+        self._fd = link.fd
+        self._polled = True
+        self._writing = False
+        self._flushing = False
+        self._alarm: asyncio.TimerHandle | None = None
+        loop.add_reader(self._fd, self._ready)
+
+    def _ready(self) -> None:
+        self.link.serve()
+        self._polls()
+
+    def _polls(self) -> None:
+        """Poll for what is to be polled for."""
+        if self.link.dead:
+            self.forget()
+        elif self._polled and self.link.blocked != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._fd, self._ready)
+            else:
+                self._loop.remove_writer(self._fd)
+
+    def flush_soon(self) -> None:
+        """Write what calls have to send: at once where there is one, else together with those of this turn."""
+        if self.link.count <= 1:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self.link.flush()
+        if self.link.dead:
+            self.link.news()
+        self._polls()
+
+    def keep_alive(self) -> None:
+        """See to PINGs, now and later."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self.link.tick()
+        self._polls()
+        if due is not None and self._polled:
+            self._alarm = self._loop.call_later(due, self.keep_alive)
+
+    def forget(self) -> None:
+        """Poll no more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._polled:
+            self._polled = False
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._loop.remove_writer(self._fd)
+
+    def close(self) -> None:
+        """End the link and its calls."""
+        self.forget()
+        self.link.close()
+
+
+class Waiting:
+    """A coroutine that waits for the end of a call."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+
+    def told(self, call: Call, done: bool) -> None:  # noqa: ARG002 - see Owner of link.pyi
+        """See Owner of link.pyi."""
+        if done and not self.future.done():
+            self.future.set_result(None)
+
+
+class LoopChannel:
+    """Links to a server, of the event loop in which it is first used; made when they are needed.
+
+    Args:
+        target: the server.
+        options: how links are made.
+        connections: how many; a call takes the one with the fewest in flight.
+        retries: see RetryOptions; None: failures are the caller's.
+    """
+
+    def __init__(self, target: Target, options: Options, connections: int = 1, retries: RetryOptions | None = None):
+        self.target = target
+        self.options = options
+        self._retries = retries
+        self._links: list[Polled | None] = [None] * connections
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting: asyncio.Lock | None = None
+        self._closed = False
+
+    def usable(self) -> Polled | None:
+        """A link that takes calls, if there is one."""
+        best = self._links[0]
+        if len(self._links) > 1:
+            best = min(self._links, key=lambda each: each.link.count if each and each.link.usable else -1)
+        return best if best is not None and best.link.usable else None
+
+    async def link(self, timeout: float | None = None) -> Polled:
+        """One that takes calls.
+
+        Raises:
+            InferenceServerException: no connection can be made, or the client is closed.
+        """
+        if self._closed:
+            raise error_of(1, "the client is closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            for old in self._links:
+                if old is not None and self._loop is not None and not self._loop.is_closed():
+                    old.forget()
+            self._loop, self._connecting, self._links = loop, asyncio.Lock(), [None] * len(self._links)
+        assert self._connecting is not None
+        async with self._connecting:
+            for i, each in enumerate(self._links):
+                if each is None or not each.link.usable:
+                    return await self._connected(i, timeout)
+        return self.usable() or await self.link(timeout)
+
+    async def _connected(self, place: int, timeout: float | None) -> Polled:
+        try:
+            link = await connect_in_loop(self.target, self.options, timeout)
+        except TimeoutError:
+            raise error_of(4 if timeout is not None else UNAVAILABLE, "Deadline Exceeded") from None
+        except OSError as error:
+            raise error_of(UNAVAILABLE, f"failed to connect to {self.target.text}: {error.strerror or error}") from None
+        made = Polled(link, asyncio.get_running_loop())
+        if self._closed:
+            made.close()
+            raise error_of(1, "the client is closed")
+        self._links[place] = made
+        return made
+
+    async def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None) -> Any:
+        """Make a call. Returns the bytes of the answer, a buffer.
+
+        Raises:
+            InferenceServerException: it failed.
+        """
+        ends = None if timeout is None else time.monotonic() + timeout
+        tried = repeated = 0
+        while True:
+            left = None if ends is None else max(ends - time.monotonic(), 0.0)
+            loop = asyncio.get_running_loop()
+            polled = self.usable() if loop is self._loop else None
+            if polled is None:
+                polled = await self.link(left)
+            waiting = Waiting(loop.create_future())
+            call = Call(headers, pieces, left, owner=waiting)
+            if not polled.link.start(call, flush=False):
+                continue
+            await self._ended(polled, call, waiting, left)
+            status, text = call.status()
+            if status == 0:
+                found = call.message()
+                if found is None:
+                    raise error_of(INTERNAL, "the answer is not one message")
+                return plain(*found, self.options.limit)
+            if call.safe_to_repeat and repeated < TRANSPARENT and not self._closed:
+                repeated += 1
+                continue
+            tried += 1
+            pause = self._retries.pause(tried, status, call.details) if self._retries is not None else None
+            if pause is None or (ends is not None and time.monotonic() + pause >= ends):
+                raise error_of(status, text, call.details)
+            await asyncio.sleep(pause)
+
+    async def _ended(self, polled: Polled, call: Call, waiting: Waiting, timeout: float | None) -> None:
+        alarm = None
+        polled.flush_soon()
+        if self.options.keepalive is not None:
+            polled.keep_alive()
+        if timeout is not None:
+            alarm = asyncio.get_running_loop().call_later(timeout, give_up, polled, call, True)
+        try:
+            await waiting.future
+        except asyncio.CancelledError:
+            give_up(polled, call, False)
+            raise
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    def close(self) -> None:
+        """End all calls and links."""
+        self._closed = True
+        links, self._links = self._links, [None] * len(self._links)
+        for each in links:
+            if each is not None and (self._loop is None or not self._loop.is_closed()):
+                each.close()
+
+
+def give_up(polled: Polled, call: Call, expired: bool) -> None:
+    """The call is wanted no more, or its deadline has passed."""
+    polled.link.give_up(call, expired=expired)
+    polled.link.news()

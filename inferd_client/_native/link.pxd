@@ -1,0 +1,35 @@
+# Calls and connections for Python.
+
+from inferd_client._native.line cimport Arrived, Line, Wire
+from inferd_client._native.linux cimport iovec
+from inferd_client._native.nghttp2 cimport nghttp2_nv
+
+cdef enum:
+    PARTS = 4                # of a body, without memory of their own
+
+
+cdef class Call:
+    cdef Wire wire
+    cdef Link link           # that it is, or was, on
+    cdef iovec few_parts[PARTS]
+    cdef iovec *parts        # `few_parts`, or memory of its own
+    cdef nghttp2_nv *headers
+    cdef size_t header_count
+    cdef list texts          # of the headers
+    cdef list pieces         # what the parts are of
+    cdef public object owner
+
+    cdef iovec *parts_of(self, list pieces, iovec *room) except NULL
+    cdef list taken(self, Arrived *arrived)
+
+cdef class Link:
+    cdef Line line
+    cdef object tls
+    cdef set lingering       # calls that have ended, of which the session or the output still knows
+    cdef readonly str peer
+    cdef readonly int process
+    cdef readonly bint attended
+    cdef public object owner
+
+    cdef keep(self, Call call)
+    cdef forget(self)

@@ -1,0 +1,405 @@
+"""Messages of ModelInfer: what a request is made of, and what an answer says.
+
+Requests are written field by field as `proto/grpc_service.proto` has them; tensors lie outside of what is written and
+are sent from where they are. Answers are read where they lie, and so are their tensors.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from inferd_client._native.pool cimport pool_give
+
+cdef enum:
+    PREFIX = 5               # bytes before a gRPC message: compressed or not, length
+    COPIED = 1 << 13         # requests with fewer bytes in tensors are one piece
+
+
+cdef class Content:
+    """The bytes of one tensor, held where they are.
+
+    Args:
+        data: any contiguous buffer.
+    """
+
+    def __cinit__(self, data):
+        PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+    def __len__(self):
+        return self.view.len
+
+    def __bytes__(self):
+        return PyBytes_FromStringAndSize(<char *> self.view.buf, self.view.len)
+
+
+cdef class Message:
+    """The bytes of one received message; a buffer that can be written to, as nobody else has it."""
+
+    def __dealloc__(self):
+        pool_give(self.data, self.capacity)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, 0, flags)
+
+    def __len__(self):
+        return self.size
+
+
+cdef Message message_of(uint8_t *data, size_t size, size_t capacity):
+    cdef Message message = Message.__new__(Message)
+    message.data = data
+    message.size = size
+    message.capacity = capacity
+    return message
+
+
+# --- writing
+
+cdef bytes varint(uint64_t value):
+    cdef uint8_t out[10]
+    cdef int size = 0
+    while value >= 0x80:
+        out[size] = <uint8_t> (value | 0x80)
+        value >>= 7
+        size += 1
+    out[size] = <uint8_t> value
+    return PyBytes_FromStringAndSize(<char *> out, size + 1)
+
+
+cdef bytes field(uint32_t number, bytes content):
+    """A field of bytes, text or a message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+cdef bytes text(uint32_t number, value):
+    return field(number, value.encode() if isinstance(value, str) else bytes(value))
+
+
+KINDS = {"bool": 1, "int64": 2, "string": 3, "double": 4, "uint64": 5}
+"""Fields of InferParameter."""
+
+
+def parameter(uint32_t number, str key, str kind, value):
+    """An entry of a map of parameters, which is field `number`.
+
+    Raises:
+        ValueError: the number does not fit.
+    """
+    import struct
+
+    cdef uint32_t where = KINDS[kind]
+    if kind == "string":
+        said = text(where, value)
+    elif kind == "double":
+        said = varint(where << 3 | 1) + struct.pack("<d", value)
+    else:
+        least = 0 if kind == "uint64" else -(1 << 63)
+        if not least <= int(value) < least + (1 << 64):
+            raise ValueError(f"parameter {key!r}: {value} does not fit {kind}")
+        said = varint(where << 3) + varint(<uint64_t> (int(value) & 0xFFFFFFFFFFFFFFFF))
+    return field(number, text(1, key) + field(2, said))
+
+
+def input_tensor(name, str datatype, shape, list parameters):
+    """A field `inputs` of ModelInferRequest."""
+    dims = b"".join([varint(<uint64_t> (int(size) & 0xFFFFFFFFFFFFFFFF)) for size in shape])
+    return field(5, text(1, name) + text(2, datatype) + (field(3, dims) if dims else b"") + b"".join(parameters))
+
+
+def requested_output(name, list parameters):
+    """A field `outputs` of ModelInferRequest."""
+    return field(6, text(1, name) + b"".join(parameters))
+
+
+cdef dict _names = {}
+
+
+cdef bytes name_field(uint32_t number, value):
+    """Models' names and versions come again and again."""
+    found = _names.get((number, value))
+    if found is None:
+        if len(_names) > 1000:
+            _names.clear()
+        found = _names[(number, value)] = text(number, value)
+    return <bytes> found
+
+
+def request_head(model_name, model_version, request_id, parameters):
+    """The fields of ModelInferRequest before its tensors."""
+    head = name_field(1, model_name)
+    if model_version:
+        head += name_field(2, model_version)
+    if request_id:
+        head += text(3, request_id)
+    return head + b"".join(parameters) if parameters else head
+
+
+cdef inline uint8_t *put_varint(uint8_t *out, uint64_t value) noexcept:
+    while value >= 0x80:
+        out[0] = <uint8_t> (value | 0x80)
+        out += 1
+        value >>= 7
+    out[0] = <uint8_t> value
+    return out + 1
+
+
+cdef inline size_t varint_size(uint64_t value) noexcept:
+    cdef size_t size = 1
+    while value >= 0x80:
+        value >>= 7
+        size += 1
+    return size
+
+
+cdef inline uint8_t *put_prefix(uint8_t *out, size_t size) noexcept:
+    out[0] = 0
+    out[1] = <uint8_t> (size >> 24)
+    out[2] = <uint8_t> (size >> 16)
+    out[3] = <uint8_t> (size >> 8)
+    out[4] = <uint8_t> size
+    return out + PREFIX
+
+
+def framed_request(list fields, list contents):
+    """A ModelInferRequest as gRPC sends it, in pieces: buffers whose bytes follow each other.
+
+    Args:
+        fields: bytes, its fields without raw_input_contents.
+        contents: Content of each input that has its bytes in the request.
+
+    Raises:
+        ValueError: it is longer than a gRPC message can be.
+    """
+    cdef size_t size = 0, raw = 0, tags = 0
+    cdef bytes each, head
+    cdef Content content
+    cdef uint8_t *out
+    cdef uint8_t *start
+    cdef bint copied
+    for each in fields:
+        size += len(each)
+    for content in contents:
+        raw += content.view.len
+        tags += 1 + varint_size(content.view.len)
+    if size + tags + raw > 0xFFFFFFFF:
+        raise ValueError(f"a request of {size + tags + raw} bytes: gRPC has no messages of more than {0xFFFFFFFF}")
+    copied = raw < COPIED
+    head = PyBytes_FromStringAndSize(NULL, PREFIX + size + tags + (raw if copied else 0))
+    start = out = put_prefix(<uint8_t *> PyBytes_AS_STRING(head), size + tags + raw)
+    for each in fields:
+        memcpy(out, PyBytes_AS_STRING(each), len(each))
+        out += len(each)
+    if copied:
+        for content in contents:
+            out[0] = 7 << 3 | 2
+            out = put_varint(out + 1, content.view.len)
+            memcpy(out, content.view.buf, content.view.len)
+            out += content.view.len
+        return [head]
+    pieces = []
+    begin = 0
+    for content in contents:
+        out[0] = 7 << 3 | 2
+        out = put_varint(out + 1, content.view.len)
+        end = (out - start) + PREFIX
+        pieces.append(head[begin:end] if begin or len(contents) > 1 else head)
+        pieces.append(content)
+        begin = end
+    return pieces
+
+
+def framed(message):
+    """A serialised message as gRPC sends it."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+# --- strings
+
+def packed_strings(elements):
+    """The content of a BYTES tensor: each element behind its length, in 4 bytes.
+
+    Args:
+        elements: of an array, in C order: bytes, or anything else by its str().
+    """
+    import struct
+
+    pack = struct.Struct("<I").pack
+    out = []
+    for element in elements:
+        if type(element) is not bytes:
+            element = str(element).encode()
+        out.append(pack(len(<bytes> element)))
+        out.append(element)
+    return b"".join(out)
+
+
+def unpacked_strings(data):
+    """The elements of the content of a BYTES tensor.
+
+    Raises:
+        ValueError: an element is longer than what is there.
+    """
+    cdef Py_buffer view
+    cdef size_t at = 0, end
+    cdef uint32_t size
+    cdef const uint8_t *raw
+    out = []
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        raw = <const uint8_t *> view.buf
+        end = view.len
+        while at < end:
+            if end - at < 4:
+                raise ValueError(f"a BYTES tensor ends within the length of element {len(out)}")
+            memcpy(&size, raw + at, 4)
+            at += 4
+            if size > end - at:
+                raise ValueError(f"element {len(out)} of a BYTES tensor says {size} bytes, {end - at} are there")
+            out.append(PyBytes_FromStringAndSize(<const char *> raw + at, size))
+            at += size
+    finally:
+        PyBuffer_Release(&view)
+    return out
+
+
+# --- reading
+
+cdef struct Reader:
+    const uint8_t *at
+    const uint8_t *end
+
+
+cdef int read_varint(Reader *reader, uint64_t *value) except -1:
+    cdef int shift = 0
+    value[0] = 0
+    while reader.at < reader.end and shift < 64:
+        value[0] |= <uint64_t> (reader.at[0] & 0x7F) << shift
+        reader.at += 1
+        if (reader.at - 1)[0] < 0x80:
+            return 0
+        shift += 7
+    raise ValueError("the answer is no protobuf message: a number does not end")
+
+
+cdef int read_field(Reader *reader, uint32_t *number, uint32_t *wire, Reader *content) except -1:
+    """The next field; `content` is set for fields of bytes, others are passed over. Returns 1, 0 at the end."""
+    cdef uint64_t value
+    if reader.at >= reader.end:
+        return 0
+    read_varint(reader, &value)
+    number[0] = <uint32_t> (value >> 3)
+    wire[0] = value & 7
+    content.at = content.end = reader.at
+    if wire[0] == 0:
+        read_varint(reader, &value)
+        content.end = reader.at
+        return 1
+    if wire[0] == 2:
+        read_varint(reader, &value)
+    elif wire[0] == 1 or wire[0] == 5:
+        value = 8 if wire[0] == 1 else 4
+    else:
+        raise ValueError(f"the answer is no protobuf message: wire type {wire[0]}")
+    if value > <uint64_t> (reader.end - reader.at):
+        raise ValueError("the answer is no protobuf message: a field is longer than what is there")
+    content.at = reader.at
+    content.end = reader.at = reader.at + value
+    return 1
+
+
+cdef str read_text(const Reader *content):
+    return content.at[:content.end - content.at].decode("utf-8", "replace")
+
+
+cdef tuple read_output(Reader reader):
+    """(name, datatype, shape, whether it has contents of its own) of an InferOutputTensor."""
+    cdef uint32_t number = 0, wire = 0
+    cdef Reader content
+    cdef uint64_t value
+    name = datatype = ""
+    has_contents = False
+    shape = []
+    while read_field(&reader, &number, &wire, &content):
+        if number == 1 and wire == 2:
+            name = read_text(&content)
+        elif number == 2 and wire == 2:
+            datatype = read_text(&content)
+        elif number == 3 and (wire == 2 or wire == 0):
+            while content.at < content.end:
+                read_varint(&content, &value)
+                shape.append(<int64_t> value)
+        elif number == 5 and wire == 2:
+            has_contents = content.end > content.at
+    return name, datatype, tuple(shape), has_contents
+
+
+def read_response(message, size_t start=0, size_t end=0):
+    """What a ModelInferResponse has: (model name, version, id, outputs).
+
+    Args:
+        message: a buffer.
+        start, end: where in it the response lies; 0 and 0 for all of it.
+
+    Returns:
+        of each output its name: (datatype, shape, offset in the buffer, bytes); the offset is -1 where the tensor is
+        not raw.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    cdef Py_buffer view
+    cdef Reader reader, content
+    cdef uint32_t number = 0, wire = 0
+    model = version = identifier = ""
+    outputs = []
+    raw = []
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        reader.at = <const uint8_t *> view.buf + start
+        reader.end = <const uint8_t *> view.buf + (end or <size_t> view.len)
+        while read_field(&reader, &number, &wire, &content):
+            if wire != 2:
+                continue
+            if number == 6:
+                raw.append((content.at - <const uint8_t *> view.buf, content.end - content.at))
+            elif number == 5:
+                outputs.append(read_output(content))
+            elif number == 1:
+                model = read_text(&content)
+            elif number == 2:
+                version = read_text(&content)
+            elif number == 3:
+                identifier = read_text(&content)
+    finally:
+        PyBuffer_Release(&view)
+    found = {}
+    for i, (name, datatype, shape, has_contents) in enumerate(outputs):
+        place = raw[i] if i < len(raw) and not has_contents else (-1, 0)
+        found.setdefault(name, (datatype, shape, place[0], place[1]))
+    return model, version, identifier, found
+
+
+def read_stream_response(message):
+    """A ModelStreamInferResponse: (error message, start and end of its response in the buffer)."""
+    cdef Py_buffer view
+    cdef Reader reader, content
+    cdef uint32_t number = 0, wire = 0
+    error = ""
+    start = end = 0
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        reader.at = <const uint8_t *> view.buf
+        reader.end = reader.at + view.len
+        while read_field(&reader, &number, &wire, &content):
+            if number == 1 and wire == 2:
+                error = read_text(&content)
+            elif number == 2 and wire == 2:
+                start = content.at - <const uint8_t *> view.buf
+                end = content.end - <const uint8_t *> view.buf
+    finally:
+        PyBuffer_Release(&view)
+    return error, start, end

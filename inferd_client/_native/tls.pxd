@@ -1,0 +1,21 @@
+# TLS of a connection: Python's `ssl`, which reads and writes memory here, not the socket.
+
+from libc.stdint cimport uint8_t
+
+from inferd_client._native.output cimport Output, Written
+
+
+cdef class Tls:
+    cdef object connection   # ssl.SSLObject
+    cdef object incoming     # ssl.MemoryBIO
+    cdef object outgoing
+    cdef bytes pending       # encrypted, not written yet
+    cdef size_t written      # bytes of that
+
+    # What came from the socket.
+    cdef int take(self, const uint8_t *data, size_t size) except -1
+    # What it means: bytes, 0 for nothing for now, -1 when the peer has ended.
+    cdef ssize_t read(self, uint8_t *out, size_t space) except -2
+    # Encrypt all of the output, and write.
+    cdef Written write(self, Output *output, int fd) except *
+    cdef int encrypt(self, Output *output) except -1

@@ -1,0 +1,23 @@
+"""A gRPC load driver: N connections, M calls in flight on each, one thread, no Python in the loop.
+
+    with Driver("127.0.0.1:8001", connections=4) as driver:
+        report = driver.run(Fixed([request], [answer]), in_flight=8, seconds=2)
+
+The modules, in the order in which a call meets them:
+
+    schedule    which calls there are, when they are due, which get a deadline or are reset
+    loop        waits in epoll, starts calls on free slots, counts them when they have ended
+    connection  one HTTP/2 connection: its socket, its session, the slots of its calls
+    tally       what happened; histogram: how long it took
+    workload    makes requests and judges answers; `Fixed` sends given messages in turn
+    driver      all of it for Python
+
+Everything that varies between calls derives from (seed, index), so a run can be repeated.
+"""
+
+from inferd_client._native.session import NGHTTP2
+from inferd_client.driver.driver import INFER_PATH, Driver
+from inferd_client.driver.tally import VERDICTS
+from inferd_client.driver.workload import Fixed, Workload
+
+__all__ = ["Driver", "Fixed", "Workload", "INFER_PATH", "NGHTTP2", "VERDICTS"]

@@ -1,0 +1,35 @@
+# One call, as the driver and the workloads see it.
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from inferd_client._native.linux cimport iovec
+from inferd_client._native.session cimport Exchange
+
+cdef enum:
+    MESSAGE_LIMIT = 160      # bytes of grpc-message kept for the report
+
+cdef struct Call:
+    Exchange exchange        # its stream is -1 where the slot is free
+    iovec part               # what it sends, of `body`
+    uint64_t index           # number of this request within its run, from 0
+    uint64_t nonce           # pseudo-random, a function of the run's seed and the index only
+    uint64_t due_ns          # when it was (or, in an open loop, should have been) sent
+    uint64_t elapsed_ns      # from then to its end
+    Call *next_free
+    int32_t doom             # place in the connection's list of calls to reset; -1: not there
+    uint64_t cancel_at       # reset once the connection has seen this many calls end
+    bint cancelled
+    uint32_t timeout_us      # grpc-timeout; 0: none
+    char timeout_text[16]
+    # written by `prepare`
+    const uint8_t *body      # framed gRPC message
+    size_t body_size
+    bint body_stays          # unchanged until the end of the run: sent by reference
+    # memory for the workload, kept from call to call
+    uint8_t *scratch
+    size_t scratch_capacity
+    # the answer; its bytes are kept only when the workload judges
+    uint8_t *answer
+    size_t answer_size
+    size_t answer_capacity
+    char message[MESSAGE_LIMIT]

@@ -1,0 +1,71 @@
+# One HTTP/2 connection and the slots of its calls.
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from inferd_client.driver.call cimport Call
+from inferd_client._native.nghttp2 cimport nghttp2_nv
+from inferd_client._native.session cimport Ending, Session
+
+cdef enum:
+    READ_SIZE = 1 << 18
+    HEADERS = 7              # of a request, the last one is grpc-timeout
+
+# A call has ended; its slot is the callee's, to start another call on it or to give it back.
+ctypedef void (*call_ended_fn)(Connection *connection, Call *call, Ending ending) noexcept nogil
+
+cdef struct Connection:
+    Session session
+    void *owner
+    call_ended_fn ended
+    int epoll                # where it is polled
+    uint8_t *buffer          # READ_SIZE bytes to read into, of the owner
+    bint keeps_answers       # else their bytes are dropped
+    int fd
+    bint dead
+    bint polls_write         # registered for EPOLLOUT
+    bint no_memory           # for an answer; the connection is dead
+    Call *calls
+    uint32_t capacity
+    Call *free_calls
+    uint64_t closed          # calls that ended here
+    Call **doomed            # calls that will be reset
+    uint32_t doomed_count
+
+# Connect and begin the handshake; owner, ended, epoll and buffer are set. Raises OSError or MemoryError.
+cdef int connection_open(Connection *connection, str address, int32_t window, uint32_t max_frame_size) except -1
+# Say GOAWAY, close and free what connection_open made.
+cdef void connection_close(Connection *connection) noexcept nogil
+
+# Slots for so many calls; what was counted begins anew. False when there is no memory.
+cdef bint connection_take_slots(Connection *connection, uint32_t count) noexcept nogil
+cdef void connection_give_slots(Connection *connection) noexcept nogil
+
+# No further calls: GOAWAY, or dead.
+cdef inline bint connection_refuses(const Connection *connection) noexcept nogil:
+    return connection.dead or connection.session.refusing
+
+cdef inline Call *slot_take(Connection *connection) noexcept nogil:
+    # there is a free one
+    cdef Call *call = connection.free_calls
+    connection.free_calls = call.next_free
+    return call
+
+cdef inline void slot_give(Connection *connection, Call *call) noexcept nogil:
+    call.exchange.stream = -1
+    call.next_free = connection.free_calls
+    connection.free_calls = call
+
+# Start the call, whose request is prepared. False: the connection takes no more.
+cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers) noexcept nogil
+# The call is to be reset after so many others have ended.
+cdef void connection_doom(Connection *connection, Call *call, uint64_t after) noexcept nogil
+cdef void connection_spare(Connection *connection, Call *call) noexcept nogil
+# Reset the doomed calls whose time has come; their requests are on the wire already.
+cdef void connection_reset_doomed(Connection *connection) noexcept nogil
+
+# Read once from the socket and tell of calls that ended by it.
+cdef void connection_receive(Connection *connection) noexcept nogil
+# Let nghttp2 serialise, and write, until there is nothing left or the socket takes no more.
+cdef void connection_flush(Connection *connection) noexcept nogil
+# The connection is gone: what was in flight on it is lost.
+cdef void connection_bury(Connection *connection) noexcept nogil

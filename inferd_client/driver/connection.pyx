@@ -1,0 +1,241 @@
+"""One HTTP/2 connection: its socket, its session and what that calls, the slots of its calls.
+
+`connection_receive` feeds the session, which calls `call_ended`; `connection_flush` lets it serialise and writes.
+Bodies that stay until the end of the run are written from where they lie.
+"""
+
+import socket
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcmp, memcpy
+from posix.unistd cimport close, read
+
+from inferd_client._native.linux cimport (
+    EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, epoll_ctl, epoll_event, iovec,
+)
+from inferd_client._native.nghttp2 cimport nghttp2_nv
+from inferd_client._native.output cimport WRITE_FAILED, WROTE_ALL, Written, output_empty, output_write
+from inferd_client._native.session cimport (
+    CONNECTION_LOST, Ending, Exchange, Session, session_close, session_collect, session_open, session_receive,
+    session_reset, session_submit, session_terminate,
+)
+from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
+
+# --- opening and closing
+
+cdef int connection_open(Connection *connection, str address, int32_t window, uint32_t max_frame_size) except -1:
+    cdef epoll_event event
+    connection.session.header = keep_message
+    connection.session.data = keep_answer
+    connection.session.ended = call_ended
+    connection.fd = dial(address)
+    if not session_open(&connection.session, window, max_frame_size):
+        connection_close(connection)
+        raise MemoryError
+    event.events = EPOLLIN
+    event.data.ptr = connection
+    epoll_ctl(connection.epoll, EPOLL_CTL_ADD, connection.fd, &event)
+    connection_flush(connection)
+    return 0
+
+
+cdef int dial(str address) except -1:
+    """A connected non-blocking socket's descriptor, owned by the caller."""
+    if address.startswith("unix:"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # TCP's grows by itself
+        sock.connect(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
+    return sock.detach()
+
+
+cdef void connection_close(Connection *connection) noexcept nogil:
+    if not connection.dead:
+        if connection.session.http2 != NULL and connection.session.output.arena != NULL:
+            session_terminate(&connection.session)
+            connection_flush(connection)
+        if not connection.dead:
+            connection.dead = True
+            close(connection.fd)
+    session_close(&connection.session)
+
+
+# --- slots for calls
+
+cdef bint connection_take_slots(Connection *connection, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    connection.closed = connection.session.bytes_received = 0
+    connection.doomed_count = 0
+    connection.free_calls = NULL
+    connection.calls = <Call *> calloc(count, sizeof(Call))
+    connection.doomed = <Call **> calloc(count, sizeof(Call *))
+    if connection.calls == NULL or connection.doomed == NULL:
+        return False
+    connection.capacity = count
+    for i in range(count):
+        connection.calls[i].doom = -1
+        slot_give(connection, &connection.calls[i])
+    return True
+
+
+cdef void connection_give_slots(Connection *connection) noexcept nogil:
+    cdef uint32_t i
+    for i in range(connection.capacity):
+        free(connection.calls[i].scratch)
+        free(connection.calls[i].answer)
+    free(connection.calls)
+    free(connection.doomed)
+    connection.capacity = connection.doomed_count = 0
+    connection.calls = connection.free_calls = NULL
+    connection.doomed = NULL
+
+
+cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers) noexcept nogil:
+    cdef nghttp2_nv block[HEADERS]
+    cdef size_t count = HEADERS - 1
+    memcpy(block, headers, sizeof(block))
+    if call.timeout_us != 0:
+        block[count].value = <uint8_t *> call.timeout_text
+        block[count].valuelen = snprintf(call.timeout_text, 16, b"%uu", call.timeout_us)
+        count += 1
+    call.answer_size = 0
+    call.message[0] = 0
+    call.part = iovec(<void *> call.body, call.body_size)
+    call.exchange.parts = &call.part
+    call.exchange.part_count = 1
+    call.exchange.stays = call.body_stays
+    call.exchange.goes_on = False
+    return session_submit(&connection.session, &call.exchange, block, count)
+
+
+cdef void connection_doom(Connection *connection, Call *call, uint64_t after) noexcept nogil:
+    call.cancel_at = connection.closed + after
+    call.doom = <int32_t> connection.doomed_count
+    connection.doomed[connection.doomed_count] = call
+    connection.doomed_count += 1
+
+
+cdef void connection_spare(Connection *connection, Call *call) noexcept nogil:
+    cdef Call *last
+    if call.doom < 0:
+        return
+    connection.doomed_count -= 1
+    last = connection.doomed[connection.doomed_count]
+    connection.doomed[call.doom] = last
+    last.doom = call.doom
+    call.doom = -1
+
+
+cdef void connection_reset_doomed(Connection *connection) noexcept nogil:
+    cdef uint32_t i = 0
+    cdef Call *call
+    cdef bint any_due = False
+    if connection.dead:
+        return
+    while i < connection.doomed_count:
+        call = connection.doomed[i]
+        if call.cancel_at <= connection.closed:
+            connection_spare(connection, call)
+            call.cancelled = True
+            session_reset(&connection.session, &call.exchange)
+            any_due = True
+        else:
+            i += 1
+    if any_due:
+        connection_flush(connection)
+
+
+# --- what the session calls; its Connection begins with it
+
+cdef void keep_message(Session *session, Exchange *exchange, const uint8_t *name, size_t name_size,
+                       const uint8_t *value, size_t value_size) noexcept nogil:
+    cdef Call *call = <Call *> exchange
+    if name_size == 12 and memcmp(name, b"grpc-message", 12) == 0:
+        value_size = min(value_size, <size_t> (MESSAGE_LIMIT - 1))
+        memcpy(call.message, value, value_size)
+        call.message[value_size] = 0
+
+
+cdef bint keep_answer(Session *session, Exchange *exchange, const uint8_t *data, size_t size) noexcept nogil:
+    cdef Connection *connection = <Connection *> session
+    cdef Call *call = <Call *> exchange
+    cdef uint8_t *grown
+    cdef size_t wanted = call.answer_size + size
+    if not connection.keeps_answers:
+        return True
+    if wanted > call.answer_capacity:
+        wanted = max(2 * wanted, <size_t> 1024)
+        grown = <uint8_t *> realloc(call.answer, wanted)
+        if grown == NULL:
+            connection.no_memory = True
+            return False
+        call.answer = grown
+        call.answer_capacity = wanted
+    memcpy(call.answer + call.answer_size, data, size)
+    call.answer_size += size
+    return True
+
+
+cdef void call_ended(Session *session, Exchange *exchange, Ending ending, uint32_t error) noexcept nogil:
+    end(<Connection *> session, <Call *> exchange, ending)
+
+
+cdef void end(Connection *connection, Call *call, Ending ending) noexcept nogil:
+    connection.closed += 1
+    connection_spare(connection, call)
+    connection.ended(connection, call, ending)
+
+
+# --- reading and writing
+
+cdef void connection_receive(Connection *connection) noexcept nogil:
+    cdef ssize_t size = read(connection.fd, connection.buffer, READ_SIZE)
+    if size < 0 and (errno == EAGAIN or errno == EINTR):
+        return
+    if size <= 0 or not session_receive(&connection.session, connection.buffer, size):
+        connection_bury(connection)
+
+
+cdef void connection_flush(Connection *connection) noexcept nogil:
+    cdef Written written
+    while not connection.dead:
+        if not session_collect(&connection.session):
+            connection_bury(connection)
+            return
+        if output_empty(&connection.session.output):
+            poll_write(connection, False)
+            return
+        written = output_write(&connection.session.output, connection.fd)
+        if written == WRITE_FAILED:
+            connection_bury(connection)
+        if written != WROTE_ALL:
+            poll_write(connection, True)
+            return
+
+
+cdef void poll_write(Connection *connection, bint wanted) noexcept nogil:
+    cdef epoll_event event
+    if connection.polls_write == wanted or connection.dead:
+        return
+    connection.polls_write = wanted
+    event.events = EPOLLIN | EPOLLOUT if wanted else EPOLLIN
+    event.data.ptr = connection
+    epoll_ctl(connection.epoll, EPOLL_CTL_MOD, connection.fd, &event)
+
+
+cdef void connection_bury(Connection *connection) noexcept nogil:
+    cdef uint32_t i
+    if connection.dead:
+        return
+    connection.dead = True
+    close(connection.fd)
+    for i in range(connection.capacity):
+        if connection.calls[i].exchange.stream >= 0:
+            end(connection, &connection.calls[i], CONNECTION_LOST)

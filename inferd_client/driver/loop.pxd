@@ -1,0 +1,38 @@
+# The loop that drives all connections of a Driver.
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from inferd_client.driver.connection cimport HEADERS, Connection
+from inferd_client._native.nghttp2 cimport nghttp2_nv
+from inferd_client.driver.schedule cimport Schedule
+from inferd_client.driver.tally cimport Tally
+from inferd_client.driver.workload cimport judge_fn, prepare_fn
+
+cdef enum:
+    TICK_MS = 200            # how often a run that nothing moves looks at the clock
+
+cdef struct Loop:
+    int epoll
+    int timer                # for the open loop
+    uint8_t *buffer          # what all connections read into, one at a time
+    Connection *connections
+    uint32_t connection_count
+    uint32_t turn            # open loop: the connection whose turn it is
+    # of one run
+    Schedule schedule
+    uint64_t next_due_ns     # open loop
+    uint64_t stall_ns        # give up when no call ends for so long
+    nghttp2_nv headers[HEADERS]
+    prepare_fn prepare
+    judge_fn judge
+    void *context
+    Tally tally
+    bint no_memory           # for a request
+
+# Open so many connections to a server. Raises OSError or MemoryError; loop_close is due in any case.
+cdef int loop_open(Loop *loop, str address, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1
+cdef void loop_close(Loop *loop) noexcept nogil
+# Wait for events once, at most so long, and serve them.
+cdef void loop_step(Loop *loop, int timeout_ms) noexcept nogil
+# Run until everything that was started has ended and nothing more may start, or until nothing moves any more.
+cdef void loop_run(Loop *loop) noexcept nogil

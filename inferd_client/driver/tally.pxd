@@ -1,0 +1,41 @@
+# What happened in a run. `inferd_client.driver.report.Report` is the same for people.
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
+from inferd_client.driver.histogram cimport Histogram
+from inferd_client.driver.workload cimport VERDICT_COUNT, Verdict
+
+cdef enum:
+    STATUSES = 18            # grpc-status 0..16, then all others
+    NO_STATUS = 17
+    SAMPLES = 8
+
+cdef struct Sample:
+    # a call that went wrong
+    uint64_t index
+    Verdict verdict
+    int32_t grpc_status
+    uint32_t timeout_us
+    uint64_t elapsed_ns
+    char message[MESSAGE_LIMIT]
+
+cdef struct Tally:
+    uint64_t issued
+    uint64_t finished        # each in one of the four ways that follow
+    uint64_t answered
+    uint64_t cancelled
+    uint64_t reset
+    uint64_t lost
+    uint64_t deadlines       # calls that carried one
+    uint64_t verdicts[VERDICT_COUNT]
+    uint64_t statuses[STATUSES]
+    uint64_t bytes_sent
+    Histogram latencies      # of the answered ones
+    Sample samples[SAMPLES]
+    uint32_t sample_count
+
+cdef void tally_answer(Tally *tally, const Call *call, Verdict verdict) noexcept nogil
+cdef void tally_reset(Tally *tally, const Call *call) noexcept nogil
+# A `inferd_client.driver.report.Report` of so many seconds.
+cdef object tally_report(Tally *tally, uint64_t bytes_received, double seconds, double cpu_seconds)

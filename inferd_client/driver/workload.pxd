@@ -1,0 +1,38 @@
+# What makes requests and judges answers.
+
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport free, malloc
+
+from inferd_client.driver.call cimport Call
+
+cdef enum Verdict:
+    # what `judge` says about an answer; the names shown in reports are in `tally.VERDICTS`
+    CORRECT = 0
+    WRONG_STATUS = 1
+    EARLY_DEADLINE = 2       # DEADLINE_EXCEEDED before the deadline
+    MALFORMED = 3            # not one whole gRPC message, or not a ModelInferResponse
+    WRONG_MODEL = 4
+    WRONG_ID = 5
+    WRONG_OUTPUTS = 6        # an output is missing, repeated, not asked for, or of another datatype
+    WRONG_SHAPE = 7
+    WRONG_BYTES = 8
+    VERDICT_COUNT = 9
+
+# Set body, body_size and body_stays; False when there is no memory.
+ctypedef bint (*prepare_fn)(void *context, Call *call) noexcept nogil
+# Compare the answer with what the request asked for.
+ctypedef Verdict (*judge_fn)(void *context, Call *call) noexcept nogil
+
+cdef class Workload:
+    # called without the GIL
+    cdef prepare_fn prepare
+    cdef judge_fn judge      # NULL: answers are counted, their bytes dropped
+    cdef void *context
+
+# Make call.scratch at least `size` bytes; its content is lost. False when there is no memory.
+cdef inline bint call_reserve(Call *call, size_t size) noexcept nogil:
+    if size > call.scratch_capacity:
+        free(call.scratch)
+        call.scratch = <uint8_t *> malloc(size)
+        call.scratch_capacity = size if call.scratch != NULL else 0
+    return call.scratch != NULL

@@ -1,0 +1,76 @@
+"""What makes requests and judges answers: the base of it, and given messages in turn."""
+
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
+
+from inferd_client.driver.call cimport Call
+
+from inferd_client.driver.report import frame as frame_message
+
+
+cdef class Workload:
+    """Base of what makes requests; of no use by itself."""
+
+
+cdef struct Bodies:
+    size_t count
+    const uint8_t **requests
+    size_t *request_sizes
+    const uint8_t **answers
+    size_t *answer_sizes
+
+
+cdef bint fixed_prepare(void *context, Call *call) noexcept nogil:
+    cdef Bodies *bodies = <Bodies *> context
+    cdef size_t i = call.index % bodies.count
+    call.body = bodies.requests[i]
+    call.body_size = bodies.request_sizes[i]
+    call.body_stays = True
+    return True
+
+
+cdef Verdict fixed_judge(void *context, Call *call) noexcept nogil:
+    cdef Bodies *bodies = <Bodies *> context
+    cdef size_t i = call.index % bodies.count
+    if call.exchange.grpc_status > 0 or call.exchange.http_status != 200:
+        return WRONG_STATUS
+    if call.answer_size != bodies.answer_sizes[i]:
+        return MALFORMED
+    return CORRECT if memcmp(call.answer, bodies.answers[i], call.answer_size) == 0 else WRONG_BYTES
+
+
+cdef class Fixed(Workload):
+    """Sends the given messages in turn and, if told what to expect, compares the answers byte by byte.
+
+    Args:
+        messages: serialized requests, without the gRPC prefix; no messages at all sends one empty body, not framed.
+        expect: the serialized answers, one a message; None does not compare.
+    """
+    cdef list kept
+    cdef Bodies bodies
+
+    def __cinit__(self, messages=(), expect=None):
+        framed = [frame_message(message) for message in messages] or [b""]
+        answers = [frame_message(message) for message in expect] if expect is not None else []
+        if answers and len(answers) != len(framed):
+            raise ValueError(f"expected {len(framed)} answers for as many messages, got {len(answers)}")
+        self.kept = framed + answers
+        self.bodies.count = len(framed)
+        self.bodies.requests = <const uint8_t **> calloc(2 * len(framed), sizeof(void *))
+        self.bodies.request_sizes = <size_t *> calloc(2 * len(framed), sizeof(size_t))
+        if self.bodies.requests == NULL or self.bodies.request_sizes == NULL:
+            raise MemoryError
+        self.bodies.answers = self.bodies.requests + len(framed)
+        self.bodies.answer_sizes = self.bodies.request_sizes + len(framed)
+        for i, body in enumerate(self.kept):
+            self.bodies.requests[<size_t> i] = <const uint8_t *> <const char *> (<bytes> body)
+            self.bodies.request_sizes[<size_t> i] = len(body)
+        self.context = &self.bodies
+        self.prepare = fixed_prepare
+        if answers:
+            self.judge = fixed_judge
+
+    def __dealloc__(self):
+        free(self.bodies.requests)
+        free(self.bodies.request_sizes)

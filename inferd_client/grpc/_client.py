@@ -1,0 +1,386 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from inferd_client._calling import RetryOptions, compressed, encoding_of, failure, plain
+from inferd_client._channel import Channel, Pending, Pieces
+from inferd_client._native.link import Call, Link
+from inferd_client._native.messages import framed, read_stream_response
+from inferd_client._rpcs import Metadata, Rpcs, Then
+from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, request_pieces
+from inferd_client.grpc._options import KeepAliveOptions, reached
+from inferd_client.utils import InferenceServerException, raise_error
+
+if TYPE_CHECKING:
+    from inferd_client.regions import SharedArrays
+
+SERVICE = "/inference.GRPCInferenceService/"
+INFER = f"{SERVICE}ModelInfer"
+STREAM = f"{SERVICE}ModelStreamInfer"
+
+Callback = Callable[..., None]
+
+
+class CallContext:
+    """A call that was begun."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def cancel(self) -> None:
+        """The answer is wanted no more: the callback gets an error with StatusCode.CANCELLED, unless there is one."""
+        self._pending.cancel()
+
+
+class InferenceServerClient(Rpcs):
+    """A client of one server; any number of threads may use it, but for the three methods about the stream.
+
+    Args:
+        url: HOST:PORT, or unix:PATH.
+        verbose: print requests and answers.
+        ssl: use TLS.
+        root_certificates: PEM file of whom to trust; None: whom the system trusts.
+        private_key, certificate_chain: PEM files of who we are.
+        creds: an ssl.SSLContext, in place of the four before.
+        keepalive_options: see KeepAliveOptions.
+        channel_args: options of gRPC channels by name; those about keepalive, lengths of messages, the authority, the
+            name in the certificate and the user agent are understood, others mean nothing here.
+        connections: to the server, made when they are needed.
+        retries: see RetryOptions; None: failures are the caller's.
+
+    Raises:
+        InferenceServerException: an argument makes no sense. A server that is not there is found out by the first call.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        verbose: bool = False,
+        ssl: bool = False,
+        root_certificates: str | None = None,
+        private_key: str | None = None,
+        certificate_chain: str | None = None,
+        creds: Any = None,
+        keepalive_options: KeepAliveOptions | None = None,
+        channel_args: Iterable[tuple[str, Any]] | None = None,
+        *,
+        connections: int = 1,
+        retries: RetryOptions | None = None,
+    ) -> None:
+        target, options, self._headers = reached(
+            url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
+        )
+        self._channel = Channel(target, options, connections, retries)
+        self._verbose = verbose
+        self._stream: Stream | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream"):
+            self.close()
+
+    def close(self) -> None:
+        """End the stream and all connections; later calls fail."""
+        if self._stream is not None:
+            self.stop_stream()
+        self._channel.close()
+
+    def _ask(self, method: str, request: Any, then: Then, headers: Metadata, timeout: float | None) -> Any:
+        metadata = self._metadata(headers)
+        if self._verbose:
+            print(f"{method}, metadata {dict(metadata or {})}\n{request}")
+        found = self._channel.unary(
+            self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
+        )
+        answer = answer_type(method).FromString(bytes(found))
+        if self._verbose:
+            print(answer)
+        return then(answer)
+
+    # ---- inference --------------------------------------------------------------------------------------------------
+
+    def infer(
+        self,
+        model_name: str,
+        inputs: Sequence[InferInput],
+        model_version: str = "",
+        outputs: Sequence[InferRequestedOutput] | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout: int | None = None,
+        client_timeout: float | None = None,
+        headers: Metadata = None,
+        compression_algorithm: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> InferResult:
+        """Have a model answer a request.
+
+        Args:
+            model_name, model_version: of the model; without version the server chooses.
+            inputs: its inputs.
+            outputs: those that are wanted; None: all.
+            request_id: comes back in the answer.
+            sequence_id, sequence_start, sequence_end: which sequence it belongs to; 0 and "": none.
+            priority: of those of the model; 0: its default.
+            timeout: microseconds that it may wait for its turn.
+            client_timeout: seconds that the answer may take.
+            headers: of the request.
+            compression_algorithm: "gzip", "deflate" or None.
+            parameters: for the model: text, bool, int or float.
+
+        Raises:
+            InferenceServerException: there is no answer, and why.
+        """
+        pieces = request_pieces(
+            model_name,
+            inputs,
+            model_version,
+            outputs,
+            request_id,
+            sequence_id,
+            sequence_start,
+            sequence_end,
+            priority,
+            timeout,
+            parameters,
+        )
+        said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
+        result = InferResult(self._channel.unary(said, pieces, client_timeout))
+        if self._verbose:
+            print(result.get_response())
+        return result
+
+    def _said(
+        self, method: str, headers: Metadata, compression_algorithm: str | None, pieces: Pieces
+    ) -> tuple[list[tuple[bytes, bytes]], Pieces]:
+        """The headers of a call and its message."""
+        metadata = self._metadata(headers) if self._plugin is not None else headers
+        if self._verbose:
+            print(f"{method}, metadata {dict(metadata or {})}, {sum(map(len, pieces))} bytes")
+        if compression_algorithm is None:
+            return self._headers.of(method, metadata), pieces
+        encoding = encoding_of(compression_algorithm)
+        return self._headers.of(method, metadata, encoding), compressed(pieces, encoding)
+
+    def async_infer(
+        self,
+        model_name: str,
+        inputs: Sequence[InferInput],
+        callback: Callback,
+        model_version: str = "",
+        outputs: Sequence[InferRequestedOutput] | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout: int | None = None,
+        client_timeout: float | None = None,
+        headers: Metadata = None,
+        compression_algorithm: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> CallContext:
+        """Begin a request as of `infer`; at its end `callback(result=..., error=...)` is called in another thread."""
+        pieces = request_pieces(
+            model_name,
+            inputs,
+            model_version,
+            outputs,
+            request_id,
+            sequence_id,
+            sequence_start,
+            sequence_end,
+            priority,
+            timeout,
+            parameters,
+        )
+        said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
+        return CallContext(self._channel.start(said, pieces, client_timeout, _Answer(callback)))
+
+    # ---- the stream -------------------------------------------------------------------------------------------------
+
+    def start_stream(
+        self,
+        callback: Callback,
+        stream_timeout: float | None = None,
+        headers: Metadata = None,
+        compression_algorithm: str | None = None,
+    ) -> None:
+        """Begin the stream; `callback(result=..., error=...)` is called in another thread for each answer.
+
+        Args:
+            stream_timeout: seconds that the stream may last.
+            headers: of the stream.
+            compression_algorithm: of requests: "gzip", "deflate" or None.
+
+        Raises:
+            InferenceServerException: there is a stream already, or no connection can be made.
+        """
+        if self._stream is not None:
+            raise_error(
+                "cannot start another stream with one already running. 'InferenceServerClient' supports only a single "
+                "active stream at a given time."
+            )
+        encoding = encoding_of(compression_algorithm)
+        said = self._headers.of(STREAM, self._metadata(headers), encoding)
+        self._stream = Stream(self._channel, said, stream_timeout, encoding, callback)
+
+    def stop_stream(self, cancel_requests: bool = False) -> None:
+        """End the stream: when all requests are answered, or, if told so, at once."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close(cancel_requests)
+
+    def async_stream_infer(
+        self,
+        model_name: str,
+        inputs: Sequence[InferInput],
+        model_version: str = "",
+        outputs: Sequence[InferRequestedOutput] | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        enable_empty_final_response: bool = False,
+        priority: int = 0,
+        timeout: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send a request, as `infer` has it, in the stream.
+
+        Args:
+            enable_empty_final_response: a decoupled model's end is answered, too, without outputs.
+
+        Raises:
+            InferenceServerException: there is no stream, or it has ended.
+        """
+        if self._stream is None:
+            raise_error("stream not available, use start_stream() to make one available.")
+        self._stream.send(
+            request_pieces(
+                model_name,
+                inputs,
+                model_version,
+                outputs,
+                request_id,
+                sequence_id,
+                sequence_start,
+                sequence_end,
+                priority,
+                timeout,
+                parameters,
+                enable_empty_final_response,
+            )
+        )
+
+    # ---- shared memory ----------------------------------------------------------------------------------------------
+
+    def shared(self, arrays: Mapping[str, Any], name: str | None = None) -> SharedArrays:
+        """Arrays in a region that the server has registered, until the `with` statement ends; see SharedArrays.
+
+        Args:
+            arrays: by names: arrays, tensors of any framework that speaks DLPack, or pairs (shape, dtype) of room for
+                outputs.
+            name: of the region; a new one unless given.
+        """
+        from inferd_client.regions import SharedArrays
+
+        return SharedArrays(self, arrays, name)
+
+
+def answer_type(method: str) -> Any:
+    """What an RPC answers."""
+    from inferd_client.pb import grpc_service_pb2 as pb
+
+    return getattr(pb, f"{method}Response")
+
+
+class _Answer:
+    """Calls back."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def ended(self, message: Any, error: InferenceServerException | None) -> None:
+        """See Told."""
+        self._callback(result=None if error is not None else InferResult(message), error=error)
+
+
+class Stream:
+    """The stream of a client: its requests are sent at once, its answers are called back."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        headers: list[tuple[bytes, bytes]],
+        timeout: float | None,
+        encoding: str,
+        callback: Callback,
+    ) -> None:
+        self._channel = channel
+        self._encoding = encoding
+        self._callback = callback
+        self._ended = threading.Event()
+        self._call = Call(headers, [], timeout, many=True, goes_on=True, owner=self)
+        self._link: Link = channel.announced(self._call, timeout)
+
+    def send(self, pieces: Pieces) -> None:
+        """Send a request.
+
+        Raises:
+            InferenceServerException: it has ended.
+        """
+        if self._ended.is_set():
+            raise_error(
+                "The stream is no longer in valid state, the error detail is reported through provided callback. A new "
+                "stream should be started after stopping the current stream."
+            )
+        self._link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
+
+    def close(self, cancel: bool) -> None:
+        """End it, and wait for the end."""
+        if cancel:
+            self._link.give_up(self._call)
+        elif not self._ended.is_set():
+            self._link.send(self._call, [], goes_on=False)
+        if self._link.owner is not threading.current_thread():
+            self._ended.wait()
+
+    def told(self, call: Call, done: bool) -> None:
+        """See Owner of link.pyi."""
+        for message in call.messages():
+            self._callback(**stream_answer(message, self._channel.options.limit))
+        if done:
+            status, _ = call.status()
+            self._ended.set()
+            if status != 0:
+                self._callback(result=None, error=failure(call))
+
+
+def stream_answer(message: tuple[Any, str], limit: int) -> dict[str, Any]:
+    """The result and the error of a message of a stream; one of them is None."""
+    try:
+        content = plain(message[0], message[1], limit)
+        error, start, end = read_stream_response(content)
+    except (InferenceServerException, ValueError) as found:
+        return {"result": None, "error": found}
+    if error:
+        return {"result": None, "error": InferenceServerException(error)}
+    return {"result": InferResult(content, start, end), "error": None}

@@ -1,0 +1,87 @@
+"""What both clients are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from inferd_client._calling import Headers
+from inferd_client._connecting import Options, Target, target_of, tls_context
+from inferd_client.utils import InferenceServerException
+
+INT32_MAX = 2**31 - 1
+MAX_GRPC_MESSAGE_SIZE = INT32_MAX
+
+
+class KeepAliveOptions:
+    """When PINGs tell whether the server is still there.
+
+    Args:
+        keepalive_time_ms: milliseconds without a sign of life until a PING.
+        keepalive_timeout_ms: milliseconds to wait for its answer; then the connection is given up.
+        keepalive_permit_without_calls: also while no call is in flight.
+        http2_max_pings_without_data: not used: a PING is sent only after keepalive_time_ms without a sign of life.
+    """
+
+    def __init__(
+        self,
+        keepalive_time_ms: int = INT32_MAX,
+        keepalive_timeout_ms: int = 20000,
+        keepalive_permit_without_calls: bool = False,
+        http2_max_pings_without_data: int = 2,
+    ) -> None:
+        self.keepalive_time_ms = keepalive_time_ms
+        self.keepalive_timeout_ms = keepalive_timeout_ms
+        self.keepalive_permit_without_calls = keepalive_permit_without_calls
+        self.http2_max_pings_without_data = http2_max_pings_without_data
+
+
+def reached(
+    url: str,
+    ssl: bool,
+    root_certificates: str | None,
+    private_key: str | None,
+    certificate_chain: str | None,
+    creds: Any,
+    keepalive_options: KeepAliveOptions | None,
+    channel_args: Iterable[tuple[str, Any]] | None,
+) -> tuple[Target, Options, Headers]:
+    """Where a server is, how it is reached, and what its calls say, of a client's arguments.
+
+    Raises:
+        InferenceServerException: they make no sense.
+        OSError: a file cannot be read.
+    """
+    try:
+        target = target_of(url)
+    except ValueError as error:
+        raise InferenceServerException(str(error)) from None
+    if creds is not None and not hasattr(creds, "wrap_bio"):
+        raise InferenceServerException(
+            f"creds: expected an ssl.SSLContext, got {type(creds).__name__}: what grpcio makes cannot be read by "
+            "others; use ssl=True with root_certificates, private_key and certificate_chain"
+        )
+    options = Options()
+    if creds is not None:
+        options.context = creds
+        options.context.set_alpn_protocols(["h2"])
+    elif ssl:
+        options.context = tls_context(root_certificates, private_key, certificate_chain)
+    alive = keepalive_options or KeepAliveOptions()
+    said = dict(channel_args) if channel_args is not None else {}
+    time_ms = said.get("grpc.keepalive_time_ms", alive.keepalive_time_ms)
+    if time_ms < INT32_MAX:
+        options.keepalive = (
+            time_ms / 1000,
+            said.get("grpc.keepalive_timeout_ms", alive.keepalive_timeout_ms) / 1000,
+            bool(said.get("grpc.keepalive_permit_without_calls", alive.keepalive_permit_without_calls)),
+        )
+    limit = said.get("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE)
+    options.limit = limit if limit >= 0 else MAX_GRPC_MESSAGE_SIZE
+    options.server_name = said.get("grpc.ssl_target_name_override", "")
+    authority = said.get("grpc.default_authority") or options.server_name or target.authority
+    agent = said.get("grpc.primary_user_agent")
+    headers = Headers(
+        authority, secure=options.context is not None, user_agent=f"{agent} inferd-client" if agent else "inferd-client"
+    )
+    return target, options, headers

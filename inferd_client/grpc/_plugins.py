@@ -1,0 +1,42 @@
+"""Plugins: programs that see, and change, the headers of each request."""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+
+class Request:
+    """What a plugin sees of a request.
+
+    Attributes:
+        headers: by name; the plugin may change them.
+    """
+
+    def __init__(self, headers: Mapping[str, Any] | None) -> None:
+        self.headers: dict[str, Any] = dict(headers) if headers is not None else {}
+
+
+class InferenceServerClientPlugin(ABC):
+    """Base of plugins."""
+
+    @abstractmethod
+    def __call__(self, request: Request) -> None:
+        """A request is about to be sent."""
+
+
+class BasicAuth(InferenceServerClientPlugin):
+    """Says in each request who asks.
+
+    Args:
+        username, password: in ASCII.
+    """
+
+    def __init__(self, username: str, password: str) -> None:
+        said = base64.b64encode(f"{username}:{password}".encode("ascii")).decode("ascii")
+        self._said = f"Basic {said}"
+
+    def __call__(self, request: Request) -> None:
+        request.headers["authorization"] = self._said

@@ -1,0 +1,286 @@
+"""The asynchronous client, with the names of `tritonclient.grpc.aio`. It makes no threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from inferd_client._calling import RetryOptions, compressed, encoding_of, failure
+from inferd_client._loops import LoopChannel, Polled, give_up
+from inferd_client._native.link import Call
+from inferd_client._native.messages import framed
+from inferd_client._rpcs import Metadata, Rpcs, Then
+from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, request_pieces
+from inferd_client.grpc import CallContext, InferenceServerClientPlugin, Request
+from inferd_client.grpc._client import INFER, SERVICE, STREAM, answer_type, stream_answer
+from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, reached
+from inferd_client.utils import (
+    InferenceServerException,
+    deserialize_bytes_tensor,
+    np_to_triton_dtype,
+    raise_error,
+    serialize_byte_tensor,
+    serialized_byte_size,
+    triton_to_np_dtype,
+)
+
+__all__ = [
+    "InferenceServerClient",
+    "InferInput",
+    "InferRequestedOutput",
+    "InferResult",
+    "InferenceServerException",
+    "KeepAliveOptions",
+    "RetryOptions",
+    "CallContext",
+    "InferenceServerClientPlugin",
+    "Request",
+    "MAX_GRPC_MESSAGE_SIZE",
+    "deserialize_bytes_tensor",
+    "np_to_triton_dtype",
+    "raise_error",
+    "serialize_byte_tensor",
+    "serialized_byte_size",
+    "triton_to_np_dtype",
+]
+
+DEFAULTS: dict[str, Any] = {
+    "model_version": "",
+    "outputs": None,
+    "request_id": "",
+    "sequence_id": 0,
+    "sequence_start": False,
+    "sequence_end": False,
+    "priority": 0,
+    "timeout": None,
+    "parameters": None,
+}
+"""Of what `stream_infer` is given for each request."""
+
+
+class InferenceServerClient(Rpcs):
+    """A client of one server, for coroutines of one event loop at a time.
+
+    The arguments are those of `inferd_client.grpc.InferenceServerClient`, and so are the methods, which are awaited.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        verbose: bool = False,
+        ssl: bool = False,
+        root_certificates: str | None = None,
+        private_key: str | None = None,
+        certificate_chain: str | None = None,
+        creds: Any = None,
+        keepalive_options: KeepAliveOptions | None = None,
+        channel_args: Iterable[tuple[str, Any]] | None = None,
+        *,
+        connections: int = 1,
+        retries: RetryOptions | None = None,
+    ) -> None:
+        target, options, self._headers = reached(
+            url, ssl, root_certificates, private_key, certificate_chain, creds, keepalive_options, channel_args
+        )
+        self._channel = LoopChannel(target, options, connections, retries)
+        self._verbose = verbose
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all calls and connections; later calls fail."""
+        self._channel.close()
+
+    async def _ask(self, method: str, request: Any, then: Then, headers: Metadata, timeout: float | None) -> Any:
+        metadata = self._metadata(headers)
+        if self._verbose:
+            print(f"{method}, metadata {dict(metadata or {})}\n{request}")
+        found = await self._channel.unary(
+            self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
+        )
+        answer = answer_type(method).FromString(bytes(found))
+        if self._verbose:
+            print(answer)
+        return then(answer)
+
+    async def infer(
+        self,
+        model_name: str,
+        inputs: Sequence[InferInput],
+        model_version: str = "",
+        outputs: Sequence[InferRequestedOutput] | None = None,
+        request_id: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout: int | None = None,
+        client_timeout: float | None = None,
+        headers: Metadata = None,
+        compression_algorithm: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> InferResult:
+        """Have a model answer a request; see the synchronous client."""
+        pieces = request_pieces(
+            model_name,
+            inputs,
+            model_version,
+            outputs,
+            request_id,
+            sequence_id,
+            sequence_start,
+            sequence_end,
+            priority,
+            timeout,
+            parameters,
+        )
+        metadata = self._metadata(headers) if self._plugin is not None else headers
+        encoding = encoding_of(compression_algorithm) if compression_algorithm is not None else ""
+        if encoding:
+            pieces = compressed(pieces, encoding)
+        result = InferResult(
+            await self._channel.unary(self._headers.of(INFER, metadata, encoding), pieces, client_timeout)
+        )
+        if self._verbose:
+            print(result.get_response())
+        return result
+
+    def stream_infer(
+        self,
+        inputs_iterator: AsyncIterator[dict[str, Any]],
+        stream_timeout: float | None = None,
+        headers: Metadata = None,
+        compression_algorithm: str | None = None,
+    ) -> ResponseIterator:
+        """Send requests in a stream.
+
+        Args:
+            inputs_iterator: of each request the arguments of `infer` that are about it, as a dict, and
+                `enable_empty_final_response`.
+            stream_timeout: seconds that the stream may last.
+            headers: of the stream.
+            compression_algorithm: of requests: "gzip", "deflate" or None.
+
+        Returns:
+            an iterator of pairs (result, error), one of them None, with a method `cancel`.
+        """
+        encoding = encoding_of(compression_algorithm)
+        said = self._headers.of(STREAM, self._metadata(headers), encoding)
+        return ResponseIterator(self._channel, said, stream_timeout, encoding, inputs_iterator)
+
+
+def _pieces(inputs: Any) -> Any:
+    """A request of the stream."""
+    if type(inputs) is not dict:
+        raise_error("inputs_iterator is not yielding a dict")
+    if "model_name" not in inputs or "inputs" not in inputs:
+        raise_error("model_name and/or inputs is missing from inputs_iterator's yielded dict")
+    said = {**DEFAULTS, **inputs}
+    if type(said["model_version"]) is not str:
+        raise_error("model_version must be a string")
+    known = {name: said[name] for name in DEFAULTS}
+    wants_final = bool(said.get("enable_empty_final_response", False))
+    return request_pieces(said["model_name"], said["inputs"], **known, final_response=wants_final)
+
+
+class ResponseIterator:
+    """The answers of a stream: pairs (result, error), one of them None."""
+
+    def __init__(
+        self,
+        channel: LoopChannel,
+        headers: list[tuple[bytes, bytes]],
+        timeout: float | None,
+        encoding: str,
+        inputs: AsyncIterator[dict[str, Any]],
+    ) -> None:
+        self._channel = channel
+        self._encoding = encoding
+        self._inputs = inputs
+        self._found: deque[Any] = deque()
+        self._news: asyncio.Future[None] | None = None
+        self._ended = False
+        self._cancelled = False
+        self._error: BaseException | None = None
+        self._polled: Polled | None = None
+        self._call = Call(headers, [], timeout, many=True, goes_on=True, owner=self)
+        self._timeout = timeout
+        self._alarm: asyncio.TimerHandle | None = None
+        self._feeder = asyncio.ensure_future(self._feed())
+
+    async def _feed(self) -> None:
+        """Send the requests."""
+        try:
+            while self._polled is None:
+                polled = await self._channel.link(self._timeout) if self._channel.usable() is None else None
+                polled = polled or self._channel.usable()
+                if polled is not None and polled.link.start(self._call):
+                    self._polled = polled
+            if self._timeout is not None:
+                loop = asyncio.get_running_loop()
+                self._alarm = loop.call_later(self._timeout, give_up, self._polled, self._call, True)
+            async for inputs in self._inputs:
+                pieces = _pieces(inputs)
+                self._polled.link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
+                self._polled.flush_soon()
+            self._polled.link.send(self._call, [], goes_on=False)
+            self._polled.flush_soon()
+        except Exception as error:
+            self._error = error
+            if self._polled is not None:
+                give_up(self._polled, self._call, False)
+            self._ended = True
+            self._tell()
+
+    def told(self, call: Call, done: bool) -> None:
+        """See Owner of link.pyi."""
+        self._found.extend(call.messages())
+        if done:
+            self._ended = True
+            if self._alarm is not None:
+                self._alarm.cancel()
+            if call.status()[0] != 0 and self._error is None:
+                self._error = asyncio.CancelledError() if self._cancelled else failure(call)
+            self._feeder.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[InferResult | None, InferenceServerException | None]:
+        while not self._found:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        answer = stream_answer(self._found.popleft(), self._channel.options.limit)
+        return answer["result"], answer["error"]
+
+    def cancel(self) -> bool:
+        """No further answers are wanted. Returns whether the stream was still going on."""
+        if self._ended:
+            return False
+        self._cancelled = True
+        if self._polled is not None:
+            give_up(self._polled, self._call, False)
+        else:
+            self._ended = True
+            self._error = asyncio.CancelledError()
+        self._feeder.cancel()
+        self._tell()
+        return True

@@ -1,0 +1,118 @@
+"""Arrays in shared memory that a server has registered: `with client.shared(arrays) as region`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping
+from multiprocessing import shared_memory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from inferd_client._tensors import InferInput, InferRequestedOutput, host_array
+from inferd_client.utils import InferenceServerException, np_to_triton_dtype, raise_error
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from inferd_client.grpc import InferenceServerClient
+
+ALIGNMENT = 64
+"""Bytes; each array begins at a multiple of it."""
+
+
+class SharedArrays:
+    """Arrays in one region: tensors go to the server and come back without being sent.
+
+        with client.shared({"image": pixels, "probabilities": ((1, 10), "float32")}) as region:
+            client.infer("digits", [region.input("image")], outputs=[region.output("probabilities")])
+            region["probabilities"]  # a view of what the model wrote
+
+    What is put into an array of it is what the next request sends.
+
+    Args:
+        client: of the server, which must run on this machine and allow regions of clients.
+        arrays: by names: arrays, tensors of any framework that speaks DLPack, or pairs (shape, dtype) of room for
+            outputs.
+        name: of the region; a new one unless given.
+
+    Raises:
+        InferenceServerException: an array has a datatype that shared memory has not, or the server refuses.
+    """
+
+    def __init__(self, client: InferenceServerClient, arrays: Mapping[str, Any], name: str | None = None) -> None:
+        import numpy as np
+
+        self.name = name or f"inferd-client-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._client = client
+        self._given: dict[str, np.ndarray] = {}
+        self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+        end = 0
+        for key, given in arrays.items():
+            if isinstance(given, tuple):
+                shape, kind = tuple(given[0]), np.dtype(given[1])
+            else:
+                self._given[key] = host_array(given)
+                shape, kind = self._given[key].shape, self._given[key].dtype
+            if kind.kind in "OSU":
+                raise_error(f"{key!r}: strings have no place of a fixed size, so they cannot be shared")
+            self._places[key] = (end, shape, kind)
+            size = kind.itemsize * int(np.prod(shape))
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self.byte_size = max(end, ALIGNMENT)
+
+    def __enter__(self) -> Self:
+        import numpy as np
+
+        self._object = shared_memory.SharedMemory(self.name, create=True, size=self.byte_size)
+        try:
+            for key, (offset, shape, kind) in self._places.items():
+                array: np.ndarray = np.ndarray(shape, kind, buffer=self._object.buf, offset=offset)
+                if key in self._given:
+                    array[...] = self._given[key]
+                self._arrays[key] = array
+            self._client.register_system_shared_memory(self.name, f"/{self.name}", self.byte_size)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with contextlib.suppress(InferenceServerException):  # it is gone, or the server is
+                self._client.unregister_system_shared_memory(self.name)
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        self._arrays.clear()
+        self._object.unlink()
+        with contextlib.suppress(BufferError):  # somebody has a view still: the memory goes with it
+            self._object.close()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A view of an array in the region."""
+        return self._arrays[name]
+
+    def _place(self, name: str) -> tuple[int, int, list[int], str]:
+        offset, shape, kind = self._places[name]
+        size = kind.itemsize
+        for each in shape:
+            size *= each
+        return offset, size, list(shape), str(np_to_triton_dtype(kind))
+
+    def input(self, name: str, array: str | None = None) -> InferInput:
+        """The input of that name, whose content is the array of that name, unless another is given."""
+        offset, size, shape, datatype = self._place(array or name)
+        return InferInput(name, shape, datatype).set_shared_memory(self.name, size, offset)
+
+    def output(self, name: str, array: str | None = None) -> InferRequestedOutput:
+        """The output of that name, which is to be written to the array of that name, unless another is given."""
+        offset, size, _, _ = self._place(array or name)
+        wanted = InferRequestedOutput(name)
+        wanted.set_shared_memory(self.name, size, offset)
+        return wanted

@@ -1,0 +1,163 @@
+"""System shared memory, with the names of `tritonclient.utils.shared_memory`.
+
+Regions are objects of POSIX shared memory; a region that was created here goes away with the last handle to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker, shared_memory
+from typing import Any
+
+__all__ = [
+    "SharedMemoryException",
+    "SharedMemoryRegion",
+    "create_shared_memory_region",
+    "destroy_shared_memory_region",
+    "get_contents_as_numpy",
+    "mapped_shared_memory_regions",
+    "set_shared_memory_region",
+]
+
+
+class SharedMemoryException(Exception):
+    """A region cannot be made, or is not what it should be."""
+
+
+@dataclass
+class _Mapped:
+    """An object that is mapped here: how often, and whether it was created here."""
+
+    handles: int = 0
+    created: bool = False
+
+
+_mapped: dict[str, _Mapped] = {}
+
+
+class SharedMemoryRegion:
+    """A mapped region.
+
+    Args:
+        triton_shm_name: its name for the server.
+        shm_key: of the object.
+    """
+
+    def __init__(self, triton_shm_name: str, shm_key: str) -> None:
+        self._triton_shm_name = triton_shm_name
+        self._shm_key = shm_key
+        self._mpsm_handle: Any = None
+
+
+def _opened(key: str) -> shared_memory.SharedMemory:
+    """An object that there is; who has created it takes it away, not this process's resource tracker."""
+    found = shared_memory.SharedMemory(key)
+    resource_tracker.unregister(found._name, "shared_memory")  # type: ignore[attr-defined]
+    return found
+
+
+def create_shared_memory_region(
+    triton_shm_name: str, shm_key: str, byte_size: int, create_only: bool = False
+) -> SharedMemoryRegion:
+    """Map the object with a key, created where there is none; with `create_only`, it must be created.
+
+    Raises:
+        SharedMemoryException: it cannot be.
+    """
+    region = SharedMemoryRegion(triton_shm_name, shm_key)
+    created = False
+    if not create_only:
+        with contextlib.suppress(FileNotFoundError):
+            region._mpsm_handle = _opened(shm_key)
+    if region._mpsm_handle is None:
+        try:
+            region._mpsm_handle = shared_memory.SharedMemory(shm_key, create=True, size=byte_size)
+        except (OSError, ValueError) as error:
+            raise SharedMemoryException("unable to create the shared memory region") from error
+        created = True
+    known = _mapped.setdefault(shm_key, _Mapped())
+    known.handles += 1
+    known.created |= created
+    if byte_size > region._mpsm_handle.size:
+        warnings.warn(
+            f"reusing shared memory region with key '{shm_key}', region size is {region._mpsm_handle.size} instead of "
+            f"requested {byte_size}",
+            stacklevel=2,
+        )
+    return region
+
+
+def set_shared_memory_region(shm_handle: SharedMemoryRegion, input_values: Sequence[Any], offset: int = 0) -> None:
+    """Copy arrays into the region, one behind the other; of an array of objects, which `serialize_byte_tensor` made,
+    its only element.
+
+    Raises:
+        SharedMemoryException: they do not fit, or are no arrays.
+    """
+    import numpy as np
+
+    if not isinstance(input_values, list | tuple):
+        raise SharedMemoryException("input_values must be specified as a list/tuple of numpy arrays")
+    if not all(isinstance(value, np.ndarray) for value in input_values):
+        raise SharedMemoryException("each element of input_values must be a numpy array")
+    memory = shm_handle._mpsm_handle.buf
+    for value in input_values:
+        data = value.item() if value.dtype == np.object_ else value.tobytes() if value.nbytes < 4096 else None
+        size = len(data) if data is not None else value.nbytes
+        if offset + size > len(memory):
+            raise SharedMemoryException(
+                f"unable to set the shared memory region: {offset + size} bytes do not fit {len(memory)}"
+            )
+        if data is not None:
+            memory[offset : offset + size] = data
+        else:
+            np.ndarray(value.shape, value.dtype, buffer=memory, offset=offset)[...] = value
+        offset += size
+
+
+def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: Sequence[int], offset: int = 0) -> Any:
+    """A tensor in the region: a view of it, but for strings.
+
+    Raises:
+        SharedMemoryException: it does not fit.
+    """
+    import numpy as np
+
+    memory = shm_handle._mpsm_handle.buf
+    if np.dtype(datatype).kind not in "OS":
+        try:
+            return np.ndarray(shape, datatype, buffer=memory, offset=offset)
+        except (TypeError, ValueError) as error:
+            raise SharedMemoryException(f"the region holds no such tensor: {error}") from None
+    out = np.empty(int(np.prod(shape)), dtype=np.object_)
+    try:
+        for i in range(out.size):
+            (size,) = struct.unpack_from("<I", memory, offset)
+            out[i] = bytes(memory[offset + 4 : offset + 4 + size])
+            offset += 4 + size
+    except struct.error as error:
+        raise SharedMemoryException(f"the region holds no such tensor: {error}") from None
+    return out.reshape(shape)
+
+
+def mapped_shared_memory_regions() -> list[str]:
+    """The keys of what is mapped."""
+    return list(_mapped)
+
+
+def destroy_shared_memory_region(shm_handle: SharedMemoryRegion) -> None:
+    """Unmap it; the last handle of what was created here takes the object away."""
+    key = shm_handle._shm_key
+    known = _mapped[key]
+    known.handles -= 1
+    try:
+        if known.handles == 0 and known.created:
+            shm_handle._mpsm_handle.unlink()
+    finally:
+        if known.handles == 0:
+            del _mapped[key]
+        shm_handle._mpsm_handle.close()

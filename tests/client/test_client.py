@@ -1,0 +1,489 @@
+"""inferd_client where it goes beyond tritonclient, and where connections end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import inferd_client.grpc as grpcclient
+import inferd_client.grpc.aio as aioclient
+from inferd_client._calling import retry_delay
+from inferd_client.utils import InferenceServerException
+from server.pb import grpc_service_pb2 as pb
+from tests.conformance import doors
+from tests.front.certificates import Authority
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def made(tensor, name="INPUT0", datatype="FP32"):
+    return grpcclient.InferInput(name, list(tensor.shape), datatype).set_data_from_numpy(tensor)
+
+
+def status(function, *arguments, **named):
+    """The status of the failure of a call."""
+    with pytest.raises(InferenceServerException) as raised:
+        function(*arguments, **named)
+    return raised.value.status()
+
+
+# ---- what a process imports -----------------------------------------------------------------------------------------
+
+
+def test_it_needs_no_server_and_imports_little():
+    """Guards that the package is one by itself, and that nothing heavy is imported before it is needed."""
+    code = (
+        "import sys\n"
+        "sys.modules['server'] = sys.modules['_native'] = sys.modules['backends'] = None\n"
+        "import inferd_client.grpc, inferd_client.grpc.aio, inferd_client.utils.shared_memory\n"
+        "print(sorted({'grpc', 'google', 'numpy', 'torch', 'rich', 'uvloop'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_without_the_native_part_it_says_so(tmp_path):
+    """Guards that there is no silent slow path."""
+    (tmp_path / "inferd_client").mkdir()
+    (tmp_path / "inferd_client" / "__init__.py").write_text((ROOT / "inferd_client" / "__init__.py").read_text())
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import inferd_client"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "the native part of inferd_client cannot be imported" in done.stderr
+
+
+# ---- tensors --------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_of_frameworks(server):
+    """Guards set_data: arrays, torch and what speaks DLPack, contiguous or not, and their way back."""
+    wanted = np.arange(40_000, dtype=np.float32).reshape(2, -1)
+    givers = [wanted, torch.from_numpy(wanted.copy()), np.asfortranarray(wanted), torch.from_numpy(wanted.T.copy()).T]
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        for given in givers:
+            taken = grpcclient.InferInput("INPUT0", [2, 20_000], "FP32").set_data(given)
+            result = client.infer("fp32", [taken])
+            assert (result.as_numpy("OUTPUT0") == wanted).all()
+            assert torch.equal(result.as_torch("OUTPUT0"), torch.from_numpy(wanted))
+        halves = torch.arange(6, dtype=torch.bfloat16).reshape(1, 6)
+        result = client.infer("bf16", [grpcclient.InferInput("INPUT0", [1, 6], "BF16").set_data(halves)])
+        assert torch.equal(result.as_torch("OUTPUT0"), halves)
+        assert result.as_numpy("OUTPUT0").dtype == ml_dtypes.bfloat16
+
+
+def test_set_data_refers_and_set_data_from_numpy_copies(server):
+    """Guards when memory is looked at: the one says what it says now, the other what it says when it is sent."""
+    tensor = np.zeros((1, 4), np.float32)
+    refers = grpcclient.InferInput("INPUT0", [1, 4], "FP32").set_data(tensor)
+    copies = made(tensor)
+    tensor[:] = 1
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        assert client.infer("fp32", [refers]).as_numpy("OUTPUT0").sum() == 4
+        assert client.infer("fp32", [copies]).as_numpy("OUTPUT0").sum() == 0
+
+
+def test_answers_are_views(server):
+    """Guards that large answers are not copied, can be written to, and outlive the client."""
+    tensor = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        result = client.infer("fp32", [made(tensor)])
+    found, again = result.as_numpy("OUTPUT0"), result.as_numpy("OUTPUT0")
+    assert np.shares_memory(found, again)
+    del result
+    found += 1
+    assert (again == tensor + 1).all()
+
+
+def test_wide_requests(server):
+    """Guards requests of more pieces than one write takes: 40 tensors, each by reference."""
+    large = [np.full((1, 5000), i, np.float32) for i in range(40)]
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        inputs = [made(each, f"INPUT{i}") for i, each in enumerate(large)]
+        assert status(client.infer, "fp32", inputs) == "StatusCode.INVALID_ARGUMENT"
+        assert (client.infer("fp32", inputs[:1]).as_numpy("OUTPUT0") == large[0]).all()
+
+
+def test_shared_arrays(server):
+    """Guards client.shared: tensors of requests and answers are in the region, and nothing of it is left."""
+    given = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with grpcclient.InferenceServerClient(server.unix) as client:
+        with client.shared({"INPUT0": given, "OUTPUT0": ((2, 4), "float32")}, name="inferd-shared-test") as region:
+            for scale in (1, 3):
+                region["INPUT0"][:] = given * scale
+                client.infer("fp32", [region.input("INPUT0")], outputs=[region.output("OUTPUT0")])
+                assert (region["OUTPUT0"] == given * scale).all()
+            assert list(client.get_system_shared_memory_status().regions) == ["inferd-shared-test"]
+        assert not client.get_system_shared_memory_status().regions
+        assert not Path("/dev/shm/inferd-shared-test").exists()
+        with pytest.raises(InferenceServerException, match="strings"):
+            client.shared({"x": np.array([b"a"], dtype=object)})
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_ways_to_a_server(server, way):
+    """Guards TCP and unix sockets, with several connections, by the names that gRPC has for them."""
+    address = getattr(server, way)
+    for url in (address, address.replace("unix:", "unix://") if way == "unix" else f"dns:///{address}"):
+        with grpcclient.InferenceServerClient(url, connections=3) as client, futures.ThreadPoolExecutor(6) as pool:
+            wait = [pool.submit(client.is_server_live) for _ in range(60)]
+            assert all(each.result() for each in wait)
+
+
+def test_tls(models, tmp_path):
+    """Guards TLS: mutual, with a large tensor, in both clients; and who is not trusted."""
+    authority = Authority(tmp_path / "tls")
+    pair, own = authority.issue("server", "DNS:localhost", "IP:127.0.0.1"), authority.issue("client")
+    arguments = ("--grpc-use-ssl", "--grpc-use-ssl-mutual", f"--grpc-server-cert={pair.certificate}",
+                 f"--grpc-server-key={pair.key}", f"--grpc-root-cert={authority.root}")  # fmt: skip
+    tensor = np.arange(500_000, dtype=np.float32).reshape(1, -1)
+    said = {
+        "ssl": True,
+        "root_certificates": str(authority.root),
+        "private_key": str(own.key),
+        "certificate_chain": str(own.certificate),
+    }
+    with doors.running_server("native", models, *arguments) as process:
+        with grpcclient.InferenceServerClient(process.address, **said) as client:
+            for _ in range(3):
+                assert (client.infer("fp32", [made(tensor)]).as_numpy("OUTPUT0") == tensor).all()
+
+        async def loop():
+            async with aioclient.InferenceServerClient(process.address, **said) as client:
+                results = await asyncio.gather(*(client.infer("fp32", [made(tensor)]) for _ in range(5)))
+                assert all((result.as_numpy("OUTPUT0") == tensor).all() for result in results)
+
+        asyncio.run(loop())
+        with grpcclient.InferenceServerClient(process.address, ssl=True) as client:
+            assert status(client.is_server_live) == "StatusCode.UNAVAILABLE"
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_nobody_is_there():
+    """Guards that a call fails at once, with who was asked, and that callbacks are told, too."""
+    url = f"127.0.0.1:{closed_port()}"
+    with grpcclient.InferenceServerClient(url) as client:
+        with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*failed to connect to {url}: .*refused"):
+            client.is_server_live()
+        told = futures.Future()
+        client.async_infer("x", [], lambda result, error: told.set_result(error))
+        assert told.result(30).status() == "StatusCode.UNAVAILABLE"
+    with pytest.raises(InferenceServerException, match="expected HOST:PORT"):
+        grpcclient.InferenceServerClient("nobody")
+
+
+def test_the_client_comes_back(models, tmp_path):
+    """Guards that a client outlives its server."""
+    port = str(closed_port())
+    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", port)
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        for _ in range(2):
+            with doors.running(*command):
+                assert client.is_server_ready()
+                assert client.infer("fp32", [made(np.ones((1, 2), np.float32))]).as_numpy("OUTPUT0").sum() == 2
+            assert status(client.is_server_live) == "StatusCode.UNAVAILABLE"
+
+
+def test_a_silent_server_is_found_out():
+    """Guards keepalive: a peer that answers nothing ends the call, in both clients."""
+    alive = grpcclient.KeepAliveOptions(keepalive_time_ms=100, keepalive_timeout_ms=100)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with grpcclient.InferenceServerClient(url, keepalive_options=alive) as client:
+            assert status(client.is_server_live) == "StatusCode.UNAVAILABLE"
+
+        async def loop():
+            async with aioclient.InferenceServerClient(url, keepalive_options=alive) as client:
+                with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                    await client.is_server_live()
+
+        asyncio.run(loop())
+
+
+def test_a_server_that_takes_nothing_does_not_hold_up_a_deadline():
+    """Guards deadlines where the request cannot be written."""
+    large = [made(np.zeros((1, 5_000_000), np.float32))]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{silent.getsockname()[1]}") as client,
+    ):
+        for _ in range(3):
+            assert status(client.infer, "x", large, client_timeout=0.2) == "StatusCode.DEADLINE_EXCEEDED"
+
+
+def test_answers_too_large(server):
+    """Guards the limit of received messages."""
+    limit = [("grpc.max_receive_message_length", 1000)]
+    with grpcclient.InferenceServerClient(server.tcp, channel_args=limit) as client:
+        large = [made(np.zeros((1, 1000), np.float32))]
+        assert status(client.infer, "fp32", large) == "StatusCode.RESOURCE_EXHAUSTED"
+        assert client.is_server_live()
+
+
+def test_a_fork_has_connections_of_its_own(server):
+    """Guards that a child does not write to its parent's connection."""
+    tensor = np.ones((1, 4), np.float32)
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+        client.infer("fp32", [made(tensor)])
+        child = os.fork()
+        if child == 0:
+            right = (client.infer("fp32", [made(tensor * 7)]).as_numpy("OUTPUT0") == 7).all()
+            os._exit(0 if right else 1)
+        found = [client.infer("fp32", [made(tensor * i)]).as_numpy("OUTPUT0")[0, 0] for i in range(50)]
+        assert os.waitpid(child, 0)[1] == 0
+        assert found == list(range(50))
+
+
+# ---- every answer is the right one, whatever happens -----------------------------------------------------------------
+
+
+class Breaking:
+    """A relay to a server that breaks connections when it is told to."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.split(":")
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._to)
+            self._open |= {near, far}
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source, target):
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        except OSError:
+            pass
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        """Break all connections."""
+        opened, self._open = self._open, set()
+        for each in opened:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listener.close()
+        self.cut()
+
+
+@pytest.fixture
+def breaking(server):
+    relay = Breaking(server.tcp)
+    yield relay
+    relay.close()
+
+
+ALLOWED = {"StatusCode.UNAVAILABLE", "StatusCode.CANCELLED", "StatusCode.DEADLINE_EXCEEDED"}
+
+
+def tensor_of(number, chance):
+    return np.full((1, chance.choice([1, 16, 3000, 60_000])), number, np.float32)
+
+
+def test_threads_under_cancels_and_reconnects(breaking):
+    """Guards that no answer is another call's: threads that wait, callbacks, cancels, deadlines, lost connections."""
+    right, wrong, failures = [0], [], set()
+
+    def judge(number, tensor, result, error):
+        if error is not None:
+            failures.add(error.status())
+        elif not np.array_equal(result.as_numpy("OUTPUT0"), tensor) or result.id != str(number):
+            wrong.append(number)
+        else:
+            right[0] += 1
+
+    def work(seed):
+        chance = random.Random(seed)
+        pending = []
+        for i in range(150):
+            number = seed * 1000 + i
+            tensor = tensor_of(number, chance)
+            call = {"request_id": str(number), "client_timeout": chance.choice([None, 20.0, 0.002])}
+            kind = chance.random()
+            if kind < 0.5:
+                try:
+                    result = client.infer("fp32", [made(tensor)], **call)
+                except InferenceServerException as error:
+                    judge(number, tensor, None, error)
+                else:
+                    judge(number, tensor, result, None)
+                continue
+            done = threading.Event()
+            pending.append(done)
+
+            def told(result, error, number=number, tensor=tensor, done=done):
+                judge(number, tensor, result, error)
+                done.set()
+
+            context = client.async_infer("fp32", [made(tensor)], told, **call)
+            if kind < 0.7:
+                context.cancel()
+            if kind > 0.985:
+                breaking.cut()
+        for each in pending:
+            assert each.wait(60), "a call has no end"
+
+    with grpcclient.InferenceServerClient(breaking.address, connections=2) as client:
+        with futures.ThreadPoolExecutor(6) as pool:
+            for each in [pool.submit(work, seed) for seed in range(6)]:
+                each.result()
+        assert client.infer("fp32", [made(np.ones((1, 3), np.float32))]).as_numpy("OUTPUT0").sum() == 3
+    assert not wrong
+    assert failures <= ALLOWED
+    assert right[0] > 300
+
+
+async def test_coroutines_under_cancels_and_reconnects(breaking):
+    """Guards the same for coroutines."""
+    right, failures = 0, set()
+
+    async def work(seed):
+        nonlocal right
+        chance = random.Random(seed)
+        for i in range(60):
+            number = seed * 1000 + i
+            tensor = tensor_of(number, chance)
+            task = asyncio.ensure_future(
+                client.infer(
+                    "fp32", [made(tensor)], request_id=str(number), client_timeout=chance.choice([20.0, 0.002])
+                )
+            )
+            if chance.random() < 0.2:
+                await asyncio.sleep(0)
+                task.cancel()
+            if chance.random() < 0.01:
+                breaking.cut()
+            try:
+                result = await task
+            except asyncio.CancelledError:
+                continue
+            except InferenceServerException as error:
+                failures.add(error.status())
+                continue
+            assert np.array_equal(result.as_numpy("OUTPUT0"), tensor)
+            assert result.id == str(number)
+            right += 1
+
+    async with aioclient.InferenceServerClient(breaking.address, connections=2) as client:
+        await asyncio.gather(*(work(seed) for seed in range(16)))
+        assert (await client.infer("fp32", [made(np.ones((1, 3), np.float32))])).as_numpy("OUTPUT0").sum() == 3
+    assert failures <= ALLOWED
+    assert right > 200
+
+
+# ---- retries --------------------------------------------------------------------------------------------------------
+
+
+def field(number, content):
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+DELAY = field(1, b"\x10\x80\xe1\xeb\x17")  # google.protobuf.Duration of 50 000 000 nanoseconds
+RETRY_INFO = field(3, field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, DELAY))
+
+
+class Busy(grpc.GenericRpcHandler):
+    """A server that is busy at first, and says for how long."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def service(self, details):
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request, context):
+        self.asked += 1
+        if self.asked % 3:
+            context.set_trailing_metadata([("grpc-status-details-bin", RETRY_INFO)])
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+
+@pytest.fixture
+def busy():
+    handler = Busy()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers([handler])
+    handler.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield handler
+    server.stop(None)
+
+
+def test_retries_wait_as_long_as_the_server_says(busy):
+    """Guards RetryOptions: none without; with them as often as needed, but not past the deadline."""
+    assert retry_delay(RETRY_INFO) == pytest.approx(0.05)
+    with grpcclient.InferenceServerClient(busy.address) as client:
+        with pytest.raises(InferenceServerException, match="later") as raised:
+            client.is_server_live()
+        assert retry_delay(raised.value.debug_details()) == pytest.approx(0.05)
+        assert busy.asked == 1
+    busy.asked = 0
+    with grpcclient.InferenceServerClient(busy.address, retries=grpcclient.RetryOptions(attempts=3)) as client:
+        assert client.is_server_live()
+        assert busy.asked == 3
+        assert status(client.is_server_live, client_timeout=0.04) == "StatusCode.RESOURCE_EXHAUSTED"
+        assert busy.asked == 4
+
+    async def loop():
+        busy.asked = 0
+        retries = aioclient.RetryOptions(attempts=3)
+        async with aioclient.InferenceServerClient(busy.address, retries=retries) as client:
+            assert await client.is_server_live()
+
+    asyncio.run(loop())
+
+
+def test_compressed_answers_are_read(busy):
+    """Guards answers that a server compresses."""
+    server = grpc.server(futures.ThreadPoolExecutor(1), compression=grpc.Compression.Gzip)
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: pb.ServerMetadataResponse(name="x" * 5000).SerializeToString()
+    )
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerMetadata": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            assert client.get_server_metadata().name == "x" * 5000
+            assert status(client.is_server_live) == "StatusCode.UNIMPLEMENTED"
+    finally:
+        server.stop(None)
