@@ -96,7 +96,12 @@ cdef class View(Tensor):
         return np.frombuffer(self, dtype=numpy_type(self.type)).reshape(self.shape)
 
     def strings(self) -> list:
-        """The elements of a BYTES tensor in row-major order."""
+        """The elements of a BYTES tensor in row-major order.
+
+        Raises:
+            ValueError: its lengths do not fit into it any more: it lies in memory that others write to, as a client
+                to its own and a worker of a Python model to that of its model.
+        """
         cdef const uint8_t *at = self.data
         cdef const uint8_t *end = self.data + self.size
         cdef uint32_t length
@@ -104,9 +109,14 @@ cdef class View(Tensor):
         if self.type != DT_BYTES:
             raise TypeError(f"a {self.datatype} tensor has no strings")
         while at < end:
+            if end - at < 4:
+                raise ValueError("a BYTES tensor was changed while it is read")
             memcpy(&length, at, 4)
-            out.append((<const char *>at)[4:4 + length])
-            at += 4 + length
+            at += 4
+            if <size_t>(end - at) < length:
+                raise ValueError("a BYTES tensor was changed while it is read")
+            out.append((<const char *>at)[:length])
+            at += length
         return out
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):

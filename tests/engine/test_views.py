@@ -284,6 +284,21 @@ async def test_bytes_view(tmp_path):
     assert seen == [("BYTES", (1, 2), [b"a", b""], [[b"a", b""]])]
 
 
+@pytest.mark.parametrize("length", [1 << 31, 5, 2])
+async def test_bytes_that_others_have_changed_are_read_no_further_than_they_are(tmp_path, length):
+    """What was checked when it came need not be so when it is read: whoever shares the memory may write to it."""
+
+    def execute(batch):
+        view = batch.input("x")
+        np.frombuffer(view, np.uint8)[:4] = list(length.to_bytes(4, "little"))
+        with pytest.raises(ValueError, match="changed while it is read"):
+            view.strings()
+        batch.set_bytes_output("y", [b""], (1, 1))
+
+    async with serving(tmp_path, execute, m=config("STRING")) as engine:
+        assert (await infer(engine, request(x=np.array([[b"abcd"]], dtype=object)))).status == Status.OK
+
+
 async def test_bytes_view_may_be_handed_over(tmp_path):
     array = np.array([[b"a", b"bc"]], dtype=object)
     async with serving(tmp_path, lambda b: b.set_output("y", b.input("x")), m=config("STRING")) as engine:
