@@ -3,7 +3,7 @@
 It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
 
 * The candidates are the first request and those behind it in the order of service, up to the first that would exceed
-  `max_batch_size` or has other shapes or inputs. A policy never reorders and never splits.
+  `max_batch_size` or has other shapes or inputs. A policy never reorders and never splits (a queue may, behind it).
 * While the delay is not over, and always where there is none, the longest prefix of the candidates whose rows are a
   preferred size goes. If there is none, but one of the candidates would exceed the largest preferred size, those before
   it go. The preferred size is `max_batch_size` when the configuration names none.

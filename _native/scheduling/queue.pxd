@@ -26,6 +26,7 @@ cdef struct Queue:
     int64_t end_ns           # when one of those that such a wait is for must have been executed; NEVER: none need be
     Shares shares            # of clients, while it is full or has been so lately
     uint32_t full_count      # requests that waited when it was
+    bint gathers             # requests of one shape from among others, where no order of answers is promised
     bint attends             # to what comes and goes: it is timed, or counts shares
     bint closed
 

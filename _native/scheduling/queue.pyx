@@ -6,6 +6,11 @@ there will be none: so most requests that come while an instance waits for more 
 grow exactly while all instances are busy, and a request never waits beside an idle instance longer than
 `max_queue_delay`.
 
+Requests of different shapes share no batch. When another shape closes a batch, those of its own shape that wait behind
+join it: so shapes that come in turn make batches like one shape alone. The first that waits is always served next, so
+none is passed by more than the batches of those before it; within one shape the order stays, and requests pass only
+others of their own priority. Where answers are to keep their order (`preserve_ordering`), nothing passes anything.
+
 The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. When there is no
 room for a request, those of the client who has most of the queue make some (`_native.scheduling.shares`). Timeouts are
 watched by the loop's timers, so they are on time even while all instances are busy.
@@ -62,7 +67,7 @@ from _native.scheduling.levels cimport (
     levels_yield,
 )
 from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.policy cimport NEVER, Plan, plan_nothing, policy_end, policy_plan, policy_set
+from _native.scheduling.policy cimport MISFIT, NEVER, Plan, plan_nothing, policy_end, policy_plan, policy_set
 from _native.scheduling.shares cimport (
     Share,
     shares_add,
@@ -75,9 +80,12 @@ from _native.status cimport STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
 
+cdef const char *GATHERED = "gathered from among other shapes"
+
 cdef enum:
     ANY_ROWS = 1
     OUSTED = 32              # the part of a full queue that makes room at a time
+    LOOKS = 64               # at requests, for each that joins a batch from behind others, and for none
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,6 +237,35 @@ cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
         queue.waits_since = now
 
 
+cdef bint gather(Queue *queue, Request *batch) noexcept nogil:
+    # Have those join the batch that are alike and wait behind one that is not. False: none does. What it takes is
+    # bounded by what joins.
+    cdef Request *request = queue.levels.first
+    cdef Request *last = batch
+    cdef Request *following
+    cdef uint64_t rows = batch.rows
+    cdef uint32_t place = request.place if request != NULL else 0
+    cdef uint32_t looks = LOOKS
+    cdef bint some = False
+    while last.next != NULL:
+        last = last.next
+        rows += last.rows
+    while request != NULL and request.place == place and looks and rows < queue.policy.max_rows:
+        following = request.next
+        looks -= 1
+        if request_alike(batch, request):
+            rows += request.rows
+            if rows > queue.policy.max_rows:
+                break  # those behind it do not pass it
+            levels_remove(&queue.levels, request)
+            last.next = request
+            last = request
+            looks += LOOKS
+            some = True
+        request = following
+    return some
+
+
 cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
     cdef Request *batch
@@ -239,6 +276,8 @@ cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
     queue.enough_rows = ANY_ROWS
     queue.end_ns = NEVER
     batch = levels_cut(&queue.levels, plan.count)
+    if queue.gathers and plan.why == MISFIT and gather(queue, batch):
+        plan.why = GATHERED
     if queue.attends:
         outlook_take(&queue.outlook)
         note_departures(queue, batch)
@@ -413,6 +452,7 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
     if queue.line.timed:
         queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform
+    queue.gathers = queue.policy.batching and not queue.policy.uniform and not spec.queue.preserve_ordering
     queue.enough_rows = ANY_ROWS
     queue.end_ns = NEVER
     return queue

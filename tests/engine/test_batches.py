@@ -50,7 +50,7 @@ async def test_other_shapes_are_not_mixed(tmp_path):
         pending = await held(engine, gate, *(request(x=array) for array in sent))
         for array, each in zip(sent, pending, strict=True):
             np.testing.assert_array_equal((await each.answer()).array(), array)
-        assert gate.batches[1:] == [(2, 2), (2, 2), (1, 1)]
+        assert gate.batches[1:] == [(3, 3), (2, 2)], "those of a shape are gathered"
 
 
 async def test_empty_tensors(tmp_path):
@@ -74,7 +74,7 @@ async def test_optional_inputs(tmp_path):
         plain, biased = request(x=row(1)), request(x=row(1), bias=row(5))
         pending = await held(engine, gate, plain, plain, biased, biased, plain)
         assert [(await each.answer()).array().item() for each in pending] == [1, 1, 6, 6, 1]
-        assert gate.batches[1:] == [(2, 2), (2, 2), (1, 1)]
+        assert gate.batches[1:] == [(3, 3), (2, 2)], "those of a shape are gathered"
 
 
 BYTES_CONFIG = CONFIG.replace("TYPE_INT64", "TYPE_STRING")

@@ -11,6 +11,9 @@ from backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, Te
 from tests.native.delay_model import Delay
 from tests.native.probe import NEVER
 
+LOOKS = 64
+"""Requests that are looked at for each that joins a batch, and for none."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -25,6 +28,7 @@ class Policy:
     max_queue: int = 0
     held: int = 0
     adaptive: bool = False
+    ordered: bool = False  # answers keep the order of requests
 
     @property
     def longest_ns(self) -> int:
@@ -45,7 +49,7 @@ class Policy:
             inputs=(tensor,),
             outputs=(tensor,),
             batching=BatchingSpec(self.preferred, self.delay_us, self.adaptive) if self.batching else None,
-            queue=QueueSpec(self.levels, self.default_level),
+            queue=QueueSpec(self.levels, self.default_level, preserve_ordering=self.ordered),
         )
 
 
@@ -95,6 +99,7 @@ class QueueModel:
         self.held = policy.held
         self.closed = False
         self.delay = Delay()
+        self.by_shape = False
 
     @property
     def waiting(self) -> list[Waiting]:
@@ -151,14 +156,47 @@ class QueueModel:
         count = self.plan(now, idle)[0]
         if count:
             self.delay.take()
-        taken = [request.tag for request in self.waiting[:count]]
-        for tag in taken:
-            self.remove(tag)
-        return taken
+        taken = self.waiting[:count]
+        for request in taken:
+            self.remove(request.tag)
+        if self.by_shape and not self.policy.ordered:
+            taken += self.gathered(taken)
+        return [request.tag for request in taken]
+
+    def ends_by_shape(self, candidates: list[Waiting]) -> bool:
+        """Whether what follows them would fit but for its shape."""
+        following = self.waiting[len(candidates) : len(candidates) + 1]
+        rows = sum(request.rows for request in candidates)
+        full = rows >= (
+            self.policy.max_rows if self.policy.longest_ns else min(self.policy.largest, self.policy.max_rows)
+        )
+        return not full and any(
+            each.width != candidates[0].width and rows + each.rows <= self.policy.max_rows for each in following
+        )
+
+    def gathered(self, batch: list[Waiting]) -> list[Waiting]:
+        """Those that join it from behind others: of its shape, of the priority of the first that is left, in order."""
+        first = self.waiting[0]
+        queue = next(queue for level in self.levels for queue in (level.in_time, level.beyond) if first in queue)
+        joined: list[Waiting] = []
+        rows, looks = sum(request.rows for request in batch), LOOKS
+        for request in list(queue):
+            if not looks or rows >= self.policy.max_rows:
+                break
+            looks -= 1
+            if request.width == batch[0].width:
+                rows += request.rows
+                if rows > self.policy.max_rows:
+                    break
+                queue.remove(request)
+                joined.append(request)
+                looks += LOOKS
+        return joined
 
     def plan(self, now: int, idle: int = 0) -> tuple[int, int]:
         """(how many form a batch, when to ask again if none do)."""
         waiting = self.waiting
+        self.by_shape = False  # another shape closes the batch, and nothing else does
         if self.held and not self.closed:
             if len(waiting) < self.held:
                 return 0, NEVER
@@ -171,12 +209,14 @@ class QueueModel:
         candidates, complete = self.candidates(waiting)
         due = min(request.queued for request in candidates) + self.policy.longest_ns
         if self.policy.longest_ns and (now >= due or self.closed):
+            self.by_shape = self.ends_by_shape(candidates)
             return len(candidates), NEVER
         early = self.leaving_early(candidates, waiting)
         if early:
             return early, NEVER
         rows = sum(request.rows for request in candidates)
         if complete or rows > self.policy.largest or not self.policy.longest_ns:
+            self.by_shape = self.ends_by_shape(candidates)
             return len(candidates), NEVER
         if self.policy.adaptive:
             due = min(due, self.delay.due(len(candidates), idle=idle, rows=rows))

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from _native.scheduling.queue import QueueLane
 from backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from tests.native.probe import NEVER, QueueProbe
-from tests.native.queue_model import Policy, QueueModel
+from tests.native.queue_model import LOOKS, Policy, QueueModel
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,7 @@ def policies(draw, plain=False):
         adaptive=False if plain else draw(st.booleans()),
         max_queue=0 if plain else draw(st.sampled_from([0, 0, 5])),
         held=0 if plain else draw(st.sampled_from([0, 0, 0, 4])),
+        ordered=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -193,6 +194,69 @@ def test_a_request_that_does_not_fit_sends_those_before_it():
     assert (probe.take(0), probe.wake) == ([], (1_000_000, 4))
     probe.push(2, 2, 0)
     assert (probe.take(0), probe.why) == ([1], "full")
+
+
+SHAPES = 10
+
+
+def test_shapes_that_come_in_turn_make_full_batches():
+    """A batch that ends where another shape begins has one request where shapes come in turn."""
+    probe = probe_of(Policy(True, 64))
+    for tag in range(64 * SHAPES):
+        probe.push(tag, 1, tag, width=tag % SHAPES)
+    for shape in range(SHAPES):
+        assert probe.take(1000) == list(range(shape, 64 * SHAPES, SHAPES)), "in the order of arrival"
+        assert probe.why == "gathered from among other shapes" or shape == SHAPES - 1
+    assert probe.take(1000) == []
+
+
+def test_who_waits_longest_is_served_next_whatever_comes_of_another_shape():
+    probe = probe_of(Policy(True, 4))
+    probe.push(0, 1, 0, width=1)
+    probe.push(1, 1, 0, width=2)
+    for tag in range(2, 40):
+        probe.push(tag, 1, 0, width=1)
+    assert probe.take(0) == [0, 2, 3, 4]
+    assert probe.take(0) == [1], "it has been passed by one batch"
+
+
+def test_a_request_passes_none_of_its_own_shape():
+    probe = probe_of(Policy(True, 4))
+    for tag, (rows, width) in enumerate([(2, 1), (1, 2), (3, 1), (1, 1)]):
+        probe.push(tag, rows, 0, width=width)
+    assert probe.take(0) == [0], "3 has room, but 2 comes before it"
+    assert probe.take(0) == [1]
+    assert probe.take(0) == [2, 3]
+
+
+def test_a_request_passes_none_of_another_priority():
+    probe = probe_of(Policy(True, 8, (), 0, (QueuePolicySpec(),) * 2, default_level=2))
+    for tag, (width, priority) in enumerate([(1, 1), (2, 1), (1, 2), (1, 1)]):
+        probe.push(tag, 1, 0, width=width, priority=priority)
+    assert probe.take(0) == [0, 3]
+    assert probe.take(0) == [1]
+    assert probe.take(0) == [2]
+
+
+def test_where_answers_keep_their_order_nothing_passes_anything():
+    probe = probe_of(Policy(True, 4, ordered=True))
+    for tag in range(4):
+        probe.push(tag, 1, 0, width=tag % 2)
+    assert [probe.take(0) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_how_far_is_looked_for_the_same_shape_is_bounded_by_what_is_found():
+    """Else a queue of nothing but different shapes would be walked over for each of its requests."""
+    probe = probe_of(Policy(True, 64))
+    for tag in range(3 * LOOKS):
+        probe.push(tag, 1, 0, width=tag)
+    probe.push(1000, 1, 0, width=0)
+    assert probe.take(0) == [0], "1000 is too far away"
+    for tag in range(1, 2 * LOOKS + 1):
+        assert probe.take(0) == [tag]
+    near = probe.pending[0]
+    probe.push(1001, 1, 0, width=near)
+    assert probe.take(0) == [near, 1001]
 
 
 def test_higher_priorities_go_first_and_lower_ones_fill_the_batch():
