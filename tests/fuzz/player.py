@@ -34,7 +34,10 @@ from tests.backends.python.hostile import ANY, KINDS, Hostile, ask, call, ok, st
 from tests.engine.serving import CONFIG, Loader, echo, request, row
 
 MODELS = ("m", "d")  # one response a request, or any number
-DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+DECOUPLED = """
+model_transaction_policy { decoupled: true }
+parameters { key: "decoupled_model_infer" value { string_value: "true" } }
+"""
 TO_CALM = request("calm", x=row(1)).SerializeToString()
 TO_OWN = request("m", x=row(1)).SerializeToString()
 PATIENCE = 60.0  # seconds for what must come
@@ -222,10 +225,7 @@ class Asked:
         self.answers: list[int] = []
         self.cancelled = False
         self.over = threading.Event()
-        message = request(name, x=row(*range(values)))
-        if name == "d":
-            message.parameters["decoupled_model_infer"].bool_param = True
-        self._ticket = stage.submit(message, self._deliver)
+        self._ticket = stage.submit(request(name, x=row(*range(values))), self._deliver)
 
     def _deliver(self, status: int, _text: str, _response: bytes | None) -> None:
         self.answers.append(status)

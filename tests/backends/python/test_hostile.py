@@ -218,6 +218,27 @@ async def test_grants_are_as_many_as_are_served(tmp_path):
         assert answer.array().tolist() == [[16384]]
 
 
+async def test_calls_under_way_are_as_many_as_are_served(tmp_path):
+    """A worker that calls without end is refused what is too much, and lives: the other calls wait for the model."""
+    add_hostile(tmp_path, """
+    while True:
+        batch = worker.batch()
+        for number in range(1, 4096 + 6):
+            worker.send(worker.calls, p.BLS_REQUEST, call(OWN), number=number)
+        refused = []
+        while len(refused) < 5:
+            kind, flags, code, number, _, text = worker.receive(worker.calls)
+            assert (kind, flags, code) == (p.BLS_RESPONSE, p.FAILED | p.FINAL, p.CODE_UNAVAILABLE), text
+            refused.append(number)
+        worker.done(batch, ok(min(refused)))
+        worker.serve()
+    """)  # fmt: skip
+    async with serving(tmp_path) as engine:
+        answer = await ask(engine, 1)
+        assert (answer.status, answer.text) == (0, "")
+        assert answer.array().tolist() == [[4097]]
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_packets_at_random(tmp_path, seed):
     """Each request gets one answer, and the other model does not notice."""
