@@ -160,6 +160,7 @@ async def _serve(settings: Settings, logs: Logs) -> None:
     access = _access(settings, engine)
     problems = await _load(settings, engine, stop)
     deadline = math.inf
+    recording = None
     try:
         if problems and settings.exit_on_error:
             raise StartError(
@@ -167,9 +168,10 @@ async def _serve(settings: Settings, logs: Logs) -> None:
                 "--exit-on-error=false serves the others"
             )
         if problems is not None:
-            deadline = await _serve_door(settings, engine, access, policy, stop, logs)
+            recording = _recording(settings, engine)
+            deadline = await _serve_door(settings, engine, access, policy, stop, logs, recording)
     finally:
-        await _close(engine, deadline, stop)
+        await _close(engine, deadline, stop, recording)
 
 
 def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
@@ -207,13 +209,25 @@ async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[st
     return None
 
 
-async def _close(engine: Engine, deadline: float, stop: StopSignal) -> None:
+async def _close(engine: Engine, deadline: float, stop: StopSignal, recording: Recording | None) -> None:
     """Unload everything; a model that still runs at `deadline`, on the loop's clock, does not keep the process."""
     remaining = deadline - asyncio.get_running_loop().time()
+    late = False
     try:
         await asyncio.wait_for(engine.close(), None if math.isinf(remaining) else max(remaining, LAST_SECOND))
     except TimeoutError:
+        late = True
+    if recording is not None:  # after the last request has ended, whose call may have ended before
+        await asyncio.to_thread(recording.close)
+    if late:
         stop.out_of_time()
+
+
+def _recording(settings: Settings, engine: Engine) -> Recording:
+    try:
+        return Recording(settings, engine)
+    except RecordingError as error:
+        raise StartError(str(error)) from error
 
 
 def make_loader(settings: Settings) -> BackendLoader:
@@ -298,7 +312,13 @@ def _placement(settings: Settings, gpus: Gpus) -> Placement:
 
 
 async def _serve_door(
-    settings: Settings, engine: Engine, access: Access, policy: ListenPolicy, stop: StopSignal, logs: Logs
+    settings: Settings,
+    engine: Engine,
+    access: Access,
+    policy: ListenPolicy,
+    stop: StopSignal,
+    logs: Logs,
+    recording: Recording,
 ) -> float:
     """Serve until told to stop, then let running calls finish; returns when, on the loop's clock, all must be over."""
     if settings.log_file:
@@ -311,10 +331,6 @@ async def _serve_door(
     if isinstance(door, NativeDoor) and forwarder is not None:
         door.forward(forwarder)
     service = _service(settings, engine, door, logs)
-    try:
-        recording = Recording(settings, engine)
-    except RecordingError as error:
-        raise StartError(str(error)) from error
     rules = Policy(access, load, service.counted, reflected=_is_reflected(settings), forwarder=forwarder)
     methods = delays.applied(table(engine, identity, logs=logs, traces=recording.control))
     health = install(door, methods, engine, rules)
@@ -344,7 +360,6 @@ async def _serve_door(
     await door.stop(remaining)
     if scrapers is not None:
         await scrapers.close()
-    await asyncio.to_thread(recording.close)
     for task in beside:
         task.cancel()
     return deadline

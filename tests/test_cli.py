@@ -174,6 +174,7 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
         (["--client-shm-max-regions", "4097"], "client-shm-max-regions: expected at most 4096, got 4097"),
         (["--client-shm-max-byte-size", "-1"], "client-shm-max-byte-size: expected 0 or more, got -1"),
         (["--exit-timeout-secs", "-1"], "exit-timeout-secs: expected 0 or more"),
+        (["--max-held-bytes", "1"], "max-held-bytes: expected 1048576 or more, or 0 for a share of the memory, got 1"),
         (["--model-load-thread-count", "0"], "expected 1 or more"),
         (["--model-config-name", "a/b"], "without folder"),
         (["--transport", "http"], '"native", "grpcio"'),

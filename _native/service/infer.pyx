@@ -236,9 +236,9 @@ cdef class Rehearsal:
         done(text)
 
 
-cdef void model_missed(void *context, Str name) noexcept nogil:
+cdef void model_missed(void *context, Str name, bint by_model) noexcept nogil:
     with gil:
-        (<InferService>context).load(name.data[:name.size].decode("utf-8", "replace"))
+        (<InferService>context).load(name.data[:name.size].decode("utf-8", "replace"), bool(by_model))
 
 
 cdef class InferService:
@@ -402,7 +402,8 @@ cdef class InferService:
         """Let requests for models that are not there wait until `resume`.
 
         Args:
-            load: called with the name of the model for each of them, from inside of what submits it.
+            load: called with the name of the model for each of them, and whether another model asks, from inside of
+                what submits it.
         """
         self.load = load
         self.submission.missed = model_missed

@@ -17,8 +17,10 @@ from _native.service.table cimport Table
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together
 
-# Called on the loop: a request waits for this model, which is not there.
-ctypedef void (*missed_fn)(void *context, Str name) noexcept nogil
+    AWAITED = 256            # lists of requests for models that are not there; by name, so that few look at each
+
+# Called on the loop: a request waits for this model, which is not there; of another model's, or of a client's.
+ctypedef void (*missed_fn)(void *context, Str name, bint by_model) noexcept nogil
 
 cdef struct Awaiting:
     # requests for models that are not there, each until submission_resume, its deadline or its client's end
@@ -43,7 +45,7 @@ cdef struct Submission:
     void *is_header_context
     missed_fn missed         # loads models that are not there; NULL: requests for them are refused
     void *missed_context
-    Awaiting awaiting
+    Awaiting awaiting[AWAITED]
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
 

@@ -39,7 +39,17 @@ from _native.text cimport format_text
 from _native.timers cimport timers_clear, timers_have_room
 from _native.traceparent cimport TraceContext
 
+import secrets
+
+cdef extern from *:
+    """
+    #define XXH_INLINE_ALL
+    #include <xxhash.h>
+    """
+    uint64_t XXH3_64bits_withSeed(const void *data, size_t size, uint64_t seed) nogil
+
 cdef int64_t FOREVER = 0x7fffffffffffffff
+cdef uint64_t seed = secrets.randbits(64)  # so that a client cannot choose names that collide
 
 
 cdef void submission_wake(void *context) noexcept nogil:
@@ -211,7 +221,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     if timeout_ns >= 0:
         request.deadline_ns = now + timeout_ns if timeout_ns < FOREVER - now else FOREVER
     if prepared == MISSED:
-        wait_for_model(self, request)
+        wait_for_model(self, request, caller)
         return
     if caller != CALLER_SERVER:
         add_own(&(<Lane *>request.lane).received, <int64_t>size)
@@ -221,7 +231,11 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests for models that are loaded when they are asked for
 
-cdef void wait_for_model(Submission *self, Request *request) noexcept nogil:
+cdef inline Awaiting *awaiting_of(Submission *self, Str name) noexcept nogil:
+    return &self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
+
+
+cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) noexcept nogil:
     if request.deadline_ns and not timers_have_room(self.bridge.timers):
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
@@ -229,15 +243,15 @@ cdef void wait_for_model(Submission *self, Request *request) noexcept nogil:
     request.state = REQUEST_WAITING
     request.leave = stop_waiting
     request.awaited = self
-    list_append(&self.awaiting, request)
+    list_append(awaiting_of(self, request.message.model_name), request)
     if request.deadline_ns:
         bridge_watch(self.bridge, request)
-    self.missed(self.missed_context, request.message.model_name)
+    self.missed(self.missed_context, request.message.model_name, caller == CALLER_SERVER)
 
 
 cdef void stop_waiting(Request *request) noexcept nogil:
     cdef Submission *self = <Submission *>request.awaited
-    list_remove(&self.awaiting, request)
+    list_remove(awaiting_of(self, request.message.model_name), request)
     request.state = REQUEST_NEW
     request.leave = NULL
     request.awaited = NULL
@@ -249,7 +263,17 @@ cdef bint waits_for(const Request *request, const Str *name) noexcept nogil:
 
 
 cdef void submission_resume(Submission *self, const Str *name, int status, const char *details) noexcept nogil:
-    cdef Request *request = self.awaiting.first
+    cdef int i
+    if name != NULL:
+        resume_those(self, awaiting_of(self, name[0]), name, status, details)
+        return
+    for i in range(AWAITED):
+        resume_those(self, &self.awaiting[i], NULL, status, details)
+
+
+cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, int status,
+                       const char *details) noexcept nogil:
+    cdef Request *request = awaiting.first
     cdef Request *following
     while request != NULL:
         following = request.next

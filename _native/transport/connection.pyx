@@ -178,6 +178,7 @@ cdef class Endpoint:
         self.workers = workers
         if workers is not None:
             self.host.crew = &workers.crew
+            workers.crew.departed.within = &self.host.account
         self.host.other.service = &PYTHON
         self.host.pinged = peer_pinged
         self.host.refused = peer_refused
@@ -189,6 +190,8 @@ cdef class Endpoint:
         cdef uint32_t i
         for i in range(self.host.native_count):
             free(self.host.natives[i].path)
+        if self.host.crew != NULL:
+            self.host.crew.departed.within = NULL
         if self.host.timers != NULL:
             timers_clear(self.host.timers, &self.host.quiet)
         smalls_clear(&self.host.smalls)
@@ -261,6 +264,11 @@ cdef class Endpoint:
         """The sum of `ledger`."""
         return self.host.account.total
 
+    @property
+    def departed(self) -> int:
+        """What of `held` belongs to calls that are over, and is let go of when a worker has finished with it."""
+        return self.host.crew.departed.total if self.host.crew != NULL else 0
+
     def ledger_agrees(self) -> bool:
         """Whether what the server holds is what its connections hold, at each stage; for tests."""
         cdef const Conn *conn = self.host.connections.first
@@ -268,7 +276,7 @@ cdef class Endpoint:
         cdef bint agrees = account_agrees(&self.host.account)
         cdef int stage
         for stage in range(STAGES):
-            total[stage] = 0
+            total[stage] = self.host.crew.departed.bytes[stage] if self.host.crew != NULL else 0
         while conn != NULL:
             agrees = agrees and account_agrees(&conn.account)
             for stage in range(STAGES):

@@ -20,10 +20,10 @@ from _native.transport.compression cimport (
     deflate_message,
     inflate_message,
 )
-from _native.transport.ledger cimport Charge, charge_release
+from _native.transport.ledger cimport Charge, charge_make, charge_release
 from _native.transport.outgoing cimport Outgoing, outgoing_free
 from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
-from _native.transport.workers cimport Job, crew_submit
+from _native.transport.workers cimport Crew, Job, crew_submit, crew_withdraw
 
 cdef enum:
     COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
@@ -68,13 +68,21 @@ cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexce
 
 
 cdef void pack_abandon(Job **job) noexcept nogil:
+    # What no worker has begun is let go of at once, so that only as many messages of calls that are over are held as
+    # there are workers, who are told; they are nobody's but the server's.
     cdef Task *task = <Task *>job[0]
+    cdef Crew *crew
     if task == NULL:
         return
-    charge_release(task.charge)
+    crew = task.stream.conn.host.crew
     task.stream = NULL
-    store32(&task.job.cancelled, 1)
     job[0] = NULL
+    if crew_withdraw(crew, &task.job):
+        task.job.done(&task.job)
+        return
+    store32(&task.job.cancelled, 1)
+    charge_release(task.charge)
+    charge_make(task.charge, &crew.departed, task.charge.stage, task.charge.bytes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,26 +2,36 @@
 
 from libc.stdint cimport int32_t
 
-from _native.chain cimport Chain, Link
 from _native.threads cimport Condition, Mutex
+from _native.transport.ledger cimport Account
 
 cdef struct Job:
     # One piece of work; the first member of the structure that describes it.
-    Link link
+    Job *previous            # in a list of the crew's
+    Job *next
+    bint waits               # it is in Crew.waiting
     void (*run)(Job *job) noexcept nogil     # on a worker, without the GIL
     void (*done)(Job *job) noexcept nogil    # then on the loop; frees the job
     int32_t cancelled        # atomic: the result is not wanted any more; `run` may end early
 
+cdef struct Jobs:
+    # see _native.list
+    Job *first
+    Job *last
+
 cdef struct Crew:
-    Mutex guard              # guards all but event_fd
+    Mutex guard              # guards the lists, and Job.waits
     Condition work
-    Chain waiting            # Job, to do
-    Chain finished           # Job, in the order in which they were finished
+    Jobs waiting             # to do
+    Jobs finished            # in the order in which they were finished
     bint closing
     int event_fd             # readable when jobs are finished
+    Account departed         # on the loop: what jobs hold that run for calls which are over
 
 # On the loop: hand over a job.
 cdef void crew_submit(Crew *crew, Job *job) noexcept nogil
+# On the loop: take a job back that no worker has begun. False: it is running, or done.
+cdef bint crew_withdraw(Crew *crew, Job *job) noexcept nogil
 # On the loop: call `done` of every finished job.
 cdef void crew_drain(Crew *crew) noexcept nogil
 

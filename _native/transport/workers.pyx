@@ -7,7 +7,7 @@ threads are nicer than the rest of the process: where cores are scarce, the loop
 from libc.stdint cimport uint64_t
 from posix.unistd cimport close, read, write
 
-from _native.chain cimport Chain, chain_pop, chain_push
+from _native.list cimport list_append, list_remove
 from _native.threads cimport (
     condition_destroy,
     condition_init,
@@ -30,9 +30,25 @@ NICER = 10
 
 cdef void crew_submit(Crew *crew, Job *job) noexcept nogil:
     lock(&crew.guard)
-    chain_push(&crew.waiting, job)
+    list_append(&crew.waiting, job)
+    job.waits = True
     notify_one(&crew.work)
     unlock(&crew.guard)
+
+
+cdef bint crew_withdraw(Crew *crew, Job *job) noexcept nogil:
+    cdef bint waited
+    lock(&crew.guard)
+    waited = job.waits
+    if waited:
+        take_out(crew, job)
+    unlock(&crew.guard)
+    return waited
+
+
+cdef inline void take_out(Crew *crew, Job *job) noexcept nogil:
+    list_remove(&crew.waiting, job)
+    job.waits = False
 
 
 cdef Job *take(Crew *crew) noexcept nogil:
@@ -42,7 +58,8 @@ cdef Job *take(Crew *crew) noexcept nogil:
     while crew.waiting.first == NULL and not crew.closing:
         wait(&crew.work, &crew.guard)
     if not crew.closing:
-        job = <Job *>chain_pop(&crew.waiting)
+        job = crew.waiting.first
+        take_out(crew, job)
     unlock(&crew.guard)
     return job
 
@@ -52,7 +69,7 @@ cdef void give_back(Crew *crew, Job *job) noexcept nogil:
     cdef bint alone
     lock(&crew.guard)
     alone = crew.finished.first == NULL
-    chain_push(&crew.finished, job)
+    list_append(&crew.finished, job)
     unlock(&crew.guard)
     if alone:
         write(crew.event_fd, &one, sizeof(one))
@@ -60,16 +77,18 @@ cdef void give_back(Crew *crew, Job *job) noexcept nogil:
 
 cdef void crew_drain(Crew *crew) noexcept nogil:
     cdef uint64_t count
-    cdef Chain finished
     cdef Job *job
+    cdef Job *following
     read(crew.event_fd, &count, sizeof(count))
     lock(&crew.guard)
-    finished = crew.finished
+    job = crew.finished.first
     crew.finished.first = NULL
+    crew.finished.last = NULL
     unlock(&crew.guard)
-    while finished.first != NULL:
-        job = <Job *>chain_pop(&finished)
+    while job != NULL:
+        following = job.next
         job.done(job)
+        job = following
 
 
 cdef class Workers:
@@ -118,6 +137,7 @@ cdef class Workers:
 
     def close(self) -> None:
         """End the threads. Jobs that have not begun are not run, but their `done` is called like that of the others."""
+        cdef Job *job
         with nogil:
             lock(&self.crew.guard)
             self.crew.closing = True
@@ -128,5 +148,7 @@ cdef class Workers:
                 thread.join()
         self.threads.clear()
         while self.crew.waiting.first != NULL:
-            give_back(&self.crew, <Job *>chain_pop(&self.crew.waiting))
+            job = self.crew.waiting.first
+            take_out(&self.crew, job)
+            give_back(&self.crew, job)
         crew_drain(&self.crew)

@@ -89,7 +89,14 @@ class Maker:
         self._placement = placement
         self._has_cache = cache is not None
         self._retries = retries
+        self._unexpected: dict[str, str] = {}  # by model, the last error that nobody has foreseen
         self.fingerprints = isinstance(cache, RedisCache)
+
+    def is_news(self, name: str, error: Exception) -> bool:
+        """Whether a model fails in another way than when this was last asked: its traceback is worth reading."""
+        text = f"{type(error).__name__}: {error}"
+        before, self._unexpected[name] = self._unexpected.get(name), text
+        return before != text
 
     def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
         """See `config.prepare`. Blocks."""
@@ -195,7 +202,8 @@ class Candidate:
         except (ServerError, BackendError) as error:
             self.problem = str(error)
         except Exception as error:
-            log.exception("model %s could not be prepared", self.name)
+            if maker.is_news(self.name, error):
+                log.exception("model %s could not be prepared", self.name)
             self.problem = f"{type(error).__name__}: {error}"
 
     async def discard(self) -> None:

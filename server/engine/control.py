@@ -64,6 +64,8 @@ class Poller:
         self._seconds = seconds
         self._seen: dict[str, tuple[ModelFolder, Marks]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._unreached: set[str] = set()
+        repositories.unreached = self._unreached
 
     async def remember(self, folders: Iterable[ModelFolder]) -> None:
         """These are as they are now when they are loaded."""
@@ -104,7 +106,7 @@ class Poller:
         if changed:
             log.info("changed in the repositories: %s", ", ".join(changed))
             await self._lifecycle.load(changed)
-            for name in self._repositories.unreached & set(changed):
+            for name in self._unreached & set(changed):
                 self._seen[name] = (seen[name][0], {})  # it is to be tried again although it does not change
 
 

@@ -93,13 +93,13 @@ class Demand:
         async with self._looking:
             return await on_thread(self._repositories.has, name)
 
-    def _missed(self, name: str) -> None:
-        """A request waits for this model."""
-        asyncio.get_running_loop().call_soon(self._begin, name)  # what submits it goes on first
+    def _missed(self, name: str, by_model: bool) -> None:
+        """A request waits for this model, of a client or of another model."""
+        asyncio.get_running_loop().call_soon(self._begin, name, by_model)  # what submits it goes on first
 
-    def _begin(self, name: str) -> asyncio.Task[None]:
+    def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._answer(name))
+            self._loads[name] = asyncio.create_task(self._answer(name, by_model))
         return self._loads[name]
 
     async def bring(self, name: str) -> None:
@@ -115,13 +115,14 @@ class Demand:
         if error := self.failure(name):
             raise error
 
-    async def _answer(self, name: str) -> None:
+    async def _answer(self, name: str, by_model: bool) -> None:
         """Load a model, and tell those who wait for it."""
         error: ServerError | None = None
         try:
             error = self.failure(name)
             if error is None and not self._models.versions(name):
-                await self._load(name)
+                with self._lifecycle.awaited(name) if by_model else contextlib.nullcontext():
+                    await self._load(name)
                 self._failed.pop(name, None)
         except ServerError as failure:
             error = failure

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ from server.pb import model_config_pb2
 
 log = logging.getLogger("inferd.engine")
 
+LOAD_PATIENCE = 30.0
+"""Seconds for which a load on demand waits while none of those before it gets on: one of them may wait for it."""
 ON_DEMAND = "not loaded: a request for it has it loaded"
 
 Deliver = Callable[[int, str, bytes | None], None]
@@ -113,7 +116,13 @@ class Engine:
             retries=load_retries,
         )
         self._lifecycle = Lifecycle(
-            self._repositories, self._models, maker, self._drained, self._end, threads=load_threads
+            self._repositories,
+            self._models,
+            maker,
+            self._drained,
+            self._end,
+            threads=load_threads,
+            patience=LOAD_PATIENCE if self._control.mode is ControlMode.LAZY else math.inf,
         )
         self._poller: Poller | None = None
         self._demand: Demand | None = None

@@ -113,17 +113,21 @@ class Instances:
                 lane must be closed.
         """
         started = []
+        failures: list[BaseException] = []
         for spec in specs:
             seat, ready = _Seat(spec), Future[None]()
-            seat.thread = threading.Thread(
-                target=self._run, args=(self._made, seat, ready), name=spec.name, daemon=True
-            )
+            thread = threading.Thread(target=self._run, args=(self._made, seat, ready), name=spec.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as refusal:
+                failures.append(BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}"))
+                break
+            seat.thread = thread
             self._made += 1
             started.append((seat, ready))
-            seat.thread.start()
         with self._guard:
             self._seats = [*self._seats, *(seat for seat, _ in started)]
-        failures: list[BaseException] = [error for _, ready in started if (error := ready.exception()) is not None]
+        failures += [error for _, ready in started if (error := ready.exception()) is not None]
         if not failures:
             failures = list(self._excesses(specs))
         if failures:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Mo
 from server.engine.overrides import NOTHING, Override, write_files
 from server.engine.places import Repositories
 from server.engine.repository import Marks, ModelFolder, marks
+from server.engine.room import Room
 from server.engine.threads import on_thread
 from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
@@ -66,10 +68,19 @@ class Lifecycle:
         drained: returns when no sequence is open on a version that drains.
         end: finishes what a version has accepted and closes it; returns when it is over.
         threads: models that are prepared or made at a time; what a model asks for while it is made comes on top.
+        patience: seconds for which a load waits for others at most, when none of them gets on.
     """
 
     def __init__(
-        self, repositories: Repositories, models: Models, maker: Maker, drained: End, end: End, *, threads: int
+        self,
+        repositories: Repositories,
+        models: Models,
+        maker: Maker,
+        drained: End,
+        end: End,
+        *,
+        threads: int,
+        patience: float = math.inf,
     ) -> None:
         self._repositories = repositories
         self._models = models
@@ -77,7 +88,8 @@ class Lifecycle:
         self._drained = drained
         self._end = end
         self._threads = threads
-        self._room = asyncio.Semaphore(threads)
+        self._room = Room(threads, patience)
+        self._awaited: set[str] = set()  # what models wait for that may be made themselves, to load it
         self._turns = Turns()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
@@ -146,6 +158,18 @@ class Lifecycle:
             self._load(names, override, explicit=explicit, asked_by=asked_by, allowed=allowed)
         )
 
+    @contextmanager
+    def awaited(self, name: str) -> Iterator[None]:
+        """Inside of the block, loads of this model begin beside others, which may wait for it."""
+        if not self._made_in:  # then none does
+            yield
+            return
+        self._awaited.add(name)
+        try:
+            yield
+        finally:
+            self._awaited.discard(name)
+
     async def _load(
         self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
     ) -> dict[str, Failure]:
@@ -153,7 +177,8 @@ class Lifecycle:
         outer = self._made_in.get(asked_by)
         if outer is not None and wanted <= set(outer.candidates):
             return await _join(outer, wanted, asked_by)
-        room = asyncio.Semaphore(self._threads) if outer is not None else self._room
+        nested = outer is not None or not wanted.isdisjoint(self._awaited)
+        room = Room(self._threads) if nested else self._room
         needed = wanted | self._users_of(wanted)
         while True:
             self._refuse_when_stopping()
@@ -187,7 +212,7 @@ class Lifecycle:
         return {**loading.failures, **{name: Failure(name) for name in wanted - names}}
 
     async def _look(
-        self, wanted: frozenset[str], override: Override, room: asyncio.Semaphore, allowed: Allowed
+        self, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
     ) -> dict[str, Candidate]:
         """What is to be loaded: these, the models of their steps, and ensembles that are loaded and have them."""
         found: dict[str, Candidate] = {}
@@ -209,7 +234,7 @@ class Lifecycle:
             found[name] = Candidate(name, state.folder, state.marks, is_user=True, own=state.own)
         return found
 
-    async def _candidate(self, name: str, override: Override, room: asyncio.Semaphore) -> Candidate | None:
+    async def _candidate(self, name: str, override: Override, room: Room) -> Candidate | None:
         async with room:
             state = self._models[name] if name in self._models else ModelState()
             may_stay = override is NOTHING and state.is_own and state.is_complete

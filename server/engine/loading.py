@@ -14,6 +14,7 @@ from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.models import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
 from server.engine.repository import REST
+from server.engine.room import Room
 from server.engine.threads import on_thread
 from server.engine.turns import Turn
 from server.engine.version import LoadedVersion
@@ -65,7 +66,7 @@ class Loading:
         maker: Maker,
         turn: Turn,
         candidates: dict[str, Candidate],
-        room: asyncio.Semaphore,
+        room: Room,
         *,
         waits: bool = True,
     ) -> None:
@@ -274,7 +275,7 @@ class Loading:
                 candidate.made[version] = await self._maker.make(prepared, candidate.folder, version, candidate.halt)
                 candidate.made[version].fingerprint = fingerprint
         except Exception as error:
-            if not isinstance(error, (BackendError, ServerError)):
+            if not isinstance(error, (BackendError, ServerError)) and self._maker.is_news(candidate.name, error):
                 log.exception("model %s version %d did not load", candidate.name, version)
             candidate.reasons[version] = str(error) or type(error).__name__
             return

@@ -222,7 +222,7 @@ class Repositories:
     """
 
     def __init__(self, places: Iterable[Place | Path]) -> None:
-        self.unreached: set[str] = set()  # names of models that could not be had when they last were to be
+        self.unreached: set[str] | None = None  # names of models that could not be had lately; None: nobody asks
         paths: set[Path] = set()
         self._places: list[Place] = []
         for place in places:
@@ -257,9 +257,11 @@ class Repositories:
         try:
             found = [folder for place in self._places if (folder := place.find(name)) is not None]
         except ConfigError:
-            self.unreached.add(name)
+            if self.unreached is not None:
+                self.unreached.add(name)
             raise
-        self.unreached.discard(name)
+        if self.unreached is not None:
+            self.unreached.discard(name)
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
 
     def has(self, name: str) -> bool:

@@ -77,9 +77,13 @@ class LoadedVersion:
         self.version = source.version
         self.fingerprint = b""  # set where answers are kept under it
         self.seconds = 0.0  # that it took to load
-        self._model: Model | None = backend.load(source) if backend else None
         placement = placement or Placement()
-        self.lane = _make_lane(source, service, max_queue, placement.resources)
+        self._model: Model | None = backend.load(source) if backend else None
+        try:
+            self.lane = _make_lane(source, service, max_queue, placement.resources)
+        except BaseException:
+            self._close_model()
+            raise
         self.lane.set_bounds(bounds_of(config))
         if self._model is not None and self._model.arena is not None:
             self.lane.receive_into(self._model.arena)
@@ -124,6 +128,9 @@ class LoadedVersion:
         """Refuse further requests, finish those that are queued, and free the model."""
         self.lane.close()
         self._instances.join()
+        self._close_model()
+
+    def _close_model(self) -> None:
         if self._model is None:
             return
         try:

@@ -27,6 +27,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # answers valid calls of a burst with CANCELLED. Above these it refuses the stream, which clients retry.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    # Else, with a limit of streams, C core refuses valid calls of a burst as if there were too many of them: it counts
+    # those that are over, too, when the client has been told of their end.
+    ("grpc.http.overload_protection", 0),
     # One limit, as on the native door: between two of them C core refuses calls at random.
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
 
+LEAST_HELD = 1 << 20
+"""Bytes for requests and answers, below which hardly any is served."""
+
 AT_LEAST_0 = (
     "grpc_max_message_size",
     "grpc_max_decompressed_size",
@@ -136,6 +139,11 @@ def _check_numbers(settings: Settings) -> None:
     for name in AT_LEAST_0:
         if getattr(settings, name) < 0:
             raise SettingsError(f"{_option(name)}: expected 0 or more, got {getattr(settings, name)}")
+    if 0 < settings.max_held_bytes < LEAST_HELD:
+        raise SettingsError(
+            f"max-held-bytes: expected {LEAST_HELD} or more, or 0 for a share of the memory, got "
+            f"{settings.max_held_bytes}: larger requests and answers could not be served"
+        )
     for least, names in enumerate((INT32_FROM_0, INT32_FROM_1)):
         for name in names:
             if not least <= getattr(settings, name) < 2**31:

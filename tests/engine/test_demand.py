@@ -14,6 +14,7 @@ import pytest
 
 from backends.api import BackendError, ModelSource
 from server.engine import demand
+from server.engine import engine as engine_module
 from server.engine.config import Options
 from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import ON_DEMAND, Engine
@@ -65,7 +66,7 @@ class Shelf(PuppetBackend):
 
 
 @asynccontextmanager
-async def lazy(root: Path, *pinned: str, budget: int = 0, names: str = "abc", **configs: str):
+async def lazy(root: Path, *pinned: str, budget: int = 0, threads: int = 4, names: str = "abc", **configs: str):
     for name, config in {**dict.fromkeys(names, CONFIG), **configs}.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
@@ -73,7 +74,9 @@ async def lazy(root: Path, *pinned: str, budget: int = 0, names: str = "abc", **
             (root / name / "1" / "weights").write_bytes(bytes(SIZE))
     loader = Loader({})
     loader.puppets = shelf = Shelf()
-    engine = Engine([root], loader, Options(), control=ModelControl(ControlMode.LAZY, pinned, 15, budget))
+    engine = Engine(
+        [root], loader, Options(), load_threads=threads, control=ModelControl(ControlMode.LAZY, pinned, 15, budget)
+    )
     try:
         assert await engine.start() == []
         yield engine, shelf
@@ -131,6 +134,23 @@ async def test_a_failed_load_is_answered_to_all_and_tried_again_later(tmp_path, 
         assert (await ask(engine, "a")).status == Status.OK
 
 
+async def test_a_model_that_fails_in_the_same_way_again_is_told_in_a_line(tmp_path, monkeypatch, caplog) -> None:
+    """Its traceback is written once: clients may ask for it for hours."""
+    monkeypatch.setattr(demand, "RETRY_SECONDS", 0.0)
+
+    def fails() -> None:
+        raise RuntimeError("there is no such layer")
+
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.meanwhile["a"] = fails
+        for _ in range(3):
+            answer = await ask(engine, "a")
+            assert (answer.status, "there is no such layer" in answer.text) == (Status.UNAVAILABLE, True)
+        told = [record for record in caplog.records if "there is no such layer" in caplog.handler.format(record)]
+        assert len(told) >= 3
+        assert sum(record.exc_info is not None for record in told) == 1
+
+
 async def test_what_is_not_there_is_not_found(tmp_path, native_counters) -> None:
     async with lazy(tmp_path) as (engine, shelf):
         answer = await ask(engine, "nothing")
@@ -170,6 +190,41 @@ async def test_a_model_may_ask_another_while_it_is_loaded(tmp_path, budget) -> N
         assert (await ask(engine, "a")).status == Status.OK
         assert found[0].status == Status.OK
         assert loaded(engine) == {"a", "b"}
+
+
+async def test_a_model_may_ask_another_where_one_is_loaded_at_a_time(tmp_path, monkeypatch) -> None:
+    """The load of the other one waits for a place that the first one has, but not for ever."""
+    monkeypatch.setattr(engine_module, "LOAD_PATIENCE", 0.2)
+    async with lazy(tmp_path, threads=1) as (engine, shelf):
+        loop = asyncio.get_running_loop()
+        found = []
+
+        def asks(name: str) -> Callable[[], object]:
+            return lambda: found.append(asyncio.run_coroutine_threadsafe(ask(engine, name), loop).result(60))
+
+        shelf.meanwhile = {"a": asks("b"), "b": asks("c")}
+        assert (await ask(engine, "a")).status == Status.OK
+        assert [answer.status for answer in found] == [Status.OK] * 2
+        assert loaded(engine) == {"a", "b", "c"}
+
+
+async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_path) -> None:
+    together, guard = threading.Barrier(2), threading.Lock()
+    now, most = [0], [0]
+
+    def load() -> None:
+        with guard:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        together.wait(60)
+        with guard:
+            now[0] -= 1
+
+    async with lazy(tmp_path, threads=2, names="abcd") as (engine, shelf):
+        shelf.meanwhile = dict.fromkeys("abcd", load)
+        answers = await asyncio.gather(*(ask(engine, name) for name in "abcd"))
+        assert {answer.status for answer in answers} == {Status.OK}
+        assert most == [2]
 
 
 async def test_a_model_that_executes_may_ask_one_for_which_it_must_leave(tmp_path, monkeypatch) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError
+from server.engine.control import ControlMode, ModelControl
 from server.engine.hosts import HostPolicy, HostPolicyError, parse_host_policies
 from server.engine.instances import Placement
 from server.engine.resources import ResourceError, Resources, parse_limits
-from server.errors import ConfigError, Status
+from server.errors import ConfigError, ServerError, Status
 from tests.engine.serving import CONFIG, Gate, Pending, PuppetModel, echo, infer, infer_all, request, row, serving
 
 OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
@@ -53,6 +54,28 @@ class Census:
 
 
 # -- the number of instances --
+
+
+async def test_instances_that_have_begun_end_before_their_model_where_another_has_no_thread(tmp_path, monkeypatch):
+    """The system may refuse a thread at any time; the load fails, and nothing of it is left."""
+    start = threading.Thread.start
+
+    def refusing(thread):
+        if thread.name == "m_0_2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    control = ModelControl(ControlMode.EXPLICIT)
+    async with serving(tmp_path, echo, control=control, m=config("{ kind: KIND_CPU count: 4 }")) as engine:
+        monkeypatch.setattr(threading.Thread, "start", refusing)
+        with pytest.raises(ServerError, match="m_0_2: the system has no thread for it"):
+            await engine.load("m")
+        monkeypatch.undo()
+        closed = engine._loader.puppets.closed
+        assert sorted(closed[:-1]) == ["m_0_0", "m_0_1"]
+        assert closed[-1] == "m"
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).status == OK
 
 
 async def test_more_and_fewer_instances_while_requests_run(tmp_path):

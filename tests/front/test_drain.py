@@ -128,6 +128,20 @@ def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
         assert time.monotonic() - begin < 3.5
 
 
+def test_a_request_that_outlasts_its_call_is_in_the_access_log(repository):
+    """Its call is told that the server stops; the request is executed, and its record written when that is over."""
+    with (
+        doors.running_server("native", repository, "--exit-timeout-secs", "0", "--access-log", "1") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        call = Stub(channel).ModelInfer.future(request("slow", floats(1), id="the last"))
+        time.sleep(SLOW / 3)
+        process.terminate()
+        assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert process.wait() == 0
+        assert [line for line in process.lines if "the last" in line]
+
+
 def test_a_request_on_its_way_is_received_and_answered(repository):
     """The call was accepted with its headers; its message is still coming when the server is told to stop."""
     message = framed(request("simple", floats(*range(16))).SerializeToString())

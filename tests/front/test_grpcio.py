@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import grpc
+
 from tests.conformance import doors
 from tests.conformance.raw import Client
 
@@ -16,6 +18,14 @@ def test_streams_of_a_connection_are_limited():
         client.flush()
         client.receive_until(lambda: client.pings)
         assert client.h2.remote_settings.max_concurrent_streams == 256
+
+
+def test_a_burst_of_calls_is_answered_whatever_their_methods_are():
+    """Far more at once than a connection may have open: the others wait at the client, none is refused."""
+    with doors.running_door("grpcio") as process, grpc.insecure_channel(process.address) as channel:
+        for _ in range(2):
+            calls = [channel.unary_unary(f"/test.Unknown/Method{i}").future(b"x", timeout=60) for i in range(2000)]
+            assert {call.code() for call in calls} == {grpc.StatusCode.UNIMPLEMENTED}
 
 
 def test_frequent_pings_are_allowed():

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _native.memory.resource import pooled, trim
+from _native.memory.resource import live_counters, pooled, trim
+from _native.transport.client import ClientUse
 from _native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
-from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE
+from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Connection
 from _native.transport.workers import Workers
 from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
 
@@ -479,3 +480,53 @@ def test_native_calls_that_cannot_be_inflated(lanes, jobs):
 
 def test_a_second_message_of_a_native_call(lanes, jobs):
     assert infer(lanes, jobs, text(300_000), times=2).status == UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("end", ["reset", "hang up"])
+def test_messages_of_calls_that_are_over_are_not_kept_for_a_worker(end, native_counters):
+    """No worker has begun with them: they go with their calls, and what they were charged goes with them."""
+    workers = Workers(1)  # that does not work yet
+    echo = Echo(workers=workers)
+    peer = Peer(echo.endpoint, window=1 << 24)
+    packed = framed(gzip.compress(random.Random(1).randbytes(100_000)), compressed=1)
+    before = live_counters()["blocks"]
+    streams = []
+    for _ in range(20):
+        streams.append(peer.open(ECHO, (("grpc-encoding", "gzip"),)))
+        peer.send_all(streams[-1], packed, end=False)
+    assert echo.endpoint.ledger["inflating"] >= 20 * 100_000
+    assert live_counters()["blocks"] >= before + 20
+    if end == "reset":
+        for stream in streams:
+            peer.h2.reset_stream(stream)
+        peer.pump()
+    else:
+        peer.close()
+    assert (echo.endpoint.held, echo.endpoint.departed) == (0, 0)
+    assert live_counters()["blocks"] <= before + 2, "of the connection's output"
+    peer.close()
+    workers.close()
+
+
+def test_what_a_worker_has_begun_with_is_charged_until_it_is_given_back(native_counters):
+    """Its call may be over: then nobody but the server holds it."""
+    workers = Workers(1)
+    workers.start()
+    echo = Echo(workers=workers)
+    use = ClientUse("client")
+    peer = Peer(echo.endpoint, window=1 << 24)
+    peer.connection.close()
+    peer.connection = Connection(echo.endpoint, "test", use=use)
+    peer.connection.flush = lambda: None
+    packed = framed(gzip.compress(bytes(64 << 20), 1), compressed=1)
+    stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
+    peer.send_all(stream, packed, end=False)
+    peer.h2.reset_stream(stream)
+    peer.pump()
+    assert use.bytes_held == 0
+    assert echo.endpoint.held == echo.endpoint.departed in (0, len(packed) - 5)
+    assert echo.endpoint.ledger_agrees()
+    peer.close()
+    settle(peer, echo.endpoint, workers, lambda: echo.endpoint.held == 0)
+    workers.close()
+    assert echo.endpoint.ledger_agrees()
