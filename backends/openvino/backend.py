@@ -37,7 +37,8 @@ class OpenVinoBackend(Backend):
             if instance.kind not in ("CPU", "AUTO"):
                 raise BackendError(
                     f"unable to load model '{source.spec.name}': instance '{instance.name}' is of "
-                    f"KIND_{instance.kind}, but OpenVINO's are of KIND_CPU; the parameter TARGET_DEVICE names a GPU or NPU of Intel's"
+                    f"KIND_{instance.kind}, but OpenVINO's are of KIND_CPU; the parameter TARGET_DEVICE names a GPU or "
+                    "NPU of Intel's"
                 )
         core = self._runtime()
         return OpenVinoModel(source, read_options(source, self.config, core), core)
