@@ -1,8 +1,9 @@
 # inferd: what one does with the source tree. Every verb does what it needs first, and nothing twice.
 #
 #   make setup    system packages (as root on Debian or Ubuntu), .venv with everything for development, the extensions.
-#                 WITH="clients tensorrt" adds what more tests need: clients in other languages and proxies (as root on
-#                 Debian); real packages of TensorRT in an environment of their own, for which no GPU is needed
+#                 WITH="clients tensorflow tensorrt" adds what more tests need: clients in other languages and proxies
+#                 (as root on Debian); TensorFlow, and real packages of TensorRT, for which no GPU is needed, each in an
+#                 environment of its own
 #   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
 #   make test     all tests, in JOBS=3 processes, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
@@ -39,6 +40,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 TENSORRT := build/tensorrt
 LEAN := 11.4.0.106
+TENSORFLOW := build/tensorflow
+TENSORFLOW_VERSION := 2.21.0
 RTX := 1.7.1.116
 CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null)
 
@@ -50,7 +53,7 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test lint fuzz soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorrt
+.PHONY: setup build serve test lint fuzz soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
@@ -90,6 +93,14 @@ with-clients: $(COMMAND) $(BUILT)
 	tools/client_packages.sh $(PY)
 
 # By their own names and without dependencies: the package that would gather them fetches libraries from NVIDIA's index.
+with-tensorflow: $(TENSORFLOW)/.installed-$(TENSORFLOW_VERSION)
+
+# Apart: it wants other versions of packages than the server is tested with.
+$(TENSORFLOW)/.installed-$(TENSORFLOW_VERSION): $(VENV)/.created
+	test -x $(TENSORFLOW)/bin/python || $(PY) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip --disable-pip-version-check --quiet install tensorflow-cpu==$(TENSORFLOW_VERSION)
+	touch $@
+
 with-tensorrt: $(TENSORRT)/.installed-$(LEAN)-$(RTX)
 
 $(TENSORRT)/.installed-$(LEAN)-$(RTX): $(VENV)/.created

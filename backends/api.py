@@ -251,6 +251,7 @@ class ModelSpec:
     name: str
     backend: str
     platform: str = ""
+    runtime: str = ""  # of several that a backend has: see Backend.runtimes
     max_batch_size: int = 0  # 0: the model has no batch dimension
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -408,6 +409,8 @@ class Backend(abc.ABC):
     needs_tensors: ClassVar[bool] = True  # a model has at least one input and one output
     gpu_accelerators: ClassVar[frozenset[str]] = frozenset()  # names of execution accelerators that it knows
     cpu_accelerators: ClassVar[frozenset[str]] = frozenset()
+
+    runtimes: ClassVar[frozenset[str]] = frozenset()  # values of `runtime` that choose another way than the usual one
 
     services: Services | None = None  # set before the first model is loaded; None: there is no server around it
 

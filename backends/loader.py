@@ -40,6 +40,7 @@ BUILTIN: Mapping[str, Entry] = MappingProxyType(
             ("capi/onnxruntime_pybind11_state*.so",),
         ),
         "openvino": Entry("backends.openvino:OpenVinoBackend", "model.xml", "openvino", ("_pyopenvino*.so",)),
+        "tensorflow": Entry("backends.tensorflow:TensorFlowBackend", "model.savedmodel", on_gpu=True),
         "tensorrt": Entry("backends.tensorrt:TensorRTBackend", "model.plan", on_gpu=True),
         "python": Entry("backends.python:PythonBackend", "model.py"),
     }
@@ -50,12 +51,14 @@ PLATFORMS: Mapping[str, str] = MappingProxyType(
         "pytorch_libtorch": "pytorch",
         "torch_aoti": "pytorch",
         "onnxruntime_onnx": "onnxruntime",
+        "tensorflow_savedmodel": "tensorflow",
+        "tensorflow_graphdef": "tensorflow",
         "tensorrt_plan": "tensorrt",
     }
 )
 """The backend that a `platform` of `config.pbtxt` means. The first of a backend is its usual one."""
 
-OWN_FILES: Mapping[str, str] = MappingProxyType({"torch_aoti": "model.pt2"})
+OWN_FILES: Mapping[str, str] = MappingProxyType({"torch_aoti": "model.pt2", "tensorflow_graphdef": "model.graphdef"})
 """The model file of a platform for which its backend looks for another than the usual one."""
 
 GLOBAL = ""

@@ -41,6 +41,8 @@ RULES = (
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # The worker side runs in any interpreter, without this package: it may import nothing of ours.
     Rule("backends.python.worker", may_not=("grpc", "ssl", *FRAMEWORKS)),
+    # Run in workers, as programs for these.
+    Rule("backends.python.programs", may_not=("grpc", "ssl")),
     Rule(
         "backends.python",
         may=("_native", "backends.api", "backends.parameters", "backends.paths"),
@@ -51,6 +53,15 @@ RULES = (
     Rule(
         "backends.onnxruntime",
         may=("_native", "backends.agreement", "backends.api", "backends.openvino", "backends.parameters"),
+        may_not=TRANSPORT,
+    ),
+    # Parts of these are programs for the workers of the Python backend.
+    Rule(
+        "backends.pytorch", may=("_native", "backends.api", "backends.parameters", "backends.python"), may_not=TRANSPORT
+    ),
+    Rule(
+        "backends.tensorflow",
+        may=("_native", "backends.agreement", "backends.api", "backends.parameters", "backends.python"),
         may_not=TRANSPORT,
     ),
     Rule("backends.*", may=("_native", "backends.agreement", "backends.api", "backends.parameters"), may_not=TRANSPORT),

@@ -6,7 +6,6 @@ import ast
 import json
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from backends.python._attend import TeamHandle
 from backends.python.arenas import arena_of
 from backends.python.attendant import Post
 from backends.python.completion import complete, may_complete
-from backends.python.environment import Environment, find_environment
+from backends.python.environment import SERVERS_OWN, Environment, find_environment
 from backends.python.instance import PythonInstance
 from backends.python.options import BackendOptions, read_backend_options, read_model_options
 from backends.python.process import Launch
@@ -52,6 +51,7 @@ class PythonBackend(Backend):
     name = "python"
     completes = True
     model_filename = MODEL_FILE
+    runtimes = frozenset({MODEL_FILE})
     needs_tensors = False  # one may make its outputs of nothing, or act without answering
 
     def __init__(self, config: Mapping[str, str] = MappingProxyType({}), program: Path | None = None) -> None:
@@ -85,19 +85,37 @@ class PythonModel(Model):
     """One loaded version: what all its instances are started with."""
 
     def __init__(
-        self, source: ModelSource, options: BackendOptions, program: Path | None, services: Services | None
+        self,
+        source: ModelSource,
+        options: BackendOptions,
+        program: Path | None,
+        services: Services | None,
+        *,
+        environment: str = "",
+        arguments: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """A model and what runs it.
+
+        Args:
+            source: the model.
+            options: of the backend.
+            program: the file that runs it, where that is none of its own.
+            services: see Backend.
+            environment: of the worker where the model's parameters name none.
+            arguments: what the program's `initialize` gets in addition.
+        """
         self.source = source
         self._services = services
+        self._arguments = arguments
         self._file = program or source.model_file(MODEL_FILE)
         if not self._file.is_file():
             raise source.not_found(self._file)
         model_dir = source.path.parent
         self._model_options = read_model_options(source.spec, options)
         packed = self._file.parent / PROGRAM_ENVIRONMENT
-        environment = self._model_options.environment or (str(packed) if program and packed.is_file() else "")
+        own = str(packed) if program and packed.is_file() else ""
         found = find_environment(
-            environment,
+            self._model_options.environment or environment or own,
             model_dir,
             options.cache,
             options.passed,
@@ -116,6 +134,11 @@ class PythonModel(Model):
         self.arena: ArenaHandle = arena_of(source.spec.name)
         self._team = TeamHandle()
 
+    @property
+    def python(self) -> str:
+        """The interpreter of its workers."""
+        return self._environment.python
+
     def create_instance(self, spec: InstanceSpec) -> PythonInstance:
         """Start a worker and wait until it has loaded the model."""
         options = self._model_options
@@ -133,7 +156,7 @@ class PythonModel(Model):
         Raises:
             BackendError: the file cannot be read or parsed, or does not define the class.
         """
-        if self._environment.python != sys.executable:
+        if self.python != SERVERS_OWN:
             return  # another version may take what this one does not
         try:
             module = ast.parse(self._file.read_bytes(), str(self._file))
@@ -172,6 +195,7 @@ class PythonModel(Model):
                 "model_repository": str(source.path.parent),
                 "model_version": str(source.version),
                 "model_name": source.spec.name,
+                **self._arguments,
             },
             "inputs": [_tensor(tensor) for tensor in source.spec.model_inputs],
             "outputs": [_tensor(tensor) for tensor in source.spec.model_outputs],

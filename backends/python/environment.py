@@ -22,6 +22,8 @@ from backends.python.options import ENVIRONMENT
 log = logging.getLogger("inferd.python")
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+SERVERS_OWN = sys.executable
+"""The interpreter of models that name no environment."""
 COMPLETE = ".inferd-complete"
 """The file that an unpacked environment has once everything was done to it."""
 
@@ -55,7 +57,7 @@ def find_environment(
     """
     variables = passed_on(os.environ, passed)
     if not path:
-        return Environment(sys.executable, variables)
+        return Environment(SERVERS_OWN, variables)
     place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir)) if anywhere else _in_model(path, model_dir)
     if place.is_file():
         place = unpack(place, cache)

@@ -27,6 +27,7 @@ WITHOUT_MEANING = {
     "thread-pool-size": "responses and BLS calls need no threads of the server",
 }
 """Keys of Triton's backend that are accepted, and why they change nothing here."""
+KEYS = frozenset({STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING})
 GLOBAL = ("backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config")
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -57,9 +58,7 @@ def read_backend_options(config: Mapping[str, str]) -> BackendOptions:
     for key in config:
         if key in WITHOUT_MEANING:
             log.info("--backend-config=python,%s has no effect: %s", key, WITHOUT_MEANING[key])
-    parameters.warn_unknown(
-        {STUB_TIMEOUT, EXECUTION_TIMEOUT, BUSY_POLL, CACHE_DIRECTORY, PASSED, *WITHOUT_MEANING, *GLOBAL}
-    )
+    parameters.warn_unknown(KEYS | set(GLOBAL))
     return BackendOptions(
         stub_timeout=parameters.integer(STUB_TIMEOUT, 30, minimum=1) or 30,
         execution_timeout=_seconds(parameters, EXECUTION_TIMEOUT, 0.0),

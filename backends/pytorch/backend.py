@@ -26,7 +26,7 @@ from backends.api import (
     TensorSpec,
 )
 from backends.parameters import Parameters
-from backends.pytorch import inductor
+from backends.pytorch import inductor, runtime
 from backends.pytorch.datatypes import torch_type
 from backends.pytorch.forward import Forward
 from backends.pytorch.gpu import TorchStream, check_cuda, check_no_text
@@ -48,16 +48,19 @@ class PyTorchBackend(Backend):
 
     name = "pytorch"
     model_filename = "model.pt"
+    runtimes = frozenset({runtime.RUNTIME})
 
     def inspect(self, source: ModelSource) -> Signature | None:
         """What a compiled model for the CPU says; a TorchScript archive records no datatypes or shapes."""
-        if source.spec.platform != inductor.PLATFORM:
+        if source.spec.platform != inductor.PLATFORM or source.spec.runtime == runtime.RUNTIME:
             return None
         return inductor.inspect_package(inductor.open_package(source))
 
     def load(self, source: ModelSource) -> Model:
         """Load the module once and check the configuration against it."""
         spec = source.spec
+        if spec.runtime == runtime.RUNTIME:
+            return runtime.load_module(source, self.config, self.services)
         if spec.platform == inductor.PLATFORM:
             options = read_options(Parameters(spec.parameters, f"model '{spec.name}'"))
             return inductor.InductorModel(source, options, inductor.open_package(source))

@@ -35,7 +35,12 @@ def test_the_table_and_the_class_agree_on_the_file(name):
 
 @pytest.mark.parametrize(
     ("platform", "name"),
-    [("pytorch_libtorch", "pytorch"), ("onnxruntime_onnx", "onnxruntime"), ("tensorrt_plan", "tensorrt")],
+    [
+        ("pytorch_libtorch", "pytorch"),
+        ("onnxruntime_onnx", "onnxruntime"),
+        ("tensorrt_plan", "tensorrt"),
+        ("tensorflow_graphdef", "tensorflow"),
+    ],
 )
 def test_platforms_are_aliases(platform, name):
     loader = BackendLoader()
@@ -44,7 +49,7 @@ def test_platforms_are_aliases(platform, name):
 
 
 def test_an_unknown_platform_means_no_backend():
-    assert backend_of_platform("tensorflow_savedmodel") is None
+    assert backend_of_platform("caffe2_netdef") is None
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "../identity", "a.b", "os"])
@@ -52,8 +57,8 @@ def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
     with pytest.raises(BackendError) as caught:
         BackendLoader(directory=tmp_path).backend(name)
     assert str(caught.value) == (
-        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, openvino, tensorrt, python, "
-        f"nor is it in the backend directory '{tmp_path}'"
+        f"unable to find backend '{name}': it is none of identity, pytorch, onnxruntime, openvino, tensorflow, "
+        f"tensorrt, python, nor is it in the backend directory '{tmp_path}'"
     )
 
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, complete, ne
 from server.engine.config.composition import compose, models_of
 from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.ensemble import is_ensemble, warn_parameters
-from server.engine.config.findings import raise_any
+from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
 from server.engine.config.parse import NO_VARIABLES, parse_file
 from server.engine.config.places import check_paths
@@ -32,6 +32,7 @@ from server.engine.config.pointers import refuse_pointers
 from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried
 from server.engine.config.rules import excessive, validate, validate_instances
+from server.engine.config.runtimes import broken_runtime_rules
 from server.engine.config.source import Source
 from server.engine.config.specification import instance_specs, to_spec
 from server.engine.config.variables import Variables
@@ -99,7 +100,7 @@ def prepare(
         refuse_pointers(folder.version_path(version))
     if is_ensemble(config):
         validate(config, source, gpus=options.gpus)
-        raise_any(broken_accelerator_rules(config, None), config.name, source)
+        raise_any(_broken_backend_rules(config, None), config.name, source)
         warn_carried(config, source)
         warn_parameters(config, source)
         return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
@@ -109,7 +110,7 @@ def prepare(
     if options.auto_complete and needs_signature(config, source) and _inspects(config, source, loader):
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
         backend = _backend(config, source, loader)
-        raise_any(broken_accelerator_rules(config, backend), config.name, source)
+        raise_any(_broken_backend_rules(config, backend), config.name, source)
         incomplete = ModelSource(
             to_spec(config, folder.path, source),
             versions[-1],
@@ -122,8 +123,13 @@ def prepare(
     backend = _backend(config, source, loader)
     validate(config, source, scalars, options.gpus, backend.needs_tensors)
     warn_carried(config, source)
-    raise_any(broken_accelerator_rules(config, backend), config.name, source)
+    raise_any(_broken_backend_rules(config, backend), config.name, source)
     return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
+
+
+def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
+    yield from broken_accelerator_rules(config, backend)
+    yield from broken_runtime_rules(config, backend)
 
 
 def _complete_by_model(

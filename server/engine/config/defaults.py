@@ -9,19 +9,12 @@ from server.engine.config.findings import Finding, error_of
 from server.engine.config.source import Source
 from server.pb import model_config_pb2 as pb
 
-# Backends of Triton by the file they look for, to name what a folder holds even where it is not served.
-OTHER_FILES = {
-    "model.savedmodel": "tensorflow",
-    "model.graphdef": "tensorflow",
-    "model.py": "python",
-}
-OTHER_PLATFORMS = ("tensorflow_savedmodel", "tensorflow_graphdef")
-
 ENSEMBLE = "ensemble"
 """The platform of ensembles, which have no backend."""
 
-# Triton runs two instances of these on the CPU where no count is given.
-TWO_CPU_INSTANCES = {"onnxruntime", "tensorflow"}
+# Triton runs two instances of these on the CPU where no count is given; of TensorFlow, too, where an instance has here
+# a process and a copy of the graph to itself.
+TWO_CPU_INSTANCES = {"onnxruntime"}
 
 
 SEQUENCE_IDLE_US = 1_000_000
@@ -117,9 +110,6 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
     if "." in model_dir.name:
         return model_dir.name.rpartition(".")[2]
     text = "must specify 'platform' or 'backend': could not determine backend"
-    others = [name for name in OTHER_FILES if any((version_dir / name).exists() for version_dir in version_dirs)]
-    if others:
-        text += f" (there is {', '.join(f'{name} of {OTHER_FILES[name]}' for name in others)}, which is not served)"
     known = ", ".join(f"{file} ({name})" for name in BUILTIN for file in model_files(name).values() if file)
     instead = f'write backend: "...", or put one of {known} into the version folder'
     raise error_of([Finding(("backend",), text, instead)], config.name, source)
@@ -148,7 +138,5 @@ def _platform_backend(config: pb.ModelConfig, source: Source) -> str:
     if found:
         return found
     text = f"unexpected platform type '{config.platform}'"
-    if config.platform in OTHER_PLATFORMS:
-        text = f"platform '{config.platform}' is not served"
     known = ", ".join((*PLATFORMS, ENSEMBLE))
     raise error_of([Finding(("platform",), text, f"it is one of {known}")], config.name, source)

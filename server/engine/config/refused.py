@@ -43,7 +43,6 @@ REFUSED = (
     Field("input.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
     Field("output.is_non_linear_format_io", _LINEAR, _LINEAR_INSTEAD),
     # the model as a whole
-    Field("runtime", "choosing the runtime of a backend is not served yet"),
     Field("model_operations.op_library_filename", "custom operations are not served yet"),
 )
 

@@ -43,6 +43,7 @@ def to_spec(config: pb.ModelConfig, model_dir: Path, source: Source = NOWHERE) -
         name=config.name,
         backend=config.backend,
         platform=config.platform,
+        runtime=config.runtime,
         max_batch_size=config.max_batch_size,
         inputs=tuple(_input(tensor, own["pad"]) for tensor in config.input),
         outputs=tuple(

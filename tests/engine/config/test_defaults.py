@@ -44,7 +44,6 @@ def test_platform_and_backend_complete_each_other(
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ('platform: "tensorflow_savedmodel"', "config.pbtxt:1: platform 'tensorflow_savedmodel' is not served"),
         ('platform: "nothing"', "unexpected platform type 'nothing' for model 'm'"),
         ('backend: "pytorch"\nplatform: "onnxruntime_onnx"', "pbtxt:2: unexpected 'platform' and 'backend' pair"),
         ("max_batch_size: 1", "must specify 'platform' or 'backend'"),
@@ -62,6 +61,8 @@ def test_a_wrong_pair_is_refused(model_dir: Path, text: str, fragment: str) -> N
         ("1/model.onnx", "", "onnxruntime"),
         ("1/model.pt", "", "pytorch"),
         ("1/model.xml", "", "openvino"),
+        ("1/model.savedmodel", "", "tensorflow"),
+        ("1/model.graphdef", "", "tensorflow"),
         ("1/net.onnx", 'default_model_filename: "net.onnx"', "onnxruntime"),
         ("7/model.pt", "", "pytorch"),
     ],
@@ -76,12 +77,6 @@ def test_the_backend_is_told_by_the_file(model_dir: Path, file: str, text: str, 
 def test_the_backend_is_told_by_the_folders_name(tmp_path: Path) -> None:
     (tmp_path / "m.identity" / "1").mkdir(parents=True)
     assert load(tmp_path / "m.identity").backend == "identity"
-
-
-def test_a_model_of_a_backend_that_is_not_served_is_named(model_dir: Path) -> None:
-    (model_dir / "1" / "model.graphdef").touch()
-    with pytest.raises(ConfigError, match=r"there is model\.graphdef of tensorflow, which is not served"):
-        load(model_dir)
 
 
 def test_defaults_are_tritons(model_dir: Path) -> None:

@@ -103,6 +103,7 @@ def test_every_use_is_found() -> None:
 SERVED = {
     "model_repository_agents",
     "backend",
+    "runtime",
     "batch_input",
     "batch_output",
     "cc_model_filenames",

@@ -2,6 +2,6 @@
 
 import sys
 
-import triton_python_backend_utils  # type: ignore[import-not-found]
+import triton_python_backend_utils
 
 sys.modules[__name__] = triton_python_backend_utils

@@ -1,0 +1,52 @@
+"""Models that one of the server's own programs runs, in workers like those of Python models."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from backends.api import BackendError, ModelSource, Services
+from backends.python.backend import PythonModel
+from backends.python.environment import SERVERS_OWN
+from backends.python.options import KEYS, read_backend_options
+
+PROGRAMS = Path(__file__).parent / "programs"
+ENVIRONMENT = "environment"
+"""Of `--backend-config`: the environment of all models of a backend, where they name none of their own."""
+
+
+def run_program(
+    name: str,
+    source: ModelSource,
+    config: Mapping[str, str],
+    services: Services | None,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    needs: str = "",
+) -> PythonModel:
+    """A model that a program executes.
+
+    Args:
+        name: of the program's file in `PROGRAMS`.
+        source: the model.
+        config: of the backend; what the Python backend takes, and `environment`.
+        services: see Backend.
+        arguments: what the program's `initialize` gets in addition.
+        needs: the import name of what the interpreter must have.
+
+    Raises:
+        BackendError: it has not, or a parameter is wrong.
+    """
+    options = read_backend_options({key: value for key, value in config.items() if key in KEYS})
+    model = PythonModel(
+        source, options, PROGRAMS / name, services, environment=config.get(ENVIRONMENT, ""), arguments=arguments
+    )
+    if needs and model.python == SERVERS_OWN and importlib.util.find_spec(needs) is None:
+        raise BackendError(
+            f"model '{source.spec.name}' needs {needs}, which {sys.executable} does not find: {sys.executable} -m pip "
+            f"install {needs}, or name an environment that has it, by --backend-config "
+            f"{source.spec.backend},{ENVIRONMENT}=... for all models or by the parameter EXECUTION_ENV_PATH for one"
+        )
+    return model

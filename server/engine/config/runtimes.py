@@ -1,0 +1,19 @@
+"""The rule for `runtime`: the usual way in which a backend executes models, or another that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backends.api import Backend
+from server.engine.config.findings import Finding
+from server.pb import model_config_pb2 as pb
+
+
+def broken_runtime_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
+    """What is wrong with the runtime of a complete configuration; `backend` is None for an ensemble."""
+    usual = f"libtriton_{config.backend}.so"  # what Triton's own configurations say where nothing was chosen
+    others = backend.runtimes if backend is not None else frozenset()
+    if config.runtime and config.runtime not in {usual, *others}:
+        known = ", ".join(sorted(others))
+        instead = f"write {known}, or remove it" if others else "remove it"
+        yield Finding(("runtime",), f"backend '{config.backend}' has no runtime '{config.runtime}'", instead)

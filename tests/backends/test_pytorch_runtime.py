@@ -1,0 +1,197 @@
+"""Modules in Python, `runtime: "model.py"`: loaded with their weights, compiled, and run by workers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import textwrap
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from backends.api import BackendError
+from backends.loader import BackendLoader
+from backends.pytorch.runtime import load_module
+from server.engine.config import Options
+from server.engine.engine import Engine
+from tests.backends.models import source
+from tests.engine.serving import infer, request
+
+torch = pytest.importorskip("torch")
+
+CONFIG = """
+backend: "pytorch"
+runtime: "model.py"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_FP32 dims: [ 2 ] }}
+output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
+instance_group {{ kind: KIND_CPU count: {instances} }}
+dynamic_batching {{ max_queue_delay_microseconds: 20000 }}
+{more}
+"""
+EAGER = """
+parameters { key: "TORCH_COMPILE_OPTIONAL_PARAMETERS" value { string_value: '{"disable": true}' } }
+"""
+SCALE = """
+import torch
+from torch.nn import Linear, Module
+
+class Scale(Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and bool((x == 13).any()):
+            raise ValueError("thirteen")
+        return x * self.factor
+"""
+
+
+def add_model(root, name, code=SCALE, weights=2.0, more=EAGER, instances=1):
+    version = root / name / "1"
+    version.mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(CONFIG.format(more=more, instances=instances))
+    (version / "model.py").write_text(textwrap.dedent(code))
+    if weights is not None:
+        torch.save({"factor": torch.tensor(weights)}, version / "model.pt")
+    return version
+
+
+@asynccontextmanager
+async def serving(root, problems=0):
+    engine = Engine([root], BackendLoader(), Options())
+    try:
+        found = await engine.start()
+        assert len(found) == problems, found
+        yield engine, [str(each) for each in found]
+    finally:
+        await engine.close()
+
+
+async def ask(engine, *rows, model="m"):
+    return await infer(engine, request(model, x=np.array(rows, np.float32)))
+
+
+async def test_weights_are_loaded_and_requests_are_one_batch(tmp_path):
+    add_model(tmp_path, "m")
+    async with serving(tmp_path) as (engine, _):
+        answers = await asyncio.gather(ask(engine, [1, 2]), ask(engine, [3, 4], [5, 6]), ask(engine, [7, 8]))
+        assert [each.array("y").tolist() for each in answers] == [[[2, 4]], [[6, 8], [10, 12]], [[14, 16]]]
+        assert engine.model("m").statistics().execution_count < 3
+
+
+async def test_an_error_fails_its_batch_alone(tmp_path):
+    add_model(tmp_path, "m")
+    async with serving(tmp_path) as (engine, _):
+        failed = await ask(engine, [13, 0])
+        assert "thirteen" in failed.text
+        assert (await ask(engine, [1, 0])).array("y").tolist() == [[2, 0]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+async def test_it_is_compiled(tmp_path):
+    """With its own arguments; a compiled module does not come to the line that only an interpreted one has."""
+    more = EAGER.replace('{"disable": true}', '{"dynamic": true, "backend": "aot_eager"}')
+    add_model(tmp_path, "m", more=more)
+    async with serving(tmp_path) as (engine, _):
+        assert (await ask(engine, [13, 1])).array("y").tolist() == [[26, 2]]
+
+
+async def test_two_outputs_of_two_instances(tmp_path):
+    code = """
+        import torch
+
+        class Both(torch.nn.Module):
+            def forward(self, x):
+                return x + 1, [x.sum(1, keepdim=True)][0]
+    """
+    version = add_model(tmp_path, "m", code, weights=None, instances=2)
+    config = version.parent / "config.pbtxt"
+    config.write_text(config.read_text() + 'output { name: "z" data_type: TYPE_FP32 dims: [ 1 ] }')
+    async with serving(tmp_path) as (engine, _):
+        for answer in await asyncio.gather(*(ask(engine, [i, 2 * i]) for i in range(20))):
+            ((first, _),) = answer.array("y").tolist()
+            assert answer.array("z").tolist() == [[3 * (first - 1)]]
+
+
+async def test_a_torchscript_archive_in_place_of_the_module(tmp_path):
+    version = add_model(tmp_path, "m", weights=None)
+    (version / "model.py").unlink()
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor):
+            return x * 2
+
+    torch.jit.script(Twice()).save(str(version / "model.pt"))
+    async with serving(tmp_path) as (engine, _):
+        assert (await ask(engine, [1, 2])).array("y").tolist() == [[2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("import torch", "Cannot find a subclass of torch.nn.Module"),
+        ("raise RuntimeError('of its own')", "of its own"),
+        (SCALE.replace("self.factor", "self.other"), "factor"),
+    ],
+)
+async def test_what_keeps_it_from_loading_is_told(tmp_path, code, text):
+    add_model(tmp_path, "m", code)
+    async with serving(tmp_path, problems=1) as (_, problems):
+        assert text in problems[0]
+
+
+async def test_a_file_of_more_than_weights_needs_consent(tmp_path):
+    """Else who can write to the weights runs code in the worker."""
+    version = add_model(tmp_path, "m")
+    (version / "model.pt").unlink()
+
+    class Evil:
+        def __reduce__(self):
+            return (dict, ())
+
+    torch.save(Evil(), version / "model.pt")
+    async with serving(tmp_path, problems=1) as (_, problems):
+        assert "is loaded with WEIGHTS_ONLY false" in problems[0]
+    code = SCALE + "    def load_state_dict(self, state):\n        assert state == {}\n"
+    (version / "model.py").write_text(code)
+    config = version.parent / "config.pbtxt"
+    config.write_text(config.read_text() + 'parameters { key: "WEIGHTS_ONLY" value { string_value: "false" } }')
+    async with serving(tmp_path) as (engine, _):
+        assert (await ask(engine, [1, 2])).array("y").tolist() == [[1, 2]]
+
+
+X, Y = ("x", "FP32", (2,)), ("y", "FP32", (2,))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tensors", "code", "text"),
+    [
+        ({"NUM_THREADS": "0"}, [X], SCALE, "parameter 'NUM_THREADS' is '0', expected at least 1"),
+        ({"WEIGHTS_ONLY": "perhaps"}, [X], SCALE, "expected true or false"),
+        ({"TORCH_COMPILE_OPTIONAL_PARAMETERS": "[]"}, [X], SCALE, "expected a JSON object of arguments"),
+        ({"TORCH_COMPILE_OPTIONAL_PARAMETERS": '{"model": 1}'}, [X], SCALE, "expected no 'model'"),
+        ({}, [], SCALE, "must contain at least one input"),
+        ({}, [("x", "BYTES", (2,))], SCALE, "input 'x' is TYPE_STRING"),
+        ({}, [X], "def f(:", r"model.py:1: SyntaxError"),
+        ({}, [X], None, "unable to find"),
+    ],
+)
+def test_what_is_seen_without_running_it(tmp_path, parameters, tensors, code, text):
+    if code is not None:
+        (tmp_path / "model.py").write_text(code)
+    described = source(tmp_path, tensors, [Y], parameters, max_batch_size=8, runtime="model.py")
+    with pytest.raises(BackendError) as caught:
+        load_module(described, {}, None)
+    assert text in str(caught.value)
+
+
+async def test_other_runtimes_are_refused(tmp_path):
+    version = add_model(tmp_path, "m")
+    config = version.parent / "config.pbtxt"
+    config.write_text(config.read_text().replace('runtime: "model.py"', 'runtime: "fast.so"'))
+    async with serving(tmp_path, problems=1) as (_, problems):
+        assert "backend 'pytorch' has no runtime 'fast.so' for model 'm': write model.py, or remove it" in problems[0]
