@@ -1,10 +1,11 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models] [--record]
+    python -m bench.growth [--only pool|models|ready|statistics|tensors|parameters|shapes|cache] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
-its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process,
-so other work on the machine disturbs it less than it would the clock; page faults are exact.
+its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
+or of the loop's thread, so other work on the machine disturbs it less than it would the clock; what is counted beside
+it is exact. All of it runs in one process without a transport.
 """
 
 from __future__ import annotations
@@ -19,21 +20,31 @@ import platform
 import resource as system
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from _native.memory import resource
 from backends.loader import BackendLoader
+from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.memory import usable_memory
+from server.pb import grpc_service_pb2 as pb
+from server.rpc.metadata import Identity, Information
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"
 PAGE = RESULTS.with_suffix(".md")
 MIB = 1 << 20
 SIZES = (1 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-MODELS = (100, 200, 400, 800)
+MODELS = (100, 400, 1600, 6400)
+TENSORS = (16, 128, 1024, 4096)
+PARAMETERS = (16, 256, 4096, 16384)
+SHAPES = (1, 2, 5, 10, 20, 50)
+HITS = (4 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB)
+IN_FLIGHT = 640
+REQUESTS = 6400
 MODEL = """
 backend: "identity"
 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
@@ -47,7 +58,7 @@ class Point:
 
     size: int
     cost: float
-    faults: float = 0.0
+    counted: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class Curve:
     title: str
     unit: str
     points: tuple[Point, ...]
+    counted: str = ""  # what is counted beside the cost
 
     @property
     def slope(self) -> float:
@@ -85,7 +97,8 @@ def pool() -> Curve:
         faults = system.getrusage(system.RUSAGE_THREAD).ru_minflt - faults
         points.append(Point(size, spent / rounds / size, faults / rounds))
     resource.trim()
-    return Curve("pool", "a block written and given back after 32 x 7 MiB", "ns of CPU a byte", tuple(points))
+    title = "a block written and given back after 32 x 7 MiB"
+    return Curve("pool", title, "ns of CPU a byte", tuple(points), "page faults")
 
 
 def _use(size: int) -> None:
@@ -93,40 +106,224 @@ def _use(size: int) -> None:
     ctypes.memset(block.address, 1, size)
 
 
-def models() -> Curve:
-    """Identity models loaded at the start of an engine."""
-    return Curve("models", "start of an engine", "ms of CPU a model", tuple(map(_start, MODELS)))
+# ---- models ---------------------------------------------------------------------------------------------------------
 
 
-def _start(count: int) -> Point:
+@asynccontextmanager
+async def _served(text: str, count: int = 1, cache: LocalCache | None = None) -> AsyncIterator[Engine]:
+    """An engine with so many models of this configuration, m0 and so on, that has not been started."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
             path = Path(folder, f"m{number}")
             (path / "1").mkdir(parents=True)
-            (path / "config.pbtxt").write_text(MODEL)
-
-        async def start() -> float:
-            engine = Engine([Path(folder)], BackendLoader(), Options())
-            before = time.process_time()
-            await engine.start()
-            spent = time.process_time() - before
+            (path / "config.pbtxt").write_text(text)
+        engine = Engine([Path(folder)], BackendLoader(), Options(), cache=cache)
+        try:
+            yield engine
+        finally:
             await engine.close()
-            return spent
-
-        return Point(count, 1000 * asyncio.run(start()) / count)
 
 
-CURVES: dict[str, Callable[[], Curve]] = {"pool": pool, "models": models}
+def _resident() -> float:
+    """KiB of memory that the process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024
+
+
+def models() -> Curve:
+    """Identity models loaded at the start of an engine."""
+
+    async def start(count: int) -> Point:
+        async with _served(MODEL, count) as engine:
+            memory, before = _resident(), time.process_time()
+            await engine.start()
+            return Point(count, 1000 * (time.process_time() - before) / count, (_resident() - memory) / count)
+
+    points = tuple(asyncio.run(start(count)) for count in MODELS)
+    return Curve("models", "start of an engine", "ms of CPU a model", points, "KiB a model")
+
+
+def ready() -> Curve:
+    """ServerReady, of models that have no opinion."""
+
+    async def ask(count: int) -> Point:
+        async with _served(MODEL, count) as engine:
+            await engine.start()
+            before = time.thread_time_ns()
+            for _ in range(1000):
+                assert await engine.check()
+            return Point(count, (time.thread_time_ns() - before) / 1e6)
+
+    return Curve("ready", "ServerReady, by models", "us of CPU a call", tuple(asyncio.run(ask(n)) for n in MODELS[:3]))
+
+
+def statistics() -> Curve:
+    """ModelStatistics of all models, in slices."""
+
+    class Anyone:
+        def may_use(self, _: str) -> bool:
+            return True
+
+    async def ask(count: int) -> Point:
+        async with _served(MODEL, count) as engine:
+            await engine.start()
+            service = Information(engine, Identity())
+            before = time.thread_time_ns()
+            for _ in range(5):
+                await service.model_statistics(pb.ModelStatisticsRequest(), Anyone())  # type: ignore[arg-type]
+            return Point(count, (time.thread_time_ns() - before) / 5e3 / count)
+
+    points = tuple(asyncio.run(ask(count)) for count in MODELS[:3])
+    return Curve("statistics", "ModelStatistics of all models", "us of CPU a model", points)
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+async def _answered(engine: Engine, message: bytes, rounds: int) -> int:
+    """Nanoseconds of the loop's thread that it takes to submit the message, the least of so many rounds."""
+    best = 1 << 62
+    for _ in range(rounds):
+        done = asyncio.Event()
+
+        def deliver(status: int, text: str, _: bytes | None, done: asyncio.Event = done) -> None:
+            assert status == 0, text
+            done.set()
+
+        before = time.thread_time_ns()
+        engine.submit(message, deliver)
+        best = min(best, time.thread_time_ns() - before)
+        await done.wait()
+    return best
+
+
+def _tensors(kind: str, prefix: str, count: int) -> str:
+    optional = "optional: true" if kind == "input" else ""
+    return "".join(
+        f'{kind} {{ name: "{prefix}{number}" data_type: TYPE_INT64 dims: [ 1 ] {optional} }}\n'
+        for number in range(count)
+    )
+
+
+def tensors() -> Curve:
+    """Inputs and outputs that a request names, the last first."""
+
+    async def ask(count: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        for number in reversed(range(count)):
+            message.inputs.add(name=f"x{number}", datatype="INT64", shape=(1,))
+            message.raw_input_contents.append(bytes(8))
+            message.outputs.add(name=f"y{number}")
+        text = f'backend: "identity"\n{_tensors("input", "x", count)}{_tensors("output", "y", count)}'
+        async with _served(text) as engine:
+            await engine.start()
+            return Point(count, await _answered(engine, message.SerializeToString(), 50) / count)
+
+    points = tuple(asyncio.run(ask(count)) for count in TENSORS)
+    return Curve("tensors", "a request by its inputs, each output named", "ns of CPU an input", points)
+
+
+def parameters() -> Curve:
+    """Parameters of the wrong type that later ones replace."""
+
+    async def ask(count: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        message.inputs.add(name="x", datatype="INT64", shape=(1,))
+        message.raw_input_contents.append(bytes(8))
+        encoded = message.SerializeToString()
+        for value in (pb.InferParameter(uint64_param=1), pb.InferParameter(int64_param=1)):
+            for number in range(count):
+                one = pb.ModelInferRequest()
+                one.parameters[f"key {number}"].CopyFrom(value)
+                encoded += one.SerializeToString()
+        async with _served(MODEL) as engine:
+            await engine.start()
+            return Point(count, await _answered(engine, encoded, 50) / count / 2)
+
+    points = tuple(asyncio.run(ask(count)) for count in PARAMETERS)
+    return Curve("parameters", "wrong parameters that later ones replace", "ns of CPU a parameter", points)
+
+
+def shapes() -> Curve:
+    """Requests of so many shapes in turn, 640 in flight, for a model that takes 1 ms a batch of at most 64."""
+    text = f"""{MODEL}
+max_batch_size: 64
+dynamic_batching {{ }}
+parameters {{ key: "gather" value {{ string_value: "true" }} }}
+parameters {{ key: "delay_us" value {{ string_value: "1000" }} }}
+"""
+
+    async def ask(count: int) -> Point:
+        messages = []
+        for width in range(1, count + 1):
+            message = pb.ModelInferRequest(model_name="m0")
+            message.inputs.add(name="x", datatype="INT64", shape=(1, width))
+            message.raw_input_contents.append(bytes(8 * width))
+            messages.append(message.SerializeToString())
+        async with _served(text) as engine:
+            await engine.start()
+            await _answered(engine, messages[0], 1)
+            done, left, begun = asyncio.Event(), REQUESTS, 0
+
+            def deliver(status: int, text: str, _: bytes | None) -> None:
+                nonlocal left, begun
+                assert status == 0, text
+                left -= 1
+                if left == 0:
+                    done.set()
+                if begun < REQUESTS:
+                    begun += 1
+                    engine.submit(messages[begun % count], deliver)
+
+            before, batches = time.process_time(), engine.model("m0").statistics().execution_count
+            for _ in range(IN_FLIGHT):
+                begun += 1
+                engine.submit(messages[begun % count], deliver)
+            await done.wait()
+            spent = time.process_time() - before
+            batches = engine.model("m0").statistics().execution_count - batches
+            return Point(count, 1e6 * spent / REQUESTS, REQUESTS / batches)
+
+    points = tuple(asyncio.run(ask(count)) for count in SHAPES)
+    return Curve("shapes", "shapes that come in turn", "us of CPU a request", points, "requests a batch")
+
+
+def cache() -> Curve:
+    """Hits of the response cache by the bytes of the input."""
+    text = f"{MODEL}response_cache {{ enable: true }}\n"
+
+    async def ask(size: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        message.inputs.add(name="x", datatype="INT64", shape=(size // 8,))
+        message.raw_input_contents.append(bytes(size))
+        async with _served(text, cache=LocalCache(256 * MIB)) as engine:
+            await engine.start()
+            spent = await _answered(engine, message.SerializeToString(), 50)
+            assert engine.infer.reuse()["hits"] == 49
+            return Point(size, spent / size)
+
+    points = tuple(asyncio.run(ask(size)) for size in HITS)
+    return Curve("cache", "hits of the cache, copied from Python's memory first", "ns of CPU a byte", points)
+
+
+CURVES: dict[str, Callable[[], Curve]] = {
+    "pool": pool,
+    "models": models,
+    "ready": ready,
+    "statistics": statistics,
+    "tensors": tensors,
+    "parameters": parameters,
+    "shapes": shapes,
+    "cache": cache,
+}
 
 
 def lines(curve: Curve, before: dict[int, float]) -> list[str]:
     """The curve as a table."""
-    faults = any(point.faults >= 1 for point in curve.points) or curve.name == "pool"
-    heads = ["size", curve.unit, "last record", *(["page faults"] if faults else [])]
+    heads = ["size", curve.unit, "last record", *([curve.counted] if curve.counted else [])]
     out = [f"## {curve.name}: {curve.title}", "", f"| {' | '.join(heads)} |", "|" + "---:|" * len(heads)]
     for point in curve.points:
         last = f"{before[point.size]:.3f}" if point.size in before else "-"
-        cells = [f"{point.size:,}", f"{point.cost:.3f}", last, *([f"{point.faults:.1f}"] if faults else [])]
+        cells = [f"{point.size:,}", f"{point.cost:.3f}", last, *([f"{point.counted:.1f}"] if curve.counted else [])]
         out.append(f"| {' | '.join(cells)} |")
     return [*out, "", f"slope {curve.slope:+.2f}", ""]
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LOCAL_KEYS = ("size", "ttl")
+LOCAL_KEYS = ("size", "ttl", "entry", "compare")
 REDIS_KEYS = (
     "host",
     "port",
@@ -46,6 +46,8 @@ class LocalCache:
 
     size: int  # bytes
     ttl: float = 0.0  # seconds; 0: for ever
+    entry: int = 0  # bytes of one answer at most; 0: a quarter of the size
+    compare: bool = False  # large inputs are compared, too, and not their digests alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,14 @@ def _values(entries: Collection[str], keys: tuple[str, ...]) -> dict[str, str]:
 def _local(values: Mapping[str, str]) -> LocalCache | None:
     if "size" not in values:
         raise CacheConfigError("the local cache needs size=BYTES")
-    cache = LocalCache(int(_number(values, "size", 0)), _number(values, "ttl", 0))
+    if values.get("compare", "false") not in {"true", "false"}:
+        raise CacheConfigError(f"compare: expected true or false, got {values['compare']!r}")
+    cache = LocalCache(
+        int(_number(values, "size", 0)),
+        _number(values, "ttl", 0),
+        int(_number(values, "entry", 0)),
+        values.get("compare") == "true",
+    )
     return cache if cache.size else None
 
 

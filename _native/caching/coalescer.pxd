@@ -50,6 +50,8 @@ cdef struct Coalescer:
     uint64_t entries         # of `kept`
     size_t size
     size_t limit             # of `size`; 0: there is no cache
+    size_t largest           # of an entry
+    bint compares            # large inputs byte by byte, and so keeps them
     int64_t ttl_ns           # how long answers are kept; 0: for ever
     Store store
     uint64_t era             # counts what was forgotten

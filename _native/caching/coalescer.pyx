@@ -3,8 +3,8 @@
 A question that nobody has asked yet gets a memo, with a request of its own that carries it to the model. Whoever asks,
 the first one too, waits at the memo: each with its own deadline and each free to leave. When the last one leaves, the
 work is cancelled. The answer goes to all who wait, by reference; with a cache, the memo stays, and its work with it,
-which holds the question for comparing and the answer for the next. Answers leave the cache by last use when it grows
-over its limit, when they are too old, and when their model version ends.
+which holds what is compared of the question, and the answer for the next. Answers leave the cache by last use when it
+grows over its limit, when they are too old, and when their model version ends.
 
 Where answers are kept in a store outside of the server, its answer is waited for at the memo, too, before the work is
 pushed: all who ask the same meanwhile share what comes of it, be it an answer from the store or one execution.
@@ -17,7 +17,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strlen
 
 from _native.atomic cimport fetch_add32
-from _native.caching.question cimport QUESTION_PARAMETERS, Digest, question_digest, question_same
+from _native.caching.question cimport QUESTION_PARAMETERS, QUESTION_SMALL, Digest, question_digest, question_same
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport Block, block_give, block_share, block_take
@@ -68,7 +68,7 @@ cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) no
     memo = self.buckets[digest.low & (self.bucket_count - 1)]
     while memo != NULL:
         if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
-                and question_same(memo.work, request)):
+                and question_same(memo.work, request, self.compares)):
             return memo
         memo = memo.in_bucket
     return NULL
@@ -271,9 +271,14 @@ cdef size_t held(const Request *work) noexcept nogil:
     return size
 
 
-cdef bint compact_all(Request *work) noexcept nogil:
+cdef bint compact_all(const Coalescer *self, Request *work) noexcept nogil:
     cdef uint32_t i
     for i in range(work.signature.input_count):
+        if work.inputs[i].size > QUESTION_SMALL and not self.compares:
+            block_give(work.inputs[i].block)  # its digest stands for it
+            work.inputs[i].block = NULL
+            work.inputs[i].data = NULL
+            continue
         if not compact(&work.inputs[i].block, &work.inputs[i].data, work.inputs[i].size):
             return False
     for i in range(work.signature.output_count):
@@ -306,10 +311,10 @@ cdef bint keep(Memo *memo) noexcept nogil:
         self.store.keep(memo.lookup, &work.response)
         statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
         return False
-    if self.limit == 0 or not compact_all(work):
+    if self.limit == 0 or not compact_all(self, work):
         return False
     memo.size = held(work)
-    if memo.size > self.limit:
+    if memo.size > self.largest:
         return False
     work.kept = True
     work.sink = NULL

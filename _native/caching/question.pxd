@@ -6,6 +6,7 @@ from _native.request.request cimport Request
 
 cdef enum:
     QUESTION_PARAMETERS = 64     # a request with more parameters than that is never compared
+    QUESTION_SMALL = 4096        # bytes of an input that are compared in any case
 
 cdef struct Digest:
     uint64_t low
@@ -14,8 +15,9 @@ cdef struct Digest:
 # Of who may get the answer, and of everything that can make a difference to it: version, inputs with their shapes and
 # bytes, outputs asked for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
 cdef Digest question_digest(const Request *request) noexcept nogil
-# The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters.
-cdef bint question_same(const Request *a, const Request *b) noexcept nogil
+# The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters and equal digests, which
+# stand for the bytes of larger inputs unless `whole`.
+cdef bint question_same(const Request *a, const Request *b, bint whole) noexcept nogil
 # The same things for a digest that others than this process understand: ([(input, datatype, shape, bytes)], [(output,
 # classes)], [(parameter, kind, value)]), where bytes are views of the request's, and nothing depends on an order that
 # the client chose.

@@ -1,7 +1,8 @@
-"""Questions: what of a request makes a difference to its answer, as a digest and compared byte by byte.
+"""Questions: what of a request makes a difference to its answer, as a digest and compared.
 
-The digest is XXH3 with 128 bits (https://xxhash.com), seeded anew in each process. It finds candidates; since a client
-can make collisions, it decides nothing: `question_same` does.
+The digest is XXH3 with 128 bits (https://xxhash.com), with a secret seed of each process. Two that differ have the same
+one with a probability of 2^-128, and nobody who does not know the seed can look for such two; but it is not made to
+withstand whoever learns of it. So all that is small is compared as well, and large inputs where the operator wants it.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -136,14 +137,15 @@ cdef bint has_parameters(const Request *a, const Request *b) noexcept nogil:
     return True
 
 
-cdef bint same_input(const InputData *a, const InputData *b) noexcept nogil:
+cdef bint same_input(const InputData *a, const InputData *b, bint whole) noexcept nogil:
     if not a.present or not b.present:
         return a.present == b.present
     return (a.size == b.size and a.rank == b.rank and memcmp(a.shape, b.shape, a.rank * sizeof(int64_t)) == 0
-            and (a.size == 0 or a.data == b.data or memcmp(a.data, b.data, a.size) == 0))
+            and (a.size == 0 or a.data == b.data or (a.size > QUESTION_SMALL and not whole)
+                 or memcmp(a.data, b.data, a.size) == 0))
 
 
-cdef bint question_same(const Request *a, const Request *b) noexcept nogil:
+cdef bint question_same(const Request *a, const Request *b, bint whole) noexcept nogil:
     cdef const OutputData *x
     cdef const OutputData *y
     cdef uint32_t i
@@ -155,7 +157,7 @@ cdef bint question_same(const Request *a, const Request *b) noexcept nogil:
         if x.wanted != y.wanted or (x.wanted and x.classes != y.classes):
             return False
     for i in range(a.signature.input_count):
-        if not same_input(&a.inputs[i], &b.inputs[i]):
+        if not same_input(&a.inputs[i], &b.inputs[i], whole):
             return False
     return has_parameters(a, b) and has_parameters(b, a)
 

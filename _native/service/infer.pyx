@@ -280,9 +280,15 @@ cdef class InferService:
         coalescer_forget(&self.submission.coalescer, NULL)
         coalescer_clear(&self.submission.coalescer)
 
-    def keep_answers(self, size: int, *, ttl: float = 0.0) -> None:
-        """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time."""
+    def keep_answers(self, size: int, *, ttl: float = 0.0, entry: int = 0, compare: bool = False) -> None:
+        """Have a response cache of at most `size` bytes; answers are kept for `ttl` seconds, or 0 for any time.
+
+        None takes more than `entry` bytes, or for 0 a quarter of the cache. With `compare` large inputs are kept and
+        compared byte by byte, else their digests stand for them.
+        """
         self.submission.coalescer.limit = size
+        self.submission.coalescer.largest = min(size, entry) if entry else size // 4
+        self.submission.coalescer.compares = compare
         self.submission.coalescer.ttl_ns = <int64_t>(ttl * 1e9)
 
     def keep_answers_in(self, StoreBase store not None) -> None:

@@ -101,7 +101,7 @@ class Engine:
         self.shared_memory = SharedMemory(shared_memory, self.gpus)
         self.infer = InferService(self._models.table, self._bridge, max_inflight=max_inflight)
         if isinstance(cache, LocalCache):
-            self.infer.keep_answers(cache.size, ttl=cache.ttl)
+            self.infer.keep_answers(cache.size, ttl=cache.ttl, entry=cache.entry, compare=cache.compare)
         self._store = RedisStore(cache, self._models.identity) if isinstance(cache, RedisCache) else None
         if self._store is not None:
             self.infer.keep_answers_in(self._store)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from _native.ensembles.ensemble import EnsembleLane
@@ -27,6 +28,9 @@ log = logging.getLogger("inferd.engine")
 
 CHECK_SECONDS: Final = 5.0
 """How long a model may take to say whether it is ready."""
+
+NONE: Final = (0, 0)
+"""The duration of what has not happened."""
 
 _DURATIONS: Final = (
     "success",
@@ -208,19 +212,18 @@ class LoadedVersion:
     def statistics(self) -> pb.ModelStatistics:
         """What this version has done since it was loaded."""
         counters = self.lane.statistics()
-        out = pb.ModelStatistics(
-            name=self.name,
-            version=str(self.version),
-            last_inference=counters["last_inference_ms"],
-            inference_count=counters["inference_count"],
-            execution_count=counters["execution_count"],
-        )
+        out = pb.ModelStatistics.FromString(_blank(tuple(bound or 0 for bound, _ in counters["queue_times"])))
+        out.name, out.version = self.name, str(self.version)
+        out.last_inference = counters["last_inference_ms"]
+        out.inference_count, out.execution_count = counters["inference_count"], counters["execution_count"]
         for field in _DURATIONS:
-            _set(getattr(out.inference_stats, field), counters[field])
+            if counters[field] != NONE:
+                _set(getattr(out.inference_stats, field), counters[field])
         for reason, value in counters["failures"].items():
             _set(out.fail_reasons[reason], value)
-        for bound, count in counters["queue_times"]:
-            out.queue_times.add(us=bound or 0, count=count)
+        for index, (_, count) in enumerate(counters["queue_times"]):
+            if count:
+                out.queue_times[index].count = count
         if isinstance(self.lane, QueueLane) and (learnt := self.lane.outlook()):
             delay = out.adaptive_delay
             delay.gap_ns, delay.fixed_ns, delay.row_ns = learnt["gap_ns"], learnt["fixed_ns"], learnt["row_ns"]
@@ -259,6 +262,17 @@ def _held(spec: ModelSpec) -> int:
         return 0
     log.info("Delaying batcher of '%s' until %s queued requests...", spec.name, wanted)
     return int(wanted)
+
+
+@lru_cache
+def _blank(bounds: tuple[int, ...]) -> bytes:
+    """What the statistics of a version that has done nothing have all the same, encoded: quicker than field by field."""
+    out = pb.ModelStatistics()
+    for field in _DURATIONS:
+        getattr(out.inference_stats, field).SetInParent()
+    for bound in bounds:
+        out.queue_times.add(us=bound)
+    return out.SerializeToString()
 
 
 def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
+from bench import steps
 from server.caching import CacheConfigError, LocalCache, RedisCache, parse_cache_config
 from tests.engine.cached import CACHED, Cached
 from tests.engine.serving import infer, request, row
@@ -63,6 +65,47 @@ async def test_what_is_larger_than_the_cache_is_not_kept(tmp_path):
         await cached.ask(*range(20_000))
         assert cached.model.requests == 2
         assert cached.counts("entries", "bytes") == (0, 0)
+
+
+async def test_one_answer_does_not_take_the_place_of_all_others(tmp_path):
+    """It is not kept where it is larger than an entry may be: a quarter of the cache, or what the operator says."""
+    for name, cache in (("usual", LocalCache(512 << 10)), ("said", LocalCache(1 << 20, entry=128 << 10))):
+        async with Cached(tmp_path / name, cache) as cached:
+            await cached.ask(1)
+            await cached.ask(*range(20_000))
+            assert cached.counts("entries") == (1,)
+            await cached.ask(*range(5_000))
+            assert cached.counts("entries", "evictions") == (2, 0)
+
+
+async def test_large_inputs_are_held_only_where_they_are_compared(tmp_path):
+    """Else their digests stand for them; one that is a little different has another."""
+    held = []
+    for compare in (False, True):
+        async with Cached(tmp_path / str(compare), LocalCache(1 << 20, compare=compare)) as cached:
+            for _ in range(2):
+                await cached.ask(*range(4000))
+                await cached.ask(*range(3999), 0)
+                await cached.ask(0, *range(1, 4000))
+            assert (cached.model.requests, *cached.counts("hits", "entries")) == (2, 4, 2)
+            held.append(cached.counts("bytes")[0])
+    assert held[1] - held[0] >= 2 * 4000 * 8
+
+
+@pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
+async def test_a_hit_reads_a_large_input_once(tmp_path):
+    """Not a second time to compare it; counted in instructions of the loop's thread."""
+    taken = []
+    message = request(x=row(*range(16_000))).SerializeToString()
+    for compare in (False, True):
+        async with Cached(tmp_path / str(compare), LocalCache(1 << 21, compare=compare)) as cached:
+            await cached.ask(*range(16_000))
+            done = asyncio.Event()
+            submit = partial(cached.engine.submit, message, lambda *_, done=done: done.set())
+            taken.append(steps.count(submit))
+            await done.wait()
+            assert cached.counts("hits") == (1,)
+    assert taken[0] < taken[1]
 
 
 async def test_a_small_answer_does_not_hold_the_memory_of_its_batch(tmp_path):
@@ -140,6 +183,8 @@ async def test_random_questions_under_pressure(tmp_path):
         (("local,size=1000",), LocalCache(1000)),
         (("local,size=1000,ttl=1.5",), LocalCache(1000, 1.5)),
         (("local,size=1000", "local,ttl=2"), LocalCache(1000, 2)),
+        (("local,size=1000,entry=10,compare=true",), LocalCache(1000, entry=10, compare=True)),
+        (("local,size=1000,compare=false",), LocalCache(1000)),
         (("redis,host=h", "redis,port=6379"), RedisCache("h", 6379)),
         (
             ("redis,host=h,port=1,user=u,password=a,b=c,db=2,socket_timeout=20,pool_size=3,ttl=60,prefix=p",),
@@ -166,7 +211,8 @@ def test_user_and_password_come_from_the_environment_where_options_have_none():
         (("local,ttl=1",), "needs size=BYTES"),
         (("local,size=-1",), "size: expected a number"),
         (("local,size=x",), "got 'x'"),
-        (("local,bytes=1",), "the local cache has size, ttl, got 'bytes'"),
+        (("local,bytes=1",), "the local cache has size, ttl, entry, compare, got 'bytes'"),
+        (("local,size=1,compare=1",), "compare: expected true or false, got '1'"),
         (("local,size=1", "redis,host=h,port=1"), "expected one cache"),
         (("redis,host=h",), "needs host=HOST and port=PORT"),
         (("redis,port=6379",), "needs host=HOST and port=PORT"),
