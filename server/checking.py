@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from collections.abc import Sequence
 
 from server.app import make_engine, make_loader, model_options
 from server.engine.checking import Report, check
@@ -12,12 +15,13 @@ from server.errors import ConfigError
 from server.settings import Settings
 
 
-def run_check(settings: Settings, *, load: bool) -> int:
+def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:
     """Print what is found, a line or more for each model; the exit status of the command.
 
     Args:
         settings: which repositories, and how they are read.
         load: make instances, too.
+        form: of what is printed: text, json, or github for remarks at the lines of a pull request.
 
     Raises:
         ConfigError: a repository cannot be read.
@@ -34,11 +38,52 @@ def run_check(settings: Settings, *, load: bool) -> int:
     if load and not any(report.problem for report in reports):
         problems = asyncio.run(_loaded(settings))
         reports = [Report(each.name, problems.get(each.name, ""), each.warnings) for each in reports]
+    FORMS[form](reports)
+    return 1 if any(report.problem for report in reports) else 0
+
+
+def _print_text(reports: Sequence[Report]) -> None:
     for report in reports:
         print(report.problem or f"{report.name}: ok")
         for warning in report.warnings:
             print(f"  warning: {warning}")
-    return 1 if any(report.problem for report in reports) else 0
+
+
+def _print_json(reports: Sequence[Report]) -> None:
+    found = [
+        {
+            "model": report.name,
+            "ok": not report.problem,
+            "problems": [_placed(line) for line in report.problem.splitlines()],
+            "warnings": [_placed(line) for line in report.warnings],
+        }
+        for report in reports
+    ]
+    print(json.dumps(found, indent=2))
+
+
+def _print_github(reports: Sequence[Report]) -> None:
+    for report in reports:
+        for level, lines in (("error", report.problem.splitlines()), ("warning", report.warnings)):
+            for line in lines:
+                at = _placed(line)
+                where = ",".join(f"{key}={at[name]}" for key, name in PLACES.items() if at[name])
+                text = str(at["text"]).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+                print(f"::{level}{f' {where}' if where else ''}::{report.name}: {text}")
+
+
+def _placed(line: str) -> dict[str, str | int]:
+    """The file, the line, the column (0 where it says none) and the text of a finding."""
+    found = PLACE.match(line)
+    if found is None:
+        return {"file": "", "line": 0, "column": 0, "text": line}
+    return {"file": found[1], "line": int(found[2]), "column": int(found[3] or 0), "text": found[4]}
+
+
+PLACE = re.compile(r"([^\s:]+):(\d+)(?::(\d+))?: (.*)", re.DOTALL)
+PLACES = {"file": "file", "line": "line", "col": "column"}
+"""GitHub's names of what a finding says of its place."""
+FORMS = {"text": _print_text, "json": _print_json, "github": _print_github}
 
 
 async def _loaded(settings: Settings) -> dict[str, str]:

@@ -22,9 +22,11 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 
+from server import commands
 from server.addresses import SettingsError
 from server.build import OF_IMPORTS, describe, explained
-from server.errors import ServerError
+from server.commands import Several, metadata
+from server.errors import Misused, ServerError
 from server.foreign import FOREIGN, Foreign, Refused, Replaced
 from server.manual import Manual
 from server.settings import Settings
@@ -42,9 +44,7 @@ OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_DEBUG_COUNTERS", "INFERD_CACHE")
 OF_KUBERNETES = re.compile(r"INFERD_(SERVICE|PORT)(_|$)")
 
 USAGE_ERROR = 2
-
-
-Headers = Annotated[tuple[str, ...], Parameter(negative=())]
+CANCELLED = 130
 
 
 class UsageError(Exception):
@@ -183,6 +183,7 @@ def check(
     disable_auto_complete_config: bool = False,
     backend_directory: Path | None = None,
     backend_config: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    format: Literal["text", "json", "github"] = "text",  # noqa: A002 - the option's name
 ) -> int:
     """Tell what would keep each model of a repository from being served, and what of its configuration is ignored.
 
@@ -195,6 +196,7 @@ def check(
         disable_auto_complete_config: Take config.pbtxt as it is.
         backend_directory: Folder with further backends.
         backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
+        format: Of what is printed; github makes remarks at the lines of a pull request.
     """
     from server.checking import run_check  # frameworks are imported only where models are looked at
 
@@ -207,17 +209,17 @@ def check(
         backend_directory=backend_directory,
         backend_config=backend_config,
     )
-    return run_check(settings, load=load)
+    return run_check(settings, load=load, form=format)
 
 
 @app.command
 def health(
     *,
-    url: str = "127.0.0.1:8001",
+    url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001",
     service: str = "",
     timeout: float = 2.0,
     root_cert: Path | None = None,
-    header: Headers = (),
+    header: Several = (),
 ) -> int:
     """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
 
@@ -230,19 +232,9 @@ def health(
     """
     from server.tools.health import Question, ask
 
-    ask(Question(url, service, timeout, root_cert, _metadata(header)))
+    ask(Question(url, service, timeout, root_cert, metadata(header)))
     print(f"{url}: {service or 'the server'} is SERVING")
     return 0
-
-
-def _metadata(headers: Headers) -> tuple[tuple[str, str], ...]:
-    found = []
-    for each in headers:
-        key, equals, value = each.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--header: expected KEY=VALUE, got '{each}'")
-        found.append((key.lower(), value))
-    return tuple(found)
 
 
 @app.command
@@ -255,7 +247,7 @@ def top(
     once: bool = False,
     format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
     root_cert: Path | None = None,
-    header: Headers = (),
+    header: Several = (),
 ) -> int:
     """Show what a server does: requests, times, batches and instances of each model.
 
@@ -276,10 +268,63 @@ def top(
     if interval <= 0:
         raise UsageError("--interval: expected more than 0 seconds")
     try:
-        place = place_of(url, root_cert, _metadata(header))
+        place = place_of(url, root_cert, metadata(header))
     except (OSError, ValueError) as error:
         raise UsageError(f"top: {url}: {error}") from None
     return print_once(place, interval, format) if once or format == "json" else watch(place, interval)
+
+
+configuration = App(name="config", help="The options of the server.")
+app.command(configuration)
+
+
+@configuration.command(name="show", usage="inferd config show [OPTIONS OF serve]")
+def show_config(
+    *tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
+) -> int:
+    """Tell each option of `inferd serve`, what it would be, and where that is from.
+
+    Give it what you give to `inferd serve`; of what is not given, the environment and the file that --config names are
+    asked.
+
+    Args:
+        format: Of what is printed.
+    """
+    from server.settings.shown import show_options
+
+    warnings: list[str] = []
+    given = translated(["serve", *tokens], warnings)
+    _, bound, _ = app.parse_args(given, exit_on_error=False, print_error=False)
+    show_options(bound.arguments["settings"], _origins(given), as_json=format == "json")
+    return 0
+
+
+def _origins(tokens: Sequence[str]) -> dict[str, str]:
+    """By the names of fields of Settings: where each value is from, if it is not the default."""
+    names = [field.name for field in dataclasses.fields(Settings)]
+    flags = {token.partition("=")[0].removeprefix("--").replace("-", "_") for token in tokens if token.startswith("--")}
+    given = [token.partition("=")[2] for token in tokens if token.startswith("--config=")]
+    given += [tokens[i + 1] for i, token in enumerate(tokens[:-1]) if token == "--config"]
+    path = (given or [os.environ.get("INFERD_CONFIG", "")])[-1]
+    written = {key.replace("-", "_") for key in tomllib.loads(Path(path).read_text())} if path else set()
+    found = {name: f"the file {path}" for name in names if name in written}
+    found |= {name: f"INFERD_{name.upper()}" for name in names if f"INFERD_{name.upper()}" in os.environ}
+    return found | {name: "the command line" for name in names if name in flags}
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print what a shell needs to complete commands and options: `source <(inferd completion bash)`.
+
+    Args:
+        shell: Which one.
+    """
+    print(app.generate_completion(shell=shell))
+    return 0
+
+
+commands.register(app)
 
 
 @app.command(name="build-engine")
@@ -406,13 +451,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*describe(), sep="\n")  # as it is: an App would wrap the lines
             return 0
         result = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-    except (UsageError, CycloptsError, SettingsError) as error:
+    except (UsageError, CycloptsError, SettingsError, Misused) as error:
         for line in str(error).splitlines():
             print(f"inferd: {MISSING.sub(_as_needed, line)}", file=sys.stderr)
         return USAGE_ERROR
     except ServerError as error:
         print(f"inferd: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("inferd: cancelled", file=sys.stderr)
+        return CANCELLED
     except OF_IMPORTS as error:
         if not (text := explained(error)):
             raise

@@ -45,6 +45,10 @@ class InvalidArgument(ServerError):
     status = Status.INVALID_ARGUMENT
 
 
+class Misused(InvalidArgument):
+    """A command is asked for something that makes no sense."""
+
+
 class NotFound(ServerError):
     """The request names something that does not exist here."""
 

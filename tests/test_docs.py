@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.works import works
-from server.cli import build_engine, check, health, top
+from server import commands
+from server.cli import build_engine, check, health, show_config, top
 from server.foreign import FOREIGN
 from server.pb import model_config_pb2
 from server.settings import Settings
@@ -34,7 +35,7 @@ OTHERS_OPTIONS = {
     *("cpp_out", "grpc_out", "cflags", "libs"),  # protoc, pkg-config
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
-    *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
+    *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue", "rate"),  # ours
 }
 """Options in the pages that are not the server's."""
 
@@ -87,7 +88,10 @@ def test_verbs_of_make_and_programs_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "bench" / "results"], ids=name)
 def test_options_are_there(page: Path) -> None:
     ours = {field.name for field in dataclasses.fields(Settings)} | {"config", "version", "model-store"}
-    for command in (build_engine, check, health, top):
+    asking = (
+        *(getattr(commands, name) for name in ("infer", "perf", "ls", "load", "unload", "describe", "stats", "init")),
+    )
+    for command in (build_engine, check, health, show_config, top, commands.Server, *asking):
         ours |= set(inspect.signature(command).parameters)
     known = {option.replace("_", "-") for option in ours} | FOREIGN.keys() | OTHERS_OPTIONS
     for option in OPTION.findall(page.read_text()):

@@ -94,6 +94,12 @@ RULES = (
     ),
     Rule("server.app", may=("_native", "backends.api", "backends.loader", "server"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule(
+        "server.authoring",
+        may=("backends.api", "server.app", "server.engine", "server.pb", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule("server.commands", may=("server.authoring", "server.tools", *CORE), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule(
         "server.checking",
         may=("server.app", "server.engine", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
@@ -106,6 +112,7 @@ RULES = (
             "server.app",
             "server.build",
             "server.checking",
+            "server.commands",
             "server.engine",
             "server.foreign",
             "server.manual",

@@ -22,6 +22,8 @@ cdef inline uint32_t bucket_of(uint64_t ns) noexcept nogil:
     cdef int shift = 63 - clz(ns) - SUB_BITS
     return <uint32_t> (<uint64_t> shift * SUB_BUCKETS + (ns >> shift))
 
+cdef uint64_t bucket_top(uint32_t bucket) noexcept nogil
+
 cdef inline void histogram_add(Histogram *histogram, uint64_t ns) noexcept nogil:
     histogram.count += 1
     histogram.sum_ns += ns

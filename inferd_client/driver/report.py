@@ -18,6 +18,7 @@ class Latency:
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     p999: float
     max: float
@@ -52,6 +53,7 @@ class Report:
     bytes_received: int
     driver_cpu_seconds: float
     latency: Latency
+    histogram: list[tuple[float, int]]  # microseconds that a bucket's calls did not exceed, calls
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
-from inferd_client.driver.histogram cimport Histogram, histogram_add, histogram_percentile
+from inferd_client.driver.histogram cimport BUCKETS, Histogram, bucket_top, histogram_add, histogram_percentile
 from inferd_client.driver.workload cimport CORRECT, WRONG_STATUS, Verdict
 
 from inferd_client.driver.report import Latency, Report
@@ -59,13 +59,19 @@ cdef object tally_report(Tally *tally, uint64_t bytes_received, double seconds, 
         bytes_received=bytes_received,
         driver_cpu_seconds=cpu_seconds,
         latency=latency(&tally.latencies),
+        histogram=buckets_of(&tally.latencies),
     )
 
 
 cdef latency(const Histogram *found):
     mean = found.sum_ns / 1e3 / found.count if found.count else 0.0
-    shares = [histogram_percentile(found, share) / 1e3 for share in (0.5, 0.9, 0.99, 0.999)]
+    shares = [histogram_percentile(found, share) / 1e3 for share in (0.5, 0.9, 0.95, 0.99, 0.999)]
     return Latency(mean, *shares, found.max_ns / 1e3)
+
+
+cdef list buckets_of(const Histogram *found):
+    """Those that are not empty."""
+    return [(bucket_top(i) / 1e3, found.buckets[i]) for i in range(BUCKETS) if found.buckets[i]]
 
 
 cdef describe(const Sample *sample):

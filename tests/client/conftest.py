@@ -62,7 +62,7 @@ def models(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
-    arguments = ("--model-control-mode", "explicit", "--load-model", "*")
+    arguments = ("--model-control-mode", "explicit", "--load-model", "*", "--model-load-overrides")
     with serving("native", models, tmp_path_factory.mktemp("socket"), *arguments) as running:
         yield running
 

@@ -1,0 +1,314 @@
+"""The commands that ask a server, of this project or another that speaks the v2 protocol; `server.cli` has the others.
+
+What they need is imported when one of them is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from server.errors import Misused
+
+if TYPE_CHECKING:
+    from server.tools.reach import Reach
+
+Several = Annotated[tuple[str, ...], Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Server:
+    """How a server is reached.
+
+    Attributes:
+        url: HOST:PORT, or unix:PATH.
+        root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
+        client_cert: PEM file of who asks, where the server wants to know.
+        client_key: PEM file of its key.
+        header: KEY=VALUE, such as authorization; may be given several times.
+        timeout: Seconds that an answer may take.
+    """
+
+    url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001"
+    root_cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    header: Several = ()
+    timeout: float = 60.0
+
+    def reach(self) -> Reach:
+        """The same, checked."""
+        from server.tools.reach import Reach
+
+        return Reach(self.url, self.root_cert, self.client_cert, self.client_key, metadata(self.header), self.timeout)
+
+
+def metadata(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Pairs of "KEY=VALUE" each.
+
+    Raises:
+        Misused: one is none.
+    """
+    found = []
+    for each in headers:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise Misused(f"--header: expected KEY=VALUE, got '{each}'")
+        found.append((key.lower(), value))
+    return tuple(found)
+
+
+HERE = Server()
+Format = Literal["table", "json"]
+
+models = App(name="models", help="The models of a server, and new ones.")
+
+
+@models.command
+def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002 - the option's name
+    """List the repository's models and their states.
+
+    Args:
+        format: Of what is printed.
+    """
+    from server.tools.models import show_index
+
+    show_index(server.reach(), format == "json")
+    return 0
+
+
+@models.command
+def load(*model: str, server: Server = HERE, model_config: Path | None = None) -> int:
+    """Load models, or load them anew, on a server with --model-control-mode=explicit.
+
+    Args:
+        model: Their names.
+        model_config: A file in place of the model's config.pbtxt, in its format or in JSON.
+    """
+    from server.tools.models import load as load_models
+
+    load_models(server.reach(), model, model_config)
+    return 0
+
+
+@models.command
+def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> int:
+    """Unload models, on a server with --model-control-mode=explicit.
+
+    Args:
+        model: Their names.
+        dependents: Those that they have brought with them, too.
+    """
+    from server.tools.models import unload as unload_models
+
+    unload_models(server.reach(), model, dependents)
+    return 0
+
+
+@models.command
+def describe(
+    model: str,
+    *,
+    version: str = "",
+    server: Server = HERE,
+    pbtxt: Switch = False,
+    format: Format = "table",  # noqa: A002
+) -> int:
+    """Tell what a model takes and gives.
+
+    Args:
+        model: Its name.
+        version: One of its versions; the one that the server would use unless said otherwise.
+        pbtxt: Print its whole configuration, as a config.pbtxt.
+        format: Of what is printed.
+    """
+    from server.tools.models import describe as describe_model
+
+    describe_model(server.reach(), model, version, pbtxt, format == "json")
+    return 0
+
+
+@models.command
+def stats(model: str = "", *, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
+    """Tell what models have done since they were loaded.
+
+    Args:
+        model: One of them; all unless given.
+        format: Of what is printed.
+    """
+    from server.tools.models import show_statistics
+
+    show_statistics(server.reach(), model, format == "json")
+    return 0
+
+
+@models.command
+def init(
+    file: Path,
+    *,
+    repository: Path = Path("models"),
+    name: str = "",
+    max_batch_size: int | None = None,
+    force: Switch = False,
+) -> int:
+    """Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.
+
+    Args:
+        file: Of ONNX, TorchScript or another framework that is installed.
+        repository: The folder of model folders.
+        name: Of the model; the file's unless given.
+        max_batch_size: The largest batch; what the model file allows unless given.
+        force: Write over what is there.
+    """
+    from server.authoring import make_model
+
+    return make_model(file, repository, name, max_batch_size, force=force)
+
+
+def infer(
+    model: str,
+    *,
+    data: Annotated[tuple[str, ...], Parameter(name=("--data", "-d"), negative=())] = (),
+    random: Switch = False,
+    shape: Several = (),
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 1,
+    version: str = "",
+    output: Several = (),
+    classes: int = 0,
+    parameter: Several = (),
+    stream: Switch = False,
+    save: Path | None = None,
+    format: Format = "table",  # noqa: A002 - the option's name
+    server: Server = HERE,
+) -> int:
+    """Ask a model of a server and print its answer.
+
+    Args:
+        model: Its name.
+        data: INPUT=VALUE: a file (.npy, .json, a picture, text), numbers, or text; a .npz or .json with all inputs.
+        random: Make up what is not given.
+        shape: INPUT:SIZE,SIZE of what is made up, where the model leaves it open.
+        batch_size: Rows of what is made up.
+        version: Of the model; the one that the server would use unless given.
+        output: Which are wanted; all unless given.
+        classes: So many of the likeliest classes of each output, in place of it.
+        parameter: KEY=VALUE for the model.
+        stream: Ask in a stream; for decoupled models this is done anyhow.
+        save: .npz, .json or .npy file for the answer's tensors.
+        format: Of what is printed.
+    """
+    from server.tools.infer import Question, ask
+
+    question = Question(
+        model, version, data, random, shape, batch_size, output, classes, parameter, stream, save, format == "json"
+    )
+    ask(server.reach(), question)
+    return 0
+
+
+def perf(
+    model: str = "",
+    *,
+    model_name: Annotated[str, Parameter(name=("--model-name", "-m"))] = "",
+    model_version: Annotated[str, Parameter(name=("--model-version", "-x"))] = "",
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 1,
+    concurrency_range: Annotated[str, Parameter(name=("--concurrency-range", "--concurrency"))] = "1",
+    request_rate_range: Annotated[str, Parameter(name=("--request-rate-range", "--rate"))] = "",
+    request_distribution: Literal["constant", "poisson"] = "poisson",
+    connections: int = 1,
+    max_in_flight: int = 1024,
+    measurement_interval: Annotated[int, Parameter(name=("--measurement-interval", "-p"))] = 1000,
+    measurement_mode: Literal["time_windows", "count_windows"] = "time_windows",
+    measurement_request_count: int = 50,
+    stability_percentage: Annotated[float, Parameter(name=("--stability-percentage", "-s"))] = 10.0,
+    max_trials: Annotated[int, Parameter(name=("--max-trials", "-r"))] = 10,
+    percentile: int = 0,
+    latency_threshold: Annotated[float, Parameter(name=("--latency-threshold", "-l"))] = 0.0,
+    binary_search: Switch = False,
+    warmup: float = 0.5,
+    max_duration: float = 0.0,
+    shape: Several = (),
+    input_data: str = "random",
+    string_length: int = 128,
+    shared_memory: Literal["none", "system"] = "none",
+    output_shared_memory_size: int = 102400,
+    streaming: Switch = False,
+    out: Annotated[tuple[Path, ...], Parameter(name=("--out", "--profile-export-file", "-f"), negative=())] = (),
+    server: Server = HERE,
+) -> int:
+    """Put a model under load: requests per second, latencies, and where the server spends the time.
+
+    Options of perf_analyzer have its names. A closed loop keeps so many requests in flight; an open loop sends so many
+    per second, whether or not the server keeps up, and latency counts from when a request was due.
+
+    Args:
+        model: Its name.
+        model_name: Its name, as perf_analyzer has it.
+        model_version: One of its versions; the one that the server would use unless given.
+        batch_size: Rows of each request.
+        concurrency_range: FIRST:LAST:STEP requests in flight, a level each.
+        request_rate_range: FIRST:LAST:STEP requests per second in place of that, a level each.
+        request_distribution: Whether those come at a fixed pace, or independently of each other.
+        connections: Over which requests go.
+        max_in_flight: With a rate, further requests wait on this side; their wait counts.
+        measurement_interval: Milliseconds of a window.
+        measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
+        measurement_request_count: See --measurement-mode.
+        stability_percentage: Per cent by which the last three windows of a level may differ.
+        max_trials: Windows of a level at most.
+        percentile: 50, 90, 95 or 99: must be stable, and is held against the threshold; the mean unless given.
+        latency_threshold: Milliseconds; higher levels are not tried once one takes longer.
+        binary_search: Find the highest level within the threshold, by halves.
+        warmup: Seconds before each level.
+        max_duration: Seconds for all levels; as many as they need unless given.
+        shape: INPUT:SIZE,SIZE where the model leaves it open.
+        input_data: random, zero, or a JSON file as perf_analyzer reads it.
+        string_length: Letters of strings that are made up.
+        shared_memory: system: tensors are in a region of shared memory.
+        output_shared_memory_size: Bytes of an output in it whose size the model does not tell.
+        streaming: Requests go through streams; for decoupled models they do anyhow.
+        out: .json or .csv file of the results; may be given several times.
+    """
+    from server.tools.perf.plan import Files, Plan, range_of
+    from server.tools.perf.running import run
+
+    if bool(model) == bool(model_name):
+        raise Misused("perf: name a model: inferd perf MODEL")
+    plan = Plan(
+        model=model or model_name,
+        version=model_version,
+        rows=batch_size,
+        concurrency=None if request_rate_range else range_of("--concurrency-range", concurrency_range),
+        rate=range_of("--request-rate-range", request_rate_range) if request_rate_range else None,
+        scattered=request_distribution == "poisson",
+        connections=connections,
+        most_in_flight=max_in_flight,
+        window=measurement_interval / 1000,
+        window_requests=measurement_request_count if measurement_mode == "count_windows" else 0,
+        stability=stability_percentage / 100,
+        trials=max_trials,
+        percentile=percentile,
+        limit_ms=latency_threshold,
+        search=binary_search,
+        warm_up=warmup,
+        longest=max_duration,
+        shapes=shape,
+        data=input_data,
+        letters=string_length,
+        shared=shared_memory == "system",
+        output_bytes=output_shared_memory_size,
+        streaming=streaming,
+    )
+    return run(server.reach(), plan, Files(out))
+
+
+def register(app: App) -> None:
+    """Add the commands to the program's."""
+    app.command(models)
+    app.command(infer)
+    app.command(perf)

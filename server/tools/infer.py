@@ -1,0 +1,182 @@
+"""`inferd infer`: one request, or a few, from the command line."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import inferd_client.grpc as grpcclient
+from inferd_client.utils import InferenceServerException
+from server.errors import Misused
+from server.tools.reach import Reach, failure
+from server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shapes_of, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a model is asked.
+
+    Attributes:
+        model, version: of the model.
+        data: see docs/commands.md.
+        random: make up what is not given.
+        shapes: "INPUT:SIZE,..." of what is made up.
+        rows: of a batch that is made up.
+        outputs: names; none: all.
+        classes: how many of the likeliest classes are wanted in place of each output; 0: the output.
+        parameters: "KEY=VALUE" of the request.
+        stream: ask in a stream, where there may be any number of answers.
+        save: a .npz, .npy or .json file for the answer's tensors.
+        as_json: print JSON.
+    """
+
+    model: str
+    version: str = ""
+    data: tuple[str, ...] = ()
+    random: bool = False
+    shapes: tuple[str, ...] = ()
+    rows: int = 1
+    outputs: tuple[str, ...] = ()
+    classes: int = 0
+    parameters: tuple[str, ...] = ()
+    stream: bool = False
+    save: Path | None = None
+    as_json: bool = False
+
+
+def inputs_of(metadata: Any, config: Any) -> list[Wanted]:
+    """The inputs of a model."""
+    batches = config.max_batch_size > 0
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    return [
+        Wanted(tensor.name, tensor.datatype, tuple(tensor.shape), batches)
+        for tensor in metadata.inputs
+        if tensor.name not in optional
+    ]
+
+
+def ask(reach: Reach, question: Question) -> None:
+    """Ask, and print what comes.
+
+    Raises:
+        CallFailed: there is no answer.
+        Misused: the question makes no sense.
+    """
+    with reach.client() as client:
+        try:
+            _ask(client, reach, question)
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+
+
+def _ask(client: grpcclient.InferenceServerClient, reach: Reach, question: Question) -> None:
+    said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+    metadata = client.get_model_metadata(question.model, question.version, **said)
+    config = client.get_model_config(question.model, question.version, **said).config
+    inputs = [
+        grpcclient.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
+        for name, datatype, array in _tensors(inputs_of(metadata, config), question)
+    ]
+    names = question.outputs or ([tensor.name for tensor in metadata.outputs] if question.classes else ())
+    request: dict[str, Any] = {
+        "model_version": question.version,
+        "outputs": [grpcclient.InferRequestedOutput(name, question.classes) for name in names] or None,
+        "parameters": _parameters(question.parameters) or None,
+    }
+    stream = question.stream or config.model_transaction_policy.decoupled
+    started = time.perf_counter()
+    if not stream:
+        _tell(client.infer(question.model, inputs, **request, **said), question, started)
+        return
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(
+        lambda result, error: answers.put((result, error)), stream_timeout=reach.timeout, headers=reach.metadata
+    )
+    client.async_stream_infer(question.model, inputs, enable_empty_final_response=True, **request)
+    while True:
+        result, error = answers.get()
+        if error is not None:
+            raise error
+        if result.names:
+            _tell(result, question, started)
+        if not config.model_transaction_policy.decoupled or _is_final(result):
+            return
+
+
+def _is_final(result: grpcclient.InferResult) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
+
+
+def _tensors(wanted: Sequence[Wanted], question: Question) -> list[tuple[str, str, Any]]:
+    given = read(wanted, question.data)
+    chance = np.random.default_rng(0)
+    shapes = shapes_of(question.shapes)
+    found = []
+    for each in wanted:
+        if each.name not in given:
+            if not question.random:
+                raise Misused(
+                    f"input '{each.name}' ({each.datatype} {list(each.shape)}) is not given: --data {each.name}=VALUE, "
+                    "or --random makes it up"
+                )
+            given[each.name] = made_up(each, shape_of(each, shapes, question.rows), chance, False, 8)
+        found.append((each.name, each.datatype, given[each.name]))
+    return found
+
+
+def _parameters(given: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise Misused(f"--parameter: expected KEY=VALUE, got {each!r}")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+        if not isinstance(found[key], str | int | float | bool):
+            found[key] = value
+    return found
+
+
+def _tell(result: grpcclient.InferResult, question: Question, started: float) -> None:
+    elapsed = time.perf_counter() - started
+    arrays = {name: result.as_numpy(name) for name in result.names}
+    if question.save is not None:
+        _save(arrays, question.save)
+    if question.as_json:
+        print(json.dumps({name: as_lists(array) for name, array in arrays.items()}))
+        return
+    print(f"{result.model_name} version {result.model_version}: {elapsed * 1e3:.2f} ms")
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if question.classes:
+            print(f"{name}:")
+            for each in array.ravel():
+                value, number, *label = each.decode("utf-8", "replace").split(":", 2)
+                print(f"  {number:>6}  {float(value):10.5f}  {label[0] if label else ''}".rstrip())
+            continue
+        print(f"{name}: {array.dtype} {list(array.shape)}")
+        print("  " + shown(array).replace("\n", "\n  "))
+
+
+def _save(arrays: dict[str, Any], path: Path) -> None:
+    try:
+        if path.suffix == ".json":
+            path.write_text(json.dumps({name: as_lists(array) for name, array in arrays.items()}) + "\n")
+        elif path.suffix == ".npy" and len(arrays) == 1:
+            np.save(path, next(iter(arrays.values())))
+        elif path.suffix == ".npz":
+            np.savez(path, **arrays)
+        else:
+            raise Misused(f"--save {path}: expected .npz, .json, or .npy for a single output")
+    except OSError as error:
+        raise Misused(f"--save {path}: {error.strerror}") from None

@@ -1,0 +1,140 @@
+"""`inferd models`: what a server's repository has, what its models are, what they have done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inferd_client.utils import InferenceServerException
+from server.errors import Misused
+from server.tools.reach import Reach, failure
+from server.tools.tables import table
+
+
+def show_index(reach: Reach, as_json: bool) -> None:
+    """Print the repository's models and their states."""
+    with reach.client() as client:
+        try:
+            index = client.get_model_repository_index(headers=reach.metadata, client_timeout=reach.timeout)
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+    models = sorted(index.models, key=lambda model: (model.name, model.version))
+    if as_json:
+        found = [{"name": m.name, "version": m.version, "state": m.state, "reason": m.reason} for m in models]
+        print(json.dumps(found, indent=2))
+        return
+    if not models:
+        print(f"{reach.url} has no models")
+        return
+    print(table(("model", "version", "state", "reason"), ((m.name, m.version, m.state, m.reason) for m in models)))
+
+
+def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
+    """Have models loaded, or loaded anew.
+
+    Args:
+        config: a file in place of the config.pbtxt, in JSON or in protobuf's text format.
+    """
+    text = None
+    if config is not None:
+        if len(names) != 1:
+            raise Misused(f"--model-config: it is of one model, {len(names)} are given")
+        text = _config_json(config)
+    with reach.client() as client:
+        for name in names:
+            try:
+                client.load_model(name, headers=reach.metadata, config=text, client_timeout=reach.timeout)
+            except InferenceServerException as error:
+                raise failure(reach, error) from None
+            print(f"{name} is loaded")
+
+
+def _config_json(path: Path) -> str:
+    from google.protobuf import json_format, text_format
+
+    from server.pb import model_config_pb2 as pb
+
+    try:
+        text = path.read_text()
+        if text.lstrip().startswith("{"):
+            return text
+        return json_format.MessageToJson(text_format.Parse(text, pb.ModelConfig()), preserving_proto_field_name=True)
+    except (OSError, text_format.ParseError, ValueError) as error:
+        raise Misused(f"--model-config: {path}: {error}") from None
+
+
+def unload(reach: Reach, names: Sequence[str], dependents: bool) -> None:
+    """Have models unloaded, with those that they have brought with them if told so."""
+    with reach.client() as client:
+        for name in names:
+            try:
+                client.unload_model(
+                    name, headers=reach.metadata, unload_dependents=dependents, client_timeout=reach.timeout
+                )
+            except InferenceServerException as error:
+                raise failure(reach, error) from None
+            print(f"{name} is unloaded")
+
+
+def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) -> None:
+    """Print what a model takes and gives, or its whole configuration."""
+    from google.protobuf import text_format
+
+    with reach.client() as client:
+        said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+        try:
+            config = client.get_model_config(name, version, **said).config
+            if pbtxt:
+                print(text_format.MessageToString(config), end="")
+                return
+            metadata = client.get_model_metadata(name, version, as_json=as_json, **said)
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+    if as_json:
+        print(json.dumps(metadata, indent=2))
+        return
+    batch = f"at most {config.max_batch_size} in a batch" if config.max_batch_size else "no batches"
+    print(f"{metadata.name}: {metadata.platform or config.backend}, versions {', '.join(metadata.versions)}, {batch}")
+    if config.model_transaction_policy.decoupled:
+        print("decoupled: any number of answers for each request, in a stream")
+    rows = [("input", *_tensor(tensor)) for tensor in metadata.inputs]
+    rows += [("output", *_tensor(tensor)) for tensor in metadata.outputs]
+    print(table(("", "name", "datatype", "shape"), rows))
+
+
+def _tensor(tensor: Any) -> tuple[str, str, str]:
+    return tensor.name, tensor.datatype, str(list(tensor.shape))
+
+
+def show_statistics(reach: Reach, name: str, as_json: bool) -> None:
+    """Print what models have done since they were loaded."""
+    with reach.client() as client:
+        try:
+            found = client.get_inference_statistics(
+                name, headers=reach.metadata, as_json=as_json, client_timeout=reach.timeout
+            )
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    head = ("model", "version", "requests", "failed", "executions", "batch", "queue", "input", "compute", "output")
+    print(table(head, _statistics(found.model_stats), "llrrrrrrrr"))
+    print("times in microseconds: the mean of a request")
+
+
+def _statistics(models: Sequence[Any]) -> Iterator[tuple[object, ...]]:
+    for model in sorted(models, key=lambda each: (each.name, each.version)):
+        stats = model.inference_stats
+        times = (stats.queue, stats.compute_input, stats.compute_infer, stats.compute_output)
+        yield (
+            model.name,
+            model.version,
+            stats.success.count,
+            stats.fail.count,
+            model.execution_count,
+            f"{model.inference_count / model.execution_count:.1f}" if model.execution_count else "-",
+            *(f"{part.ns / part.count / 1000:.0f}" if part.count else "-" for part in times),
+        )

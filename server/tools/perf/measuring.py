@@ -1,0 +1,340 @@
+"""One level of load: windows until they agree, and what the server says about them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from inferd_client._calling import STATUSES
+from inferd_client.driver import Driver, Fixed
+from inferd_client.driver.report import Report
+from inferd_client.utils import InferenceServerException
+from server.tools.perf.plan import Plan
+
+BUSY = 0.9
+"""Share of a core from which on the driver may have been what was slow."""
+AGREEING = 3  # windows
+PERCENTILES = (50, 90, 95, 99, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a server has done for a model so far, in its own words: counts and nanoseconds."""
+
+    requests: int = 0
+    executions: int = 0
+    inferences: int = 0
+    times: Mapping[str, int] = field(default_factory=dict)  # queue, input, compute, output
+    cpu: float = 0.0  # seconds of the server's process; 0: not known
+
+    def since(self, before: Account) -> Account:
+        """What came in between."""
+        return Account(
+            self.requests - before.requests,
+            self.executions - before.executions,
+            self.inferences - before.inferences,
+            {name: ns - before.times.get(name, 0) for name, ns in self.times.items()},
+            self.cpu - before.cpu,
+        )
+
+
+PARTS = {"queue": "queue", "input": "compute_input", "compute": "compute_infer", "output": "compute_output"}
+"""Parts of a request's time in the server, and the fields of InferStatistics that have them."""
+
+
+@dataclass(slots=True)
+class Level:
+    """What came of a level; times in microseconds.
+
+    Attributes:
+        level: requests in flight, or requests per second that were due.
+        stable: whether the last windows agreed.
+        errors: by gRPC status.
+        server: time of a request in the parts of the server's work; empty where it does not tell.
+        batch: rows of an execution; 0: not known.
+        histogram: (bound, calls), only buckets that have some.
+        sample: of what went wrong, in words.
+        first, between: of streams: from a request to its first answer, and from answer to answer.
+    """
+
+    level: float
+    kind: str
+    stable: bool
+    windows: int
+    seconds: float
+    requests: int
+    rate: float
+    inferences: float
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+    errors: dict[str, int]
+    server: dict[str, float]
+    batch: float
+    client_cpu: float
+    server_cpu: float
+    driver_busy: bool
+    histogram: list[tuple[float, int]]
+    sample: str = ""
+    first: dict[str, float] = field(default_factory=dict)
+    between: dict[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Accounts:
+    """Asks a server for its account of a model."""
+
+    def __init__(self, client: Any, plan: Plan, metadata: Mapping[str, str], process: int | None) -> None:
+        self._client = client
+        self._plan = plan
+        self._metadata = metadata
+        self._process = process
+
+    def look(self) -> Account:
+        """Now; of a server that does not tell, nothing."""
+        try:
+            found = self._client.get_inference_statistics(
+                self._plan.model, self._plan.version, headers=self._metadata, client_timeout=10
+            )
+        except InferenceServerException:
+            return Account(cpu=cpu_of(self._process))
+        times: Counter[str] = Counter()
+        requests = executions = inferences = 0
+        for each in found.model_stats:
+            stats = each.inference_stats
+            requests += stats.success.count
+            executions += each.execution_count
+            inferences += each.inference_count
+            for name, part in PARTS.items():
+                times[name] += getattr(stats, part).ns
+        return Account(requests, executions, inferences, dict(times), cpu_of(self._process))
+
+
+def cpu_of(process: int | None) -> float:
+    """Seconds of CPU that a process and its children's processes have used; 0 where that cannot be read."""
+    if process is None:
+        return 0.0
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_of(url: str) -> int | None:
+    """The process that listens there, on this machine; None: another machine's, or it cannot be found."""
+    if url.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(url.removeprefix("unix:").removeprefix("//"))
+                found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            except OSError:
+                return None
+            return int.from_bytes(found[:4], "little") or None
+    host, _, port = url.rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0"):
+        return None
+    nodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == int(port):
+                nodes.add(f"socket:[{fields[9]}]")
+    return _holder(nodes)
+
+
+def _holder(nodes: set[str]) -> int | None:
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if any(str(each.readlink()) in nodes for each in (process / "fd").iterdir()):
+                return int(process.name)
+        except OSError:
+            continue
+    return None
+
+
+# ---- windows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A measurement: what the client saw, and what the server says."""
+
+    report: Report
+    account: Account
+    first: tuple[float, ...] = ()  # of streams, microseconds
+    between: tuple[float, ...] = ()
+
+    def metric(self, name: str) -> float:
+        """Of its latencies."""
+        return float(getattr(self.report.latency, name))
+
+
+class Load(Protocol):
+    """What makes requests."""
+
+    def window(self, seconds: float, requests: int) -> Window:
+        """Make requests for so long, and until there were so many."""
+
+
+class Unary:
+    """Calls of ModelInfer, made by the native driver."""
+
+    def __init__(self, url: str, plan: Plan, messages: Sequence[bytes], accounts: Accounts, level: float) -> None:
+        self._work = Fixed(messages)
+        self._accounts = accounts
+        self._driver = Driver(url, connections=plan.connections)
+        self._said: dict[str, Any] = {"in_flight": max(1, round(level / plan.connections))}
+        if plan.rate is not None:
+            in_flight = max(1, plan.most_in_flight // plan.connections)
+            self._said = {"rate": level, "scattered": plan.scattered, "in_flight": in_flight}
+
+    def window(self, seconds: float, requests: int) -> Window:
+        """See Load."""
+        before = self._accounts.look()
+        report = self._driver.run(self._work, seconds=seconds, **self._said)
+        while report.requests < requests and self._driver.alive:
+            seconds = max(seconds, seconds * (requests - report.requests) / max(report.requests, 1))
+            report = self._driver.run(self._work, seconds=seconds, **self._said)
+        return Window(report, self._accounts.look().since(before))
+
+    def close(self) -> None:
+        """End its connections."""
+        self._driver.close()
+
+
+def agree(windows: Sequence[Window], plan: Plan) -> bool:
+    """Whether the last ones differ by no more than they may, in their rates and their latencies."""
+    last = windows[-AGREEING:]
+    if len(last) < AGREEING:
+        return False
+    for values in ([each.report.rate for each in last], [each.metric(plan.metric) for each in last]):
+        middle = sum(values) / len(values)
+        if any(abs(value - middle) > plan.stability * middle for value in values):
+            return False
+    return True
+
+
+def measure(load: Load, plan: Plan, level: float, ends: float, tell: Callable[[str], None]) -> Level:
+    """Windows until they agree, or there were as many as there may be, or time is up.
+
+    Args:
+        ends: of time.monotonic(); 0: never.
+        tell: of progress.
+    """
+    if plan.warm_up > 0:
+        load.window(plan.warm_up, 0)
+    windows: list[Window] = []
+    while len(windows) < plan.trials and not (ends and windows and time.monotonic() > ends):
+        windows.append(load.window(plan.window, plan.window_requests))
+        last = windows[-1].report
+        tell(
+            f"window {len(windows)}: {last.rate:.0f} requests/s, mean {last.latency.mean:.0f} us, "
+            f"p99 {last.latency.p99:.0f} us"
+        )
+        if agree(windows, plan) or last.answered == 0:
+            break
+    return summed(windows, plan, level)
+
+
+def summed(windows: Sequence[Window], plan: Plan, level: float) -> Level:
+    """The windows that count, as one."""
+    stable = agree(windows, plan)
+    counted = windows[-AGREEING:] if stable else windows
+    reports = [each.report for each in counted]
+    seconds = sum(each.seconds for each in reports)
+    answered = sum(each.answered for each in reports)
+    buckets: Counter[float] = Counter()
+    errors: Counter[str] = Counter()
+    for each in reports:
+        buckets.update(dict(each.histogram))
+        for status, calls in each.statuses.items():
+            if status != 0:
+                errors[STATUSES[status] if 0 <= status < len(STATUSES) else "no status"] += calls
+        for name in ("lost", "reset"):
+            if getattr(each, name):
+                errors[name] += getattr(each, name)
+    histogram = sorted(buckets.items())
+    shares = percentiles(histogram, PERCENTILES)
+    right = answered - sum(calls for name, calls in errors.items() if name not in ("lost", "reset"))
+    done = sum(each.account.requests for each in counted)
+    executions = sum(each.account.executions for each in counted)
+    server = {}
+    if done:
+        server = {name: sum(each.account.times[name] for each in counted) / done / 1e3 for name in PARTS}
+    cpu = sum(each.driver_cpu_seconds for each in reports)
+    first = [value for each in counted for value in each.first]
+    between = [value for each in counted for value in each.between]
+    return Level(
+        level=level,
+        kind="rate" if plan.rate is not None else "concurrency",
+        stable=stable,
+        windows=len(windows),
+        seconds=seconds,
+        requests=answered,
+        rate=right / seconds if seconds else 0.0,
+        inferences=right * plan.rows / seconds if seconds else 0.0,
+        mean=sum(each.latency.mean * each.answered for each in reports) / answered if answered else 0.0,
+        p50=shares[0],
+        p90=shares[1],
+        p95=shares[2],
+        p99=shares[3],
+        p999=shares[4],
+        max=max((each.latency.max for each in reports), default=0.0),
+        errors=dict(errors),
+        server=server,
+        batch=sum(each.account.inferences for each in counted) / executions if executions else 0.0,
+        client_cpu=cpu / answered * 1e6 if answered else 0.0,
+        server_cpu=sum(each.account.cpu for each in counted) / answered * 1e6 if answered else 0.0,
+        driver_busy=seconds > 0 and cpu / seconds > BUSY,
+        histogram=histogram,
+        sample=next((text for each in reports for text in each.samples), ""),
+        first=spread(first),
+        between=spread(between),
+    )
+
+
+def percentiles(histogram: Sequence[tuple[float, int]], shares: Sequence[float]) -> list[float]:
+    """The bounds that so many per cent of the calls did not exceed; 0 without calls."""
+    total = sum(calls for _, calls in histogram)
+    found = []
+    for share in shares:
+        seen = 0
+        value = 0.0
+        for bound, calls in histogram:
+            seen += calls
+            value = bound
+            if seen >= share / 100 * total:
+                break
+        found.append(value)
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean and percentiles; empty without values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    found = {"mean": sum(ordered) / len(ordered), "max": ordered[-1]}
+    for share in (50, 90, 95, 99):
+        found[f"p{share}"] = ordered[min(len(ordered) - 1, int(share / 100 * len(ordered)))]
+    return found

@@ -1,0 +1,133 @@
+"""What the command line of `inferd perf` asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.errors import Misused
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Levels of load.
+
+    Attributes:
+        first, last: both are measured.
+        step: between two; with a binary search the least distance that matters.
+    """
+
+    first: float
+    last: float
+    step: float
+
+    def levels(self) -> list[float]:
+        """All of them."""
+        found = [self.first]
+        while found[-1] + self.step <= self.last + 1e-9:
+            found.append(found[-1] + self.step)
+        return found
+
+
+def range_of(option: str, text: str) -> Range:
+    """Of "FIRST", "FIRST:LAST" or "FIRST:LAST:STEP".
+
+    Raises:
+        Misused: it is none.
+    """
+    try:
+        parts = [float(part) for part in text.split(":")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or min(parts) <= 0:
+        raise Misused(f"{option}: expected FIRST, FIRST:LAST or FIRST:LAST:STEP, numbers above 0, got {text!r}")
+    first, last, step = parts[0], *(parts[1:2] or parts[:1]), *(parts[2:3] or [1.0])
+    if last < first:
+        raise Misused(f"{option}: the last level {last:g} is below the first {first:g}")
+    return Range(first, last, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        model, version: who is asked.
+        rows: of each request's batch.
+        concurrency: requests in flight; None: `rate` says.
+        rate: requests per second.
+        scattered: they come independently of each other, not at a fixed pace.
+        connections: over which they go.
+        most_in_flight: with a rate: further requests wait on this side, and their wait counts.
+        window: seconds of a measurement.
+        window_requests: at least so many in a window, which is longer then; 0: as many as come.
+        stability: share by which the last three windows may differ.
+        trials: windows of a level, at most.
+        percentile: that must be stable and is held against the limit; 0: the mean.
+        limit_ms: of latency; 0: none.
+        search: find the highest level within the limit, by halves.
+        warm_up: seconds before each level.
+        longest: seconds of all levels; 0: as many as they need.
+        shapes, data, letters: of the tensors that are sent; see `requests`.
+        shared: tensors go through shared memory.
+        output_bytes: of an output in shared memory whose size the model does not tell.
+        streaming: each request goes through a stream.
+    """
+
+    model: str
+    version: str = ""
+    rows: int = 1
+    concurrency: Range | None = Range(1, 1, 1)
+    rate: Range | None = None
+    scattered: bool = False
+    connections: int = 1
+    most_in_flight: int = 1024
+    window: float = 1.0
+    window_requests: int = 0
+    stability: float = 0.1
+    trials: int = 10
+    percentile: int = 0
+    limit_ms: float = 0.0
+    search: bool = False
+    warm_up: float = 0.5
+    longest: float = 0.0
+    shapes: tuple[str, ...] = ()
+    data: str = "random"
+    letters: int = 128
+    shared: bool = False
+    output_bytes: int = 102400
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        if self.search and not self.limit_ms:
+            raise Misused("--binary-search: it needs --latency-threshold, the limit that it searches for")
+        if self.percentile not in (0, 50, 90, 95, 99):
+            raise Misused(f"--percentile: expected 50, 90, 95 or 99, got {self.percentile}")
+        if self.rows < 1 or self.connections < 1 or self.window <= 0 or self.trials < 1:
+            raise Misused("--batch-size, --connections, --measurement-interval, --max-trials: expected more than 0")
+        if self.streaming and (self.rate is not None or self.shared):
+            raise Misused("--streaming: it goes with --concurrency-range, and without shared memory")
+
+    @property
+    def levels(self) -> Range:
+        """Of whichever is asked for."""
+        chosen = self.rate or self.concurrency
+        assert chosen is not None
+        return chosen
+
+    @property
+    def metric(self) -> str:
+        """What must be stable, by its name in Level."""
+        return f"p{self.percentile}" if self.percentile else "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the result goes: .json with everything, or .csv with a line for each level."""
+
+    out: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        for path in self.out:
+            if path.suffix not in (".json", ".csv"):
+                raise Misused(f"--out {path}: expected a name that ends in .json or .csv")

@@ -1,0 +1,198 @@
+"""The messages that are sent: made up, or of a file as perf_analyzer reads it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import inferd_client.grpc as grpcclient
+from inferd_client._tensors import request_pieces
+from inferd_client.utils import triton_to_np_dtype
+from server.errors import Misused
+from server.tools.perf.plan import Plan
+from server.tools.reach import Reach
+from server.tools.tensors import Wanted, array_of, made_up, shape_of, shapes_of
+
+MADE_UP = 16
+"""Different requests of random content."""
+MOST_MADE_UP = 64 << 20  # bytes of them
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a model.
+
+    Attributes:
+        inputs: those that must be given.
+        outputs: (name, datatype, shape) of each.
+        batches: whether a request has a batch dimension.
+        decoupled: whether a request may have any number of answers.
+    """
+
+    inputs: tuple[Wanted, ...]
+    outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    batches: bool
+    decoupled: bool
+
+
+def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: Plan) -> Model:
+    """Ask the server about the model.
+
+    Raises:
+        InferenceServerException: it does not tell.
+        Misused: it cannot have such a batch.
+    """
+    said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+    metadata = client.get_model_metadata(plan.model, plan.version, **said)
+    config = client.get_model_config(plan.model, plan.version, **said).config
+    batches = config.max_batch_size > 0
+    if plan.rows > max(config.max_batch_size, 1):
+        raise Misused(f"--batch-size {plan.rows}: model '{plan.model}' takes at most {config.max_batch_size} rows")
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    return Model(
+        tuple(
+            Wanted(each.name, each.datatype, tuple(each.shape), batches)
+            for each in metadata.inputs
+            if each.name not in optional
+        ),
+        tuple((each.name, each.datatype, tuple(each.shape)) for each in metadata.outputs),
+        batches,
+        config.model_transaction_policy.decoupled,
+    )
+
+
+Tensors = dict[str, Any]
+
+
+def tensors_of(model: Model, plan: Plan) -> list[Tensors]:
+    """The tensors of each request, which are sent in turn.
+
+    Raises:
+        Misused: the file, or a shape, is not what it should be.
+    """
+    if plan.data not in ("random", "zero"):
+        return list(_of_file(model, plan, Path(plan.data)))
+    shapes = shapes_of(plan.shapes)
+    chance = np.random.default_rng(1)
+    found: list[Tensors] = []
+    size = 0
+    while len(found) < (1 if plan.data == "zero" else MADE_UP) and size <= MOST_MADE_UP:
+        made = {
+            each.name: made_up(each, shape_of(each, shapes, plan.rows), chance, plan.data == "zero", plan.letters)
+            for each in model.inputs
+        }
+        found.append(made)
+        size += sum(array.nbytes for array in made.values())
+    return found
+
+
+def _of_file(model: Model, plan: Plan, path: Path) -> Iterator[Tensors]:
+    try:
+        said = json.loads(path.read_text())
+        steps = said["data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Misused(f"--input-data {path}: expected random, zero or a JSON file with 'data': {error}") from None
+    if steps and isinstance(steps[0], list):
+        steps = list(itertools.chain.from_iterable(steps))
+    shapes = shapes_of(plan.shapes)
+    entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in steps]
+    if not entries:
+        raise Misused(f"--input-data {path}: it has no data")
+    for i in range(len(entries)):
+        if not model.batches:
+            yield entries[i]
+            continue
+        rows = [entries[(i + k) % len(entries)] for k in range(plan.rows)]
+        try:
+            yield {each.name: np.stack([row[each.name] for row in rows]) for each in model.inputs}
+        except ValueError as error:
+            raise Misused(f"--input-data {path}: entries of different shapes cannot be a batch: {error}") from None
+
+
+def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path: Path) -> Any:
+    """An input of one entry, without the batch dimension."""
+    try:
+        content = step[wanted.name]
+    except (KeyError, TypeError):
+        raise Misused(f"--input-data {path}: an entry lacks input '{wanted.name}'") from None
+    own = wanted.shape[1:] if wanted.batches else wanted.shape
+    shape: Sequence[int] = shapes.get(wanted.name, own)
+    if isinstance(content, dict):
+        shape = content.get("shape", shape)
+        if "b64" in content:
+            raw = base64.b64decode(content["b64"])
+            if wanted.datatype == "BYTES":
+                return np.array([raw], np.object_).reshape(shape if -1 not in shape else (1,))
+            array = np.frombuffer(raw, triton_to_np_dtype(wanted.datatype))
+            return array.reshape(shape)
+        content = content.get("content", [])
+    array = array_of(wanted.datatype, content, wanted.name)
+    try:
+        return array if len(shape) == array.ndim and -1 in shape else array.reshape(shape)
+    except ValueError:
+        raise Misused(
+            f"--input-data {path}: input '{wanted.name}' has {array.size} elements, its shape is {list(shape)}"
+        ) from None
+
+
+class Messages:
+    """Serialised requests, and the shared memory that they speak of; to be used in a `with` statement."""
+
+    def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: Plan) -> None:
+        self._model = model
+        self._plan = plan
+        self._tensors = tensors_of(model, plan)
+        self._region: Any = nullcontext()
+        if plan.shared:
+            self._region = self._shared(client)
+        self.rows = plan.rows if model.batches else 1
+
+    def _shared(self, client: grpcclient.InferenceServerClient) -> AbstractContextManager[Any]:
+        arrays: dict[str, Any] = {}
+        for i, tensors in enumerate(self._tensors):
+            arrays |= {f"{i}/{name}": array for name, array in tensors.items()}
+        for name, datatype, shape in self._model.outputs:
+            if datatype == "BYTES":
+                raise Misused(f"--shared-memory: output '{name}' is of strings, which have no place of a fixed size")
+            dims = (self._plan.rows, *shape[1:]) if self._model.batches else shape
+            kind = np.dtype(triton_to_np_dtype(datatype))
+            if any(size < 0 for size in dims):
+                dims = (self._plan.output_bytes // kind.itemsize,)
+            arrays[f"output/{name}"] = (dims, kind)
+        return client.shared(arrays)
+
+    def __enter__(self) -> list[bytes]:
+        region = self._region.__enter__()
+        found = []
+        for i, tensors in enumerate(self._tensors):
+            if region is None:
+                inputs, outputs = inputs_of(self._model, tensors), None
+            else:
+                inputs = [region.input(name, f"{i}/{name}") for name in tensors]
+                outputs = [region.output(name, f"output/{name}") for name, _, _ in self._model.outputs]
+            pieces = request_pieces(
+                self._plan.model, inputs, self._plan.version, outputs, "", 0, False, False, 0, None, None
+            )
+            found.append(b"".join(bytes(piece) for piece in pieces)[5:])
+        return found
+
+    def __exit__(self, *error: Any) -> None:
+        self._region.__exit__(*error)
+
+
+def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
+    """Of a request with these tensors."""
+    return [
+        grpcclient.InferInput(each.name, list(tensors[each.name].shape), each.datatype).set_data_from_numpy(
+            tensors[each.name]
+        )
+        for each in model.inputs
+    ]

@@ -1,0 +1,64 @@
+"""How the commands reach a server: any that speaks the v2 protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import inferd_client.grpc as grpcclient
+from inferd_client.utils import InferenceServerException
+from server.errors import ServerError
+
+
+class CallFailed(ServerError):
+    """A server does not do what a command asks of it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A server and how it is reached.
+
+    Attributes:
+        url: HOST:PORT or unix:PATH.
+        root_cert: PEM file that the server's certificate is checked against; None: plain text.
+        client_cert, client_key: PEM files of who asks, where the server wants to know.
+        headers: sent with each call.
+        timeout: seconds that an answer may take.
+    """
+
+    url: str = "127.0.0.1:8001"
+    root_cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout: float = 60.0
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The headers."""
+        return dict(self.headers)
+
+    def client(self) -> grpcclient.InferenceServerClient:
+        """A client of it.
+
+        Raises:
+            CallFailed: it cannot be reached so.
+        """
+        try:
+            return grpcclient.InferenceServerClient(
+                self.url,
+                ssl=self.root_cert is not None,
+                root_certificates=str(self.root_cert) if self.root_cert else None,
+                certificate_chain=str(self.client_cert) if self.client_cert else None,
+                private_key=str(self.client_key) if self.client_key else None,
+            )
+        except (OSError, InferenceServerException) as error:
+            raise CallFailed(f"--url, --root-cert: {error}") from None
+
+
+def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
+    """What went wrong with a call, for people."""
+    text = f"{reach.url}: {error}"
+    if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
+        text += "; is a server running there? --url HOST:PORT says where else"
+    return CallFailed(text)

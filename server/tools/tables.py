@@ -1,0 +1,25 @@
+"""Tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
+    """Columns beside each other, as wide as they need.
+
+    Args:
+        head: names of the columns.
+        rows: their cells.
+        right: "r" for each column whose cells end beneath each other, "l" for the others, in their order.
+    """
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = []
+    for row in cells:
+        parts = [
+            cell.rjust(width) if right[i : i + 1] == "r" else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)

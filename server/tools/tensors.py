@@ -1,0 +1,232 @@
+"""Tensors of the command line: files and words → arrays, and arrays → what people read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inferd_client.utils import triton_to_np_dtype
+from server.errors import Misused
+
+PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
+TEXT_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An input of a model.
+
+    Attributes:
+        shape: with the batch dimension; -1 for one that is free.
+        batches: whether the first dimension is the batch's.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    batches: bool
+
+
+def shapes_of(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Of "NAME:1,2" each.
+
+    Raises:
+        Misused: it is none.
+    """
+    found = {}
+    for each in given:
+        name, colon, dims = each.rpartition(":")
+        try:
+            found[name] = tuple(int(size) for size in dims.split(",") if size)
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise Misused(f"--shape: expected INPUT:SIZE,SIZE,..., got {each!r}")
+    return found
+
+
+def shape_of(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], rows: int) -> tuple[int, ...]:
+    """The dimensions that are sent: those given (without the batch's, as perf_analyzer has it, or with it).
+
+    Raises:
+        Misused: a free dimension is not given.
+    """
+    given = shapes.get(wanted.name)
+    own = wanted.shape[1:] if wanted.batches else wanted.shape
+    if given is not None:
+        if wanted.batches and len(given) == len(wanted.shape):
+            return given
+        own = given
+    if any(size < 0 for size in own):
+        raise Misused(
+            f"input '{wanted.name}' has the dimensions {list(own)}: say how large they are with --shape "
+            f"{wanted.name}:{','.join('1' if size < 0 else str(size) for size in own)}"
+        )
+    return (rows, *own) if wanted.batches else tuple(own)
+
+
+def made_up(wanted: Wanted, shape: tuple[int, ...], chance: np.random.Generator, zero: bool, letters: int) -> Any:
+    """A tensor of random content, or of zeros."""
+    count = int(np.prod(shape))
+    if wanted.datatype == "BYTES":
+        alphabet = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
+        words = [b"" if zero else b"".join(chance.choice(alphabet, letters)) for _ in range(count)]
+        array = np.empty(count, np.object_)
+        array[:] = words
+        return array.reshape(shape)
+    kind = np.dtype(triton_to_np_dtype(wanted.datatype))
+    if zero:
+        return np.zeros(shape, kind)
+    if wanted.datatype == "BOOL":
+        return chance.integers(0, 2, shape).astype(bool)
+    if kind.kind in "iu":
+        return chance.integers(0, min(np.iinfo(kind).max, 1000), shape).astype(kind)
+    return chance.random(shape).astype(kind)
+
+
+def read(wanted: Sequence[Wanted], given: Sequence[str]) -> dict[str, Any]:
+    """Arrays of the inputs from what `--data` says; see docs/commands.md.
+
+    Raises:
+        Misused: it cannot be understood.
+    """
+    known = {each.name: each for each in wanted}
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if equals and name in known:
+            found[name] = _one(known[name], value)
+            continue
+        path = Path(each)
+        if path.suffix == ".npz" and path.is_file():
+            with np.load(path) as archive:
+                found.update({key: archive[key] for key in archive.files})
+        elif path.suffix == ".json" and path.is_file():
+            found.update(_document(known, json.loads(path.read_text()), each))
+        elif len(known) == 1:
+            (only,) = known.values()
+            found[only.name] = _one(only, each)
+        else:
+            raise Misused(f"--data {each!r}: expected INPUT=VALUE, a .npz or a .json; inputs are {', '.join(known)}")
+    for name in found:
+        if name not in known:
+            raise Misused(f"--data: the model has no input '{name}', but {', '.join(known)}")
+    return {name: _fitting(known[name], array) for name, array in found.items()}
+
+
+def _document(known: Mapping[str, Wanted], said: Any, where: str) -> dict[str, Any]:
+    """Of JSON: a request of the v2 protocol, or an object of inputs."""
+    if isinstance(said, dict) and isinstance(said.get("inputs"), list):
+        found = {}
+        for tensor in said["inputs"]:
+            if tensor.get("name") not in known:
+                raise Misused(f"{where}: the model has no input {tensor.get('name')!r}, but {', '.join(known)}")
+            array = array_of(known[tensor["name"]].datatype, tensor.get("data"), tensor["name"])
+            found[tensor["name"]] = array.reshape(tensor["shape"]) if "shape" in tensor else array
+        return found
+    if not isinstance(said, dict):
+        raise Misused(f"{where}: expected an object with the inputs' names")
+    for name in said:
+        if name not in known:
+            raise Misused(f"{where}: the model has no input {name!r}, but {', '.join(known)}")
+    return {name: array_of(known[name].datatype, content, name) for name, content in said.items()}
+
+
+def array_of(datatype: str, content: Any, name: str) -> Any:
+    """Nested lists as an array.
+
+    Raises:
+        Misused: they are none of this datatype.
+    """
+    try:
+        if datatype == "BYTES":
+            return np.vectorize(lambda each: str(each).encode(), otypes=[np.object_])(np.array(content, np.object_))
+        return np.array(content, triton_to_np_dtype(datatype))
+    except (TypeError, ValueError) as error:
+        raise Misused(f"the data of '{name}' are no {datatype}: {error}") from None
+
+
+def _one(wanted: Wanted, value: str) -> Any:
+    path = Path(value.removeprefix("@"))
+    is_file = path.is_file()
+    if value.startswith("@") and not is_file:
+        raise Misused(f"--data: there is no file {path}")
+    if is_file and path.suffix == ".npy":
+        return np.load(path)
+    if is_file and path.suffix == ".json":
+        return array_of(wanted.datatype, json.loads(path.read_text()), wanted.name)
+    if is_file and wanted.datatype == "BYTES":
+        content = path.read_bytes()
+        return np.array([content.rstrip(b"\n") if path.suffix == ".txt" else content], np.object_)
+    if is_file and path.suffix.lower() in PICTURES:
+        return _picture(wanted, path)
+    if is_file:
+        return np.frombuffer(path.read_bytes(), triton_to_np_dtype(wanted.datatype))
+    if wanted.datatype == "BYTES":
+        return np.array([value.encode()], np.object_)
+    try:
+        return array_of(wanted.datatype, json.loads(value if value.startswith("[") else f"[{value}]"), wanted.name)
+    except json.JSONDecodeError:
+        raise Misused(f"--data {wanted.name}={value}: there is no such file, and these are no numbers") from None
+
+
+def _picture(wanted: Wanted, path: Path) -> Any:
+    """A picture as the input wants it: its size, its order of dimensions; 0 to 1 for floats."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise Misused(f"{path}: reading pictures needs Pillow: pip install pillow") from None
+    dims = [size for size in (wanted.shape[1:] if wanted.batches else wanted.shape) if size != 1]
+    colours = 3 in dims
+    sides = [size for size in dims if size != 3] if colours else dims
+    picture = Image.open(path).convert("RGB" if colours else "L")
+    if len(sides) == 2 and min(sides) > 0:
+        picture = picture.resize((sides[1], sides[0]))
+    array = np.asarray(picture)
+    if colours and dims and dims[0] == 3:
+        array = array.transpose(2, 0, 1)
+    kind = np.dtype(triton_to_np_dtype(wanted.datatype))
+    return (array / 255.0 if kind.kind == "f" else array).astype(kind)
+
+
+def _fitting(wanted: Wanted, array: Any) -> Any:
+    """With dimensions added, or its values put into the model's dimensions, where there is one way to do so."""
+    kind = triton_to_np_dtype(wanted.datatype)
+    if wanted.datatype != "BYTES" and array.dtype != kind:
+        array = array.astype(kind)
+    expected = wanted.shape
+    if _fits(expected, array.shape):
+        return array
+    own = expected[1:] if wanted.batches else expected
+    if wanted.batches and _fits(own, array.shape):
+        return array[None]
+    free = own.count(-1)
+    size = int(np.prod([each for each in own if each > 0]))
+    if free <= 1 and size and array.size % size == 0 and (free == 1 or array.size == size or wanted.batches):
+        return array.reshape((*((-1,) if wanted.batches and not free else (1,) if wanted.batches else ()), *own))
+    raise Misused(f"the data of '{wanted.name}' have the shape {list(array.shape)}, the model takes {list(expected)}")
+
+
+def _fits(expected: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(expected) == len(shape) and all(e in (-1, s) for e, s in zip(expected, shape, strict=True))
+
+
+def shown(array: Any) -> str:
+    """For people."""
+    if array.dtype == np.object_:
+        texts = [each.decode("utf-8", "replace") for each in array.ravel()[:100]]
+        texts = [text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}... ({len(text)})" for text in texts]
+        return str(np.array(texts, object).reshape(array.shape) if len(texts) == array.size else texts)
+    return str(np.array2string(array, threshold=100, precision=5, suppress_small=True))
+
+
+def as_lists(array: Any) -> Any:
+    """For JSON."""
+    if array.dtype == np.object_:
+        return np.vectorize(lambda each: each.decode("utf-8", "replace"), otypes=[object])(array).tolist()
+    return array.astype(np.float32).tolist() if array.dtype.kind == "V" else array.tolist()

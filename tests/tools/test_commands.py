@@ -1,0 +1,302 @@
+"""The commands that ask a server: `models`, `infer`, `perf`; and `config show`, `check --format`, `completion`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server import cli
+from tests.backends.models import identity_onnx
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOAT = 1  # of ONNX
+
+
+@pytest.fixture
+def inferd(server, capsys):
+    """Run a command about the server; what it prints."""
+
+    def run(*arguments, status=0, url=True):
+        command = [*map(str, arguments), *(("--url", server.tcp) if url else ())]
+        assert cli.main(command) == status, capsys.readouterr()
+        printed = capsys.readouterr()
+        return printed.out if status == 0 else printed.out + printed.err
+
+    return run
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_loaded_and_unloaded(inferd):
+    """Guards `models ls`, `load`, `unload`."""
+    inferd("models", "unload", "uint8")
+    states = {each["name"]: each["state"] for each in json.loads(inferd("models", "ls", "--format", "json"))}
+    assert states["fp32"] == "READY"
+    assert states.get("uint8") != "READY"
+    assert inferd("models", "load", "uint8") == "uint8 is loaded\n"
+    assert re.search(r"^uint8 +1 +READY$", inferd("models", "ls"), re.MULTILINE)
+    assert "nobody" in inferd("models", "load", "nobody", status=1)
+
+
+def test_a_model_is_loaded_with_another_configuration(inferd, tmp_path):
+    """Guards `models load --model-config`, with a config.pbtxt, and `describe --pbtxt`, which prints one."""
+    text = inferd("models", "describe", "int64", "--pbtxt")
+    assert "max_batch_size: 64" in text
+    (tmp_path / "config.pbtxt").write_text(re.sub(r"\b64\b", "7", text))
+    inferd("models", "load", "int64", "--model-config", tmp_path / "config.pbtxt")
+    assert "at most 7 in a batch" in inferd("models", "describe", "int64")
+    inferd("models", "load", "int64")
+
+
+def test_a_model_is_described(inferd):
+    """Guards `models describe`."""
+    told = inferd("models", "describe", "pair")
+    assert re.search(r"^input +INPUT1 +BYTES +\[-1, -1\]$", told, re.MULTILINE)
+    assert json.loads(inferd("models", "describe", "pair", "--format", "json"))["name"] == "pair"
+    assert "decoupled" in inferd("models", "describe", "repeat")
+
+
+def test_statistics(inferd):
+    """Guards `models stats`."""
+    inferd("infer", "bool", "--data", "[true]")
+    line = next(each for each in inferd("models", "stats").splitlines() if each.startswith("bool"))
+    assert int(line.split()[2]) >= 1
+    assert json.loads(inferd("models", "stats", "bool", "--format", "json"))["model_stats"][0]["name"] == "bool"
+
+
+def test_what_is_made_of_a_model_file_serves(tmp_path, capsys):
+    """Guards `models init`: its configuration passes `check`, says what the file says, and nothing is overwritten."""
+    file = tmp_path / "thing.onnx"
+    file.write_bytes(identity_onnx(FLOAT, ["N", 4]))
+    repository = tmp_path / "models"
+    command = ["models", "init", str(file), "--repository", str(repository)]
+    assert cli.main(command) == 0
+    text = (repository / "thing" / "config.pbtxt").read_text()
+    assert 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }' in text
+    assert cli.main(["check", str(repository)]) == 0
+    assert "thing: ok" in capsys.readouterr().out
+    assert cli.main(command) == 1
+    assert "--force" in capsys.readouterr().err
+    assert cli.main([*command, "--force", "--max-batch-size", "3"]) == 0
+    assert "max_batch_size: 3" in (repository / "thing" / "config.pbtxt").read_text()
+    assert cli.main(["models", "init", str(tmp_path / "nothing.onnx")]) == 1
+    (tmp_path / "x.tflite").write_text("")
+    assert cli.main(["models", "init", str(tmp_path / "x.tflite")]) == 1
+    assert ".onnx" in capsys.readouterr().err
+
+
+# ---- infer ----------------------------------------------------------------------------------------------------------
+
+
+def answered(inferd, *arguments):
+    return json.loads(inferd("infer", *arguments, "--format", "json"))
+
+
+def test_data_of_words_and_files(inferd, tmp_path):
+    """Guards `infer --data`: numbers, text, .npy, .npz, .json, files of text, and what is put into a batch."""
+    assert answered(inferd, "fp32", "--data", "1,2.5") == {"OUTPUT0": [[1.0, 2.5]]}
+    assert answered(inferd, "text", "--data", "two words") == {"OUTPUT0": [["two words"]]}
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    assert answered(inferd, "fp32", "--data", tmp_path / "x.npy") == {"OUTPUT0": [[1, 1, 1], [1, 1, 1]]}
+    np.savez(tmp_path / "x.npz", INPUT0=np.zeros((1, 1), np.float32))
+    assert answered(inferd, "fp32", "--data", tmp_path / "x.npz") == {"OUTPUT0": [[0]]}
+    request = {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [3, 4]}]}
+    (tmp_path / "x.json").write_text(json.dumps(request))
+    assert answered(inferd, "fp32", "--data", tmp_path / "x.json") == {"OUTPUT0": [[3, 4]]}
+    (tmp_path / "x.txt").write_text("a line\n")
+    both = ["--data", "INPUT0=7", "--data", f"INPUT1=@{tmp_path / 'x.txt'}"]
+    assert answered(inferd, "pair", *both) == {"OUTPUT0": [[7]], "OUTPUT1": [["a line"]]}
+    assert answered(inferd, "pair", *both, "--output", "OUTPUT0") == {"OUTPUT0": [[7]]}
+
+
+def test_data_are_made_up(inferd):
+    """Guards --random, --shape and --batch-size."""
+    made = answered(inferd, "fp32", "--random", "--shape", "INPUT0:5", "--batch-size", "3")
+    assert np.array(made["OUTPUT0"]).shape == (3, 5)
+
+
+def test_answers_are_saved_and_classified(inferd, tmp_path):
+    """Guards --save and --classes."""
+    inferd("infer", "fp32", "--data", "1,9,5", "--save", tmp_path / "y.npz")
+    assert np.load(tmp_path / "y.npz")["OUTPUT0"].tolist() == [[1, 9, 5]]
+    told = inferd("infer", "fp32", "--data", "1,9,5", "--classes", "2")
+    assert [line.split() for line in told.splitlines()[2:]] == [["1", "9.00000"], ["2", "5.00000"]]
+
+
+def test_decoupled_models_are_asked_in_a_stream(inferd):
+    """Guards that every answer is printed, and that an error is the command's."""
+    assert inferd("infer", "repeat", "--data", "4,5").count("OUT: int32 [1]") == 2
+    assert "no -1" in inferd("infer", "repeat", "--data", "[4,-1]", status=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["fp32"], "--data INPUT0=VALUE"),
+        (["fp32", "--random"], "--shape INPUT0:1"),
+        (["fp32", "--data", "words"], "no numbers"),
+        (["pair", "--data", "1"], "expected INPUT=VALUE"),
+        (["fp32", "--data", "1", "--save", "x.bmp"], "expected .npz"),
+        (["fp32", "--data", "1", "--header", "x"], "expected KEY=VALUE"),
+        (["fp32", "--random", "--shape", "x"], "expected INPUT:SIZE"),
+    ],
+)
+def test_questions_that_make_no_sense(inferd, arguments, text):
+    """Guards the status 2 and a sentence that says what to do."""
+    assert text in inferd("infer", *arguments, status=2)
+
+
+def test_failures_are_told(inferd):
+    """Guards the status 1, and who was asked."""
+    assert "NOT_FOUND" in inferd("infer", "nobody", "--data", "1", status=1)
+    told = inferd("models", "ls", "--url", "127.0.0.1:1", url=False, status=1)
+    assert "127.0.0.1:1" in told
+    assert "is a server running there?" in told
+
+
+# ---- perf -----------------------------------------------------------------------------------------------------------
+
+SHORT = ["--measurement-interval", "100", "--warmup", "0", "--max-trials", "3"]
+
+
+def test_levels_of_a_closed_loop(inferd, tmp_path):
+    """Guards `perf`: a level for each step, its figures in JSON and CSV, the server's split, what perf_analyzer has."""
+    out = tmp_path / "run.json", tmp_path / "run.csv"
+    arguments = ["-m", "fp32", "--shape", "INPUT0:16", "-b", "2", "--concurrency-range", "1:5:4", *SHORT]
+    told = inferd("perf", *arguments, "--out", out[0], "--out", out[1])
+    assert [line.split()[0] for line in told.splitlines()[1:3]] == ["1", "5"]
+    run = json.loads(out[0].read_text())
+    assert (run["model"], run["rows"], [each["level"] for each in run["levels"]]) == ("fp32", 2, [1, 5])
+    for level in run["levels"]:
+        assert level["inferences"] == pytest.approx(2 * level["rate"])
+        assert 0 < level["p50"] <= level["p90"] <= level["p95"] <= level["p99"] <= level["p999"]
+        assert sum(calls for _, calls in level["histogram"]) == level["requests"]
+        assert set(level["server"]) == {"queue", "input", "compute", "output"}
+        assert not level["errors"]
+    with out[1].open() as file:
+        assert [float(row["level"]) for row in csv.DictReader(file)] == [1, 5]
+
+
+def test_an_open_loop(inferd, tmp_path):
+    """Guards rates: about as many requests as are due, of a server that keeps up."""
+    out = tmp_path / "run.json"
+    arguments = ["fp32", "--shape", "INPUT0:4", "--request-rate-range", "200", "--request-distribution", "constant"]
+    inferd("perf", *arguments, *SHORT, "--out", out)
+    (level,) = json.loads(out.read_text())["levels"]
+    assert level["kind"] == "rate"
+    assert 100 < level["rate"] < 400
+
+
+def test_latency_counts_from_when_a_request_was_due(inferd, tmp_path):
+    """Guards against coordinated omission: a model that takes 400 ms, asked ten times a second, one at a time."""
+    out = tmp_path / "run.json"
+    arguments = ["late", "--shape", "INPUT0:4", "--rate", "10", "--max-in-flight", "1", "--warmup", "0"]
+    inferd("perf", *arguments, "--measurement-interval", "1000", "--max-trials", "1", "--out", out)
+    (level,) = json.loads(out.read_text())["levels"]
+    assert level["max"] > 700_000
+
+
+def test_the_highest_level_within_a_limit(inferd, tmp_path):
+    """Guards --latency-threshold: levels end where one is beyond it, and a search measures few."""
+    out = tmp_path / "run.json"
+    arguments = ["late", "--shape", "INPUT0:4", "--measurement-interval", "100", "--warmup", "0", "--max-trials", "1"]
+    arguments += ["--concurrency-range", "1:9:1", "--out", out]
+    told = inferd("perf", *arguments, "--latency-threshold", "1300", "--binary-search")
+    found = [each["level"] for each in json.loads(out.read_text())["levels"]]
+    assert len(found) <= 5
+    assert re.search(r"mean within 1300 ms: [1-6] at most", told)
+    assert "at no level" in inferd("perf", *arguments, "--latency-threshold", "1", status=1)
+
+
+def test_given_data(inferd, tmp_path):
+    """Guards --input-data as perf_analyzer has it: contents, shapes, Base64, strings, lists of sequences."""
+    (tmp_path / "data.json").write_text(
+        json.dumps(
+            {
+                "data": [
+                    {"INPUT0": [1, 2], "INPUT1": ["a"]},
+                    {"INPUT0": {"content": [3, 4], "shape": [2]}, "INPUT1": {"b64": "eHk="}},
+                ]
+            }
+        )
+    )
+    shapes = ["--shape", "INPUT0:2", "--shape", "INPUT1:1"]
+    inferd("perf", "pair", "--input-data", tmp_path / "data.json", *shapes, "-b", "2", *SHORT)
+    (tmp_path / "data.json").write_text('{"data": [{"INPUT0": [1]}]}')
+    assert "lacks input 'INPUT1'" in inferd("perf", "pair", "--input-data", tmp_path / "data.json", *SHORT, status=2)
+
+
+def test_shared_memory(inferd, server):
+    """Guards --shared-memory, and that nothing of it is left."""
+    address = ["--url", server.unix, "--shared-memory", "system", "--output-shared-memory-size", "64"]
+    inferd("perf", "fp32", "--shape", "INPUT0:16", *address, *SHORT, url=False)
+    assert not list(Path("/dev/shm").glob("inferd-client-*"))
+
+
+def test_streams(inferd, tmp_path):
+    """Guards decoupled models: whole requests, first answers, and what lies between answers."""
+    out = tmp_path / "run.json"
+    inferd("perf", "repeat", "--shape", "IN:3", "--concurrency", "2", *SHORT, "--out", out)
+    (level,) = json.loads(out.read_text())["levels"]
+    assert not level["errors"]
+    assert level["first"]["mean"] <= level["mean"]
+    assert level["between"]["mean"] > 0
+    inferd("perf", "fp32", "--shape", "INPUT0:4", "--streaming", *SHORT)
+
+
+def test_calls_that_fail_are_counted(inferd):
+    """Guards the status and the table of a model that refuses what is sent."""
+    told = inferd("perf", "fp32", "--shape", "INPUT0:4", "--header", "x=y", *SHORT, status=2)
+    assert "--streaming" in told
+    address = ["--shared-memory", "system", "--output-shared-memory-size", "4"]
+    told = inferd("perf", "fp32", "--shape", "INPUT0:16", *address, *SHORT, status=1)
+    assert "calls that failed" in told or "shared memory" in told
+
+
+# ---- the others -----------------------------------------------------------------------------------------------------
+
+
+def test_origins_of_options(inferd, tmp_path, monkeypatch):
+    """Guards `config show`: each value, and where it is from; secrets are left out."""
+    (tmp_path / "options.toml").write_text("log-verbose = 1\ngrpc-port = 7\n")
+    monkeypatch.setenv("INFERD_METRICS_PORT", "9")
+    command = ["config", "show", "--config", tmp_path / "options.toml", "--model-repository", "/m", "--grpc-port", "5"]
+    told = inferd(*command, "--grpc-restricted-protocol", "health:key=secret", url=False)
+    lines = {line.split()[0]: line for line in told.splitlines()}
+    assert lines["grpc-port"].split(maxsplit=2)[1:] == ["5", "the command line"]
+    assert lines["metrics-port"].split(maxsplit=2)[1:] == ["9", "INFERD_METRICS_PORT"]
+    assert lines["log-verbose"].endswith(f"the file {tmp_path / 'options.toml'}")
+    assert lines["grpc-address"].endswith("the default")
+    assert "secret" not in told
+
+
+def test_checks_for_machines(tmp_path, capsys):
+    """Guards `check --format json` and `github`."""
+    (tmp_path / "wrong" / "1").mkdir(parents=True)
+    (tmp_path / "wrong" / "config.pbtxt").write_text('backend: "identity"\nmax_batch_sizes: 1\n')
+    assert cli.main(["check", str(tmp_path), "--format", "json"]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["ok"]) == ("wrong", False)
+    assert report["problems"][0]["file"].endswith("wrong/config.pbtxt")
+    assert report["problems"][0]["line"] == 2
+    assert cli.main(["check", str(tmp_path), "--format", "github"]) == 1
+    assert re.match(r"::error file=\S+/wrong/config.pbtxt,line=2.*::wrong: .*max_batch_sizes", capsys.readouterr().out)
+
+
+def test_completion_and_help():
+    """Guards that the program tells what it can do, and imports no client for it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "completion", "bash"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "models" in done.stdout
+    code = "import sys; from server import cli; print(sorted({'numpy', 'grpc', 'inferd_client'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
