@@ -28,6 +28,7 @@ RUN python3 -m venv /build && /build/bin/pip install setuptools wheel Cython -c 
     && python3 -m venv /sbom && /sbom/bin/pip install cyclonedx-bom==7.5.0
 COPY _native _native
 COPY backends backends
+COPY inferd_client inferd_client
 COPY server server
 ARG REVISION=unknown
 RUN INFERD_COMMIT="${REVISION}" /build/bin/pip wheel --no-build-isolation --no-deps -w /wheel .
