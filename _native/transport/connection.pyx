@@ -177,6 +177,8 @@ cdef class Endpoint:
         self.host.native_level = native_level
         self.workers = workers
         if workers is not None:
+            if workers.crew.departed.within != NULL or workers.crew.departed.total:
+                raise ValueError("these workers are another endpoint's")
             self.host.crew = &workers.crew
             workers.crew.departed.within = &self.host.account
         self.host.other.service = &PYTHON

@@ -35,10 +35,10 @@ class Room:
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled():
+            if not place.cancelled():
+                self._leave()  # it has got one
+            elif place in self._waiting:
                 self._waiting.remove(place)
-            else:
-                self._leave()
             raise
         return self
 
@@ -47,12 +47,17 @@ class Room:
 
     def _leave(self) -> None:
         self._free += 1
-        if self._free > 0 and self._waiting:
+        if self._free > 0:
             self._let_in()
 
     def _let_in(self) -> None:
-        self._free -= 1
-        self._waiting.popleft().set_result(None)
+        """Give one who waits a place, if anybody does; those who have given up may still be among them."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                self._free -= 1
+                place.set_result(None)
+                break
         self._unwatch()
         self._watch()
 
@@ -67,5 +72,4 @@ class Room:
 
     def _out_of_patience(self) -> None:
         self._timer = None
-        if self._waiting:
-            self._let_in()
+        self._let_in()

@@ -14,6 +14,7 @@ from server.caching import LocalCache
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import request, serving
 from tests.engine.test_ensembles import parameter, tensors
+from tests.native.h2peer import Lanes
 
 pytestmark = pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
 
@@ -184,3 +185,26 @@ def parameter_field(key, **value):
     message = pb.ModelInferRequest()
     message.parameters[key].CopyFrom(pb.InferParameter(**value))
     return message.SerializeToString()
+
+
+def test_requests_that_wait_for_models_of_many_names(native_counters):
+    """Whose loads end one after the other: each looks at those that wait for it, and at few others."""
+
+    def waiting(size):
+        lanes = Lanes(running=False)
+        lanes.service.load_on_demand(lambda name, by_model: None)
+        message, answers = lanes.request(b"x"), []
+        for number in range(size):
+            named = pb.ModelInferRequest.FromString(message)
+            named.model_name = f"missing {number}"
+            lanes.service.submit(named.SerializeToString(), lambda *answer: answers.append(answer))
+        taken = steps.count(lambda: [lanes.service.resume(f"missing {number}", 14, "no") for number in range(size)])
+        lanes.run()
+        lanes.settle()
+        assert [answer[:2] for answer in answers] == [(14, "no")] * size
+        lanes.close()
+        return taken
+
+    waiting(8)
+    taken = [waiting(size) for size in (24, 48, 96)]
+    assert (taken[2] - taken[1]) / (taken[1] - taken[0]) < LIMIT

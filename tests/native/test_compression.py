@@ -343,15 +343,15 @@ def test_streams_that_end_while_workers_have_their_messages(workers, seed):
     peer.close()
 
 
-def test_a_connection_that_closes_while_workers_have_its_messages(workers):
-    for wait in (0.0, 0.002, 0.02):
-        echo = Echo(workers=workers)
-        peer = Peer(echo.endpoint)
-        for _ in range(8):
-            stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
-            peer.send_all(stream, framed(gzip.compress(text(300_000), 1), compressed=1), end=False)
-        time.sleep(wait)
-        peer.close()
+@pytest.mark.parametrize("wait", [0.0, 0.002, 0.02])
+def test_a_connection_that_closes_while_workers_have_its_messages(workers, wait):
+    echo = Echo(workers=workers)
+    peer = Peer(echo.endpoint)
+    for _ in range(8):
+        stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
+        peer.send_all(stream, framed(gzip.compress(text(300_000), 1), compressed=1), end=False)
+    time.sleep(wait)
+    peer.close()
 
 
 # ---- answers of Python calls ----

@@ -290,3 +290,33 @@ def test_workers_that_cannot_be_made_close_nothing(monkeypatch):
         Workers(1)
     gc.collect()
     os.fstat(0)  # still open
+
+
+def test_a_call_for_which_there_is_no_memory_is_refused(native_counters):
+    """One allocation of the interpreter fails, each in turn: the call is answered or refused, and the server lives."""
+    hooks = pytest.importorskip("_testcapi")
+    statuses = []
+    for at in range(40):
+        echo = Echo()
+        peer = Peer(echo.endpoint)
+        peer.pump()
+        stream = peer.open("/test/Echo", (("key", "value"),))
+        peer.send(stream, framed(b"x"), end=True)
+        data, received = peer.h2.data_to_send(), peer.connection.received
+        peer.buffer[: len(data)] = data
+        size = len(data)
+        hooks.set_nomemory(at, at + 1)
+        try:
+            received(size)
+        except MemoryError:  # the owner of the connection closes it then
+            heard = True
+        else:
+            heard = False
+        finally:
+            hooks.remove_mem_hooks()
+        peer.pump()
+        if not heard:
+            statuses.append(peer.answers[stream].status)
+        peer.close()
+    assert set(statuses) <= {0, 8}
+    assert 8 in statuses
