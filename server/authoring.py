@@ -51,6 +51,8 @@ KINDS = (
         "TorchScript does not say shapes and datatypes: set those of each tensor to the model's.",
     ),
     Kind("pytorch", "model.pt2", (".pt2",)),
+    Kind("openvino", "model.xml", (".xml",)),
+    Kind("tensorflow", "model.savedmodel", ("saved_model.pb",)),
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
     Kind("python", "model.py", (".py",), "A model.py says its tensors in auto_complete_config, or here."),
 )
@@ -104,11 +106,14 @@ def kind_of(file: Path) -> Kind:
 
 
 def _put(file: Path, target: Path) -> None:
-    """Copy a file, with the ones of ONNX that hold its weights, or a folder."""
+    """Copy a file, with those that hold its weights (of ONNX and OpenVINO), or a folder."""
     if file.is_dir():
         shutil.copytree(file, target, dirs_exist_ok=True)
         return
     shutil.copyfile(file, target)
+    weights = file.with_suffix(".bin")
+    if target.suffix == ".xml" and weights.is_file():
+        shutil.copyfile(weights, target.with_suffix(".bin"))
     for suffix in (".data", "_data"):
         beside = file.with_name(file.name + suffix)
         if beside.is_file():

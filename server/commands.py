@@ -307,8 +307,23 @@ def perf(
     return run(server.reach(), plan, Files(out))
 
 
+def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("perf.html")) -> int:
+    """Draw what `inferd perf --out run.json` has written; several runs beside each other.
+
+    Args:
+        run: The files.
+        out: .html with everything in it, .png or .svg.
+    """
+    from server.tools.plot import plot as draw
+
+    draw(run, out)
+    print(f"written: {out}")
+    return 0
+
+
 def register(app: App) -> None:
     """Add the commands to the program's."""
     app.command(models)
     app.command(infer)
     app.command(perf)
+    app.command(plot)

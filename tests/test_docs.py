@@ -90,7 +90,10 @@ def test_verbs_of_make_and_programs_are_there(page: Path) -> None:
 def test_options_are_there(page: Path) -> None:
     ours = {field.name for field in dataclasses.fields(Settings)} | {"config", "version", "model-store"}
     asking = (
-        *(getattr(commands, name) for name in ("infer", "perf", "ls", "load", "unload", "describe", "stats", "init")),
+        *(
+            getattr(commands, name)
+            for name in ("infer", "perf", "plot", "ls", "load", "unload", "describe", "stats", "init")
+        ),
     )
     for command in (build_engine, check, health, show_config, top, commands.Server, *asking):
         ours |= set(inspect.signature(command).parameters)

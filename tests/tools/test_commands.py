@@ -261,6 +261,27 @@ def test_calls_that_fail_are_counted(inferd):
     assert "calls that failed" in told or "shared memory" in told
 
 
+# ---- plot -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_drawn(inferd, tmp_path):
+    """Guards `plot`: pictures and the page, which stands alone; and what is no run."""
+    pytest.importorskip("matplotlib")
+    runs = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path in runs:
+        inferd("perf", "fp32", "--shape", "INPUT0:4", "--concurrency", "1:2", *SHORT, "--out", path)
+    inferd("plot", *runs, "--out", tmp_path / "x.html", url=False)
+    page = (tmp_path / "x.html").read_text()
+    assert page.count("<svg") == 5
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=\"https?:", page)
+    assert "two p99" in page
+    inferd("plot", runs[0], "--out", tmp_path / "x.png", url=False)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "other.json").write_text("{}")
+    assert "expected a file that" in inferd("plot", tmp_path / "other.json", status=2, url=False)
+
+
 # ---- the others -----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,199 @@
+"""`inferd plot`: pictures of what `inferd perf` has written."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from server.errors import Misused
+
+PARTS = ("queue", "input", "compute", "output")
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
+REST = "elsewhere"
+"""Of a request's time: the network, HTTP/2, and the client's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A file of `inferd perf --out`, with the name that it has in pictures."""
+
+    name: str
+    said: dict[str, Any]
+
+    @property
+    def levels(self) -> list[dict[str, Any]]:
+        """In order."""
+        return sorted((each for each in self.said["levels"] if each["requests"]), key=lambda each: each["level"])
+
+    def values(self, key: str) -> list[float]:
+        """Of each level."""
+        return [each[key] for each in self.levels]
+
+
+def read(paths: Sequence[Path]) -> list[Run]:
+    """The runs of files.
+
+    Raises:
+        Misused: one is none.
+    """
+    found = []
+    for path in paths:
+        try:
+            said = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise Misused(f"{path}: {error}") from None
+        if not isinstance(said, dict) or said.get("tool") != "inferd perf" or not said.get("levels"):
+            raise Misused(f"{path}: expected a file that `inferd perf --out run.json` has written")
+        found.append(Run(path.stem, said))
+    return found
+
+
+def plot(paths: Sequence[Path], out: Path) -> None:
+    """Draw runs: into one .html, or into .png or .svg.
+
+    Raises:
+        Misused: a file is no run, or matplotlib is not installed.
+    """
+    if out.suffix not in (".html", ".png", ".svg"):
+        raise Misused(f"--out {out}: expected a name that ends in .html, .png or .svg")
+    if not paths:
+        raise Misused("plot: name files that `inferd perf --out run.json` has written")
+    runs = read(paths)
+    try:
+        import matplotlib
+    except ImportError:
+        raise Misused('plot: it needs matplotlib: pip install "inferd[plot]"') from None
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
+    drawings = _drawings(runs)
+    if out.suffix == ".html":
+        out.write_text(_page(runs, drawings))
+        return
+    columns = 2
+    rows = -(-len(drawings) // columns)
+    figure, places = _figure(rows, columns)
+    for place, drawing in zip(places, drawings, strict=False):
+        drawing(place)
+    for place in places[len(drawings) :]:
+        place.set_visible(False)
+    figure.savefig(out, dpi=110)
+
+
+def _figure(rows: int, columns: int) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).ravel())
+
+
+def _drawings(runs: Sequence[Run]) -> list[Callable[[Any], None]]:
+    """What is drawn, each into axes."""
+    found: list[Callable[[Any], None]] = [lambda axes: _latency_by_rate(axes, runs)]
+    told = [run for run in runs if any(run.values("server"))]
+    found += [partial(_parts, run=run, named=len(runs) > 1) for run in told]
+    if any(any(run.values("batch")) for run in runs):
+        found.append(lambda axes: _batches(axes, runs))
+    found.append(lambda axes: _distributions(axes, runs))
+    return found
+
+
+def _latency_by_rate(axes: Any, runs: Sequence[Run]) -> None:
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        rates = run.values("rate")
+        for metric, style in (("p50", "-"), ("p99", "--")):
+            times = [value / 1e3 for value in run.values(metric)]
+            axes.plot(rates, times, style, marker="o", markersize=4, color=colour, label=f"{run.name} {metric}")
+        for each in run.levels:
+            axes.annotate(
+                f"{each['level']:g}",
+                (each["rate"], each["p50"] / 1e3),
+                textcoords="offset points",
+                xytext=(4, -11),
+                fontsize=7,
+            )
+    axes.set(xlabel="requests per second", ylabel="latency, ms", yscale="log", title="Latency by throughput")
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8)
+
+
+def _parts(axes: Any, run: Run, named: bool) -> None:
+    """Stacked bars: where the mean of a request's time went."""
+    levels = [each for each in run.levels if each["server"]]
+    bottom = [0.0] * len(levels)
+    heights = {part: [each["server"][part] / 1e3 for each in levels] for part in PARTS}
+    heights[REST] = [max(each["mean"] - sum(each["server"][part] for part in PARTS), 0.0) / 1e3 for each in levels]
+    for (part, values), colour in zip(heights.items(), (*COLOURS[:4], "#bbbbbb"), strict=True):
+        axes.bar(range(len(levels)), values, bottom=bottom, color=colour, label=part, width=0.7)
+        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+    axes.set_xticks(range(len(levels)), [f"{each['level']:g}" for each in levels])
+    title = "Where the time goes" + (f": {run.name}" if named else "")
+    axes.set(xlabel=_kind(run), ylabel="mean of a request, ms", title=title)
+    axes.legend(fontsize=8)
+
+
+def _batches(axes: Any, runs: Sequence[Run]) -> None:
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        axes.plot(run.values("level"), run.values("batch"), marker="o", markersize=4, color=colour, label=run.name)
+    axes.set(xlabel=_kind(runs[0]), ylabel="rows of an execution", title="Batch sizes")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+
+
+def _distributions(axes: Any, runs: Sequence[Run]) -> None:
+    """Of the level with the highest rate of each: which share of calls took longer."""
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        level = max(run.levels, key=lambda each: each["rate"])
+        total = sum(calls for _, calls in level["histogram"])
+        times, shares, seen = [], [], 0
+        for bound, calls in level["histogram"]:
+            times.append(bound / 1e3)
+            shares.append((total - seen) / total)
+            seen += calls
+        axes.plot(times, shares, color=colour, label=f"{run.name} at {level['level']:g}", drawstyle="steps-post")
+    title = "Calls that took longer, at the highest throughput"
+    axes.set(xlabel="ms", ylabel="share of calls", xscale="log", yscale="log", title=title)
+    axes.legend(fontsize=8)
+
+
+def _kind(run: Run) -> str:
+    return "requests per second that were due" if run.levels[0]["kind"] == "rate" else "requests in flight"
+
+
+def _page(runs: Sequence[Run], drawings: Sequence[Callable[[Any], None]]) -> str:
+    """One file with everything in it; no scripts."""
+    pictures = []
+    for drawing in drawings:
+        figure, (axes,) = _figure(1, 1)
+        drawing(axes)
+        text = io.StringIO()
+        figure.savefig(text, format="svg")
+        pictures.append(text.getvalue()[text.getvalue().index("<svg") :])
+    facts = "".join(
+        f"<li><b>{html.escape(run.name)}</b>: {html.escape(run.said['model'])} of {html.escape(run.said['url'])} "
+        f"({html.escape(run.said['server']['name'])} {html.escape(run.said['server']['version'])}), "
+        f"{html.escape(run.said['started'])}</li>"
+        for run in runs
+    )
+    keys = ("level", "rate", "inferences", "mean", "p50", "p90", "p95", "p99", "p999", "max", "batch")
+    head = "".join(f"<th>{key}</th>" for key in ("run", *keys))
+    rows = "".join(
+        f"<tr><td>{html.escape(run.name)}</td>" + "".join(f"<td>{each[key]:,.1f}</td>" for key in keys) + "</tr>"
+        for run in runs
+        for each in run.levels
+    )
+    style = (
+        "body{font:14px sans-serif;margin:2em;max-width:100em}div{display:flex;flex-wrap:wrap}"
+        "svg{width:44em;height:auto}td,th{padding:.2em .8em;text-align:right}table{border-collapse:collapse}"
+        "tr:nth-child(even){background:#f4f4f4}"
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>inferd perf</title><style>{style}</style>'
+        f"<h1>inferd perf</h1><ul>{facts}</ul><div>{''.join(pictures)}</div>"
+        f"<h2>Figures</h2><p>Times in microseconds.</p><table><tr>{head}</tr>{rows}</table></html>\n"
+    )
