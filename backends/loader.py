@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -61,6 +62,9 @@ PLATFORMS: Mapping[str, str] = MappingProxyType(
 OWN_FILES: Mapping[str, str] = MappingProxyType({"torch_aoti": "model.pt2", "tensorflow_graphdef": "model.graphdef"})
 """The model file of a platform for which its backend looks for another than the usual one."""
 
+ENTRY_POINTS = "inferd.backends"
+"""The group of entry points by which installed packages bring backends: the name of each is the backend's."""
+
 GLOBAL = ""
 """The name under which `--backend-config` options for every backend are kept."""
 
@@ -90,7 +94,8 @@ class BackendLoader:
         configs: `--backend-config` by backend name; options for every backend under `GLOBAL`.
         directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>, and
             `<name>/model.py` is one written as a model for Triton's Python backend, which serves all models that name
-            it. It comes before the backends of the server, as a way to replace one.
+            it. It comes before the backends of the server, as a way to replace one; those of installed packages, by
+            the entry points of the group `ENTRY_POINTS`, come after them.
     """
 
     def __init__(
@@ -117,7 +122,11 @@ class BackendLoader:
 
     def unknown(self) -> list[str]:
         """Names of backends in the configuration that are none."""
-        return [name for name in self._configs if name not in {GLOBAL, *BUILTIN} and self._user_file(name) is None]
+        return [
+            name
+            for name in self._configs
+            if name not in {GLOBAL, *BUILTIN, *_entry_points()} and self._user_file(name) is None
+        ]
 
     def serve(self, services: Services) -> None:
         """What every backend may ask of the server from now on."""
@@ -138,7 +147,10 @@ class BackendLoader:
         if file is not None:
             return _only_backend(_import_file(name, file), name)(config)
         if name not in BUILTIN:
-            raise BackendError(f"unable to find backend '{name}'{self._looked_in()}")
+            installed = _installed_class(name)
+            if installed is None:
+                raise BackendError(f"unable to find backend '{name}'{self._looked_in()}")
+            return installed(config)
         return _builtin_class(name, BUILTIN[name])(config)
 
     def _user_file(self, name: str) -> Path | None:
@@ -150,7 +162,33 @@ class BackendLoader:
 
     def _looked_in(self) -> str:
         place = f", nor is it in the backend directory '{self._directory}'" if self._directory else ""
-        return f": it is none of {', '.join(BUILTIN)}{place}"
+        return f": it is none of {', '.join((*BUILTIN, *_entry_points()))}{place}"
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    """What installed packages bring, by name."""
+    return {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _installed_class(name: str) -> type[Backend] | None:
+    """The backend of this name that a package has brought; None if none has.
+
+    Raises:
+        BackendError: it cannot be imported, or is no backend.
+    """
+    point = _entry_points().get(name)
+    if point is None:
+        return None
+    package = f" of '{point.dist.name}'" if point.dist is not None else ""
+    try:
+        found = point.load()
+    except Exception as error:
+        raise BackendError(
+            f"backend '{name}'{package} does not import from '{point.value}': {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, type) or not issubclass(found, Backend):
+        raise BackendError(f"backend '{name}'{package}: '{point.value}' must be a subclass of backends.api.Backend")
+    return found
 
 
 def _builtin_class(name: str, entry: Entry) -> type[Backend]:

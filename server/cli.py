@@ -212,6 +212,30 @@ def check(
     return run_check(settings, load=load, form=format)
 
 
+@app.command(name="check-backend", usage="inferd check-backend REPOSITORY... [OPTIONS]")
+def check_backend(
+    *repository: Annotated[str, Parameter(help="Folders of model folders, or one model.")],
+    backend_directory: Path | None = None,
+    backend_config: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+) -> int:
+    """Load the models of a repository and tell whether their backend keeps to its contract; for who writes one.
+
+    Each model is asked with numbers made up from its configuration, first one request at a time, then many at once.
+    Models of sequences and decoupled ones are loaded and not asked.
+
+    Args:
+        backend_directory: Folder with further backends.
+        backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
+    """
+    from server.contract import run_check_backend  # as above
+
+    if not repository:
+        raise UsageError("check-backend: give the folder of a repository with a model of the backend")
+    return run_check_backend(
+        Settings(model_repository=repository, backend_directory=backend_directory, backend_config=backend_config)
+    )
+
+
 @app.command
 def health(
     *,

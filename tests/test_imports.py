@@ -105,6 +105,11 @@ RULES = (
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     Rule(
+        "server.contract",
+        may=("_native", "backends.api", "server.app", "server.engine", "server.pb", *CORE),
+        may_not=(*TRANSPORT, *FRAMEWORKS),
+    ),
+    Rule(
         "server.cli",
         may=(
             "backends.api",
@@ -113,6 +118,7 @@ RULES = (
             "server.build",
             "server.checking",
             "server.commands",
+            "server.contract",
             "server.engine",
             "server.foreign",
             "server.manual",

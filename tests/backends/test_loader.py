@@ -159,3 +159,39 @@ def test_the_backend_of_the_documentation_works(tmp_path):
     (tmp_path / "factor").write_text("much")
     with pytest.raises(BackendError, match="model 'm': could not convert string to float"):
         instance(BackendLoader(directory=tmp_path).backend("scale"), described)
+
+
+# -- a package's backends
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that brings backends; what its module is to be is written by the test."""
+    brought = {"packed": "Packed", "bad": "nothing", "identity": "Packed"}
+    entry = "\n".join(["[inferd.backends]", *(f"{name} = packed_backend:{found}" for name, found in brought.items())])
+    folder = tmp_path / "packed-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: packed\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "packed_backend", raising=False)
+    return tmp_path / "packed_backend.py"
+
+
+def test_a_packages_backend(package):
+    package.write_text(USER_BACKEND.replace("Echo", "Packed") + "nothing = 1\n")
+    loader = BackendLoader({"packed": {"k": "v"}, "neither": {}})
+    assert type(loader.backend("packed")).__name__ == "Packed"
+    assert dict(loader.backend("packed").config) == {"k": "v"}
+    assert type(loader.backend("identity")).__name__ == "IdentityBackend"
+    assert loader.unknown() == ["neither"]
+    with pytest.raises(BackendError, match=r"python, packed, bad"):
+        loader.backend("neither")
+    with pytest.raises(BackendError, match=r"backend 'bad' of 'packed': 'packed_backend:nothing' must be a subclass"):
+        loader.backend("bad")
+
+
+def test_a_packages_backend_that_does_not_import(package):
+    package.write_text("import nowhere_to_be_found")
+    with pytest.raises(BackendError, match=r"backend 'packed' of 'packed' does not import from .*ModuleNotFoundError"):
+        BackendLoader().backend("packed")

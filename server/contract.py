@@ -1,0 +1,191 @@
+"""The command `inferd check-backend`: whether a backend keeps to its contract, shown with models that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isclose
+from pathlib import Path
+
+from _native.memory.resource import live_counters
+from backends.api import BackendError, ModelSource, ModelSpec, TensorSpec
+from server.app import make_engine, make_loader
+from server.engine.engine import Engine
+from server.errors import ConfigError
+from server.pb import grpc_service_pb2 as pb
+from server.settings import Settings
+
+ASKED = 48  # requests to a model at once
+VARIABLE = (1, 2, 3)  # sizes of a variable dimension
+FORMATS = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+    "BF16": "H",
+}
+"""How `struct` writes an element; BF16 as its bits."""
+TOLERANCE = {"FP16": 1e-2, "BF16": None, "FP32": 1e-4, "FP64": 1e-9}
+"""By how much answers may differ with the batch that they were computed in; None: they are not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule of the contract, and what breaks it; an empty text: nothing does."""
+
+    rule: str
+    broken: str = ""
+
+
+def run_check_backend(settings: Settings) -> int:
+    """Print a line for each rule and model; the exit status of the command.
+
+    Raises:
+        ConfigError: no model could be loaded.
+    """
+    failed = asyncio.run(_run(settings))
+    gc.collect()
+    left = {name: count for name, count in live_counters().items() if count}
+    failed |= _tell(
+        "", Finding("nothing is left when the models are gone", ", ".join(f"{k}: {n}" for k, n in left.items()))
+    )
+    return 1 if failed else 0
+
+
+async def _run(settings: Settings) -> bool:
+    engine = make_engine(settings)
+    failed = False
+    try:
+        problems = await engine.start()
+        for problem in problems:
+            failed |= _tell("", Finding("models load", problem))
+        loaded = engine.loaded()
+        if not loaded:
+            raise ConfigError("check-backend: no model could be loaded: give a repository with a model of the backend")
+        for version in loaded:
+            if version.spec.ensemble is not None:
+                continue
+            for finding in [*_without_a_file(settings, version.spec), *await _answers(engine, version.spec)]:
+                failed |= _tell(version.spec.name, finding)
+    finally:
+        await engine.close()
+    return failed
+
+
+def _tell(model: str, finding: Finding) -> bool:
+    about = f"{model}: " if model else ""
+    print(f"{about}{finding.rule}: {finding.broken or 'ok'}")
+    return bool(finding.broken)
+
+
+def _without_a_file(settings: Settings, spec: ModelSpec) -> Iterator[Finding]:
+    """A version that has no file is refused with a BackendError, if at all."""
+    rule = "a missing model file is a BackendError"
+    with tempfile.TemporaryDirectory() as folder:
+        version = Path(folder) / spec.name / "1"
+        version.mkdir(parents=True)
+        try:
+            backend = make_loader(settings).backend(spec.backend)
+            backend.load(ModelSource(replace(spec), 1, version)).close()
+        except BackendError as error:
+            text = str(error)
+            yield Finding(rule, "" if text else "its text is empty")
+        except Exception as error:
+            yield Finding(rule, f"{type(error).__name__}: {error}")
+        else:
+            yield Finding(rule)
+
+
+async def _answers(engine: Engine, spec: ModelSpec) -> list[Finding]:
+    """Requests alone, and then all at once, in batches of whatever size and on all instances."""
+    if spec.sequence is not None or spec.decoupled:
+        return [Finding("answers", "")]
+    chance = random.Random(7)
+    messages = [_request(spec, chance) for _ in range(ASKED)]
+    alone = [await _ask(engine, message) for message in messages]
+    broken = next((answer for answer in alone if isinstance(answer, str)), "")
+    if broken:
+        return [Finding("requests are answered", broken)]
+    again = [await _ask(engine, message) for message in messages[:4]]
+    together = await asyncio.gather(*(_ask(engine, message) for message in messages))
+    return [
+        Finding("requests are answered"),
+        Finding("an answer is the same the next time", _difference(alone[:4], again)),
+        Finding("an answer is the same in a batch of others, and on any instance", _difference(alone, together)),
+    ]
+
+
+def _request(spec: ModelSpec, chance: random.Random) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=spec.name)
+    rows = [chance.randint(1, min(4, spec.max_batch_size))] if spec.max_batch_size else []
+    size = chance.choice(VARIABLE)
+    for tensor in spec.inputs:
+        shape = [*rows, *(size if dim < 0 else dim for dim in tensor.dims)]
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        message.raw_input_contents.append(_content(tensor, shape, chance))
+    return message
+
+
+def _content(tensor: TensorSpec, shape: Sequence[int], chance: random.Random) -> bytes:
+    count = 1
+    for dim in shape:
+        count *= dim
+    if tensor.datatype == "BYTES":
+        words = [str(chance.randint(0, 999)).encode() for _ in range(count)]
+        return b"".join(struct.pack("<I", len(word)) + word for word in words)
+    if tensor.datatype == "BOOL":
+        return bytes(chance.randint(0, 1) for _ in range(count))
+    if tensor.datatype == "BF16":
+        return struct.pack(f"<{count}H", *(chance.choice((0, 0x3F80, 0x4000)) for _ in range(count)))
+    return struct.pack(f"<{count}{FORMATS[tensor.datatype]}", *(chance.randint(0, 100) for _ in range(count)))
+
+
+async def _ask(engine: Engine, message: pb.ModelInferRequest) -> pb.ModelInferResponse | str:
+    """The answer; a text where there is none."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[pb.ModelInferResponse | str] = loop.create_future()
+
+    def deliver(status: int, text: str, response: bytes | None) -> None:
+        found = pb.ModelInferResponse.FromString(response) if not status and response is not None else None
+        loop.call_soon_threadsafe(done.set_result, text or f"status {status}" if found is None else found)
+
+    engine.submit(message.SerializeToString(), deliver)
+    return await done
+
+
+def _difference(first: Sequence[pb.ModelInferResponse | str], second: Sequence[pb.ModelInferResponse | str]) -> str:
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, str) or isinstance(other, str):
+            return other if isinstance(other, str) else str(one)
+        for index, output in enumerate(one.outputs):
+            same = other.outputs[index]
+            if (output.name, list(output.shape)) != (same.name, list(same.shape)):
+                return f"output '{output.name}' has another shape: {list(output.shape)} and {list(same.shape)}"
+            if not _alike(output.datatype, one.raw_output_contents[index], other.raw_output_contents[index]):
+                return f"output '{output.name}' has other values"
+    return ""
+
+
+def _alike(datatype: str, one: bytes, other: bytes) -> bool:
+    if one == other or datatype not in TOLERANCE:
+        return one == other
+    tolerance = TOLERANCE[datatype]
+    if tolerance is None:
+        return len(one) == len(other)
+    values = (struct.iter_unpack(f"<{FORMATS[datatype]}", data) for data in (one, other))
+    return all(
+        isclose(a, b, rel_tol=tolerance, abs_tol=tolerance) or a != a for (a,), (b,) in zip(*values, strict=True)
+    )

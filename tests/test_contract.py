@@ -1,0 +1,87 @@
+"""`inferd check-backend`: a backend that keeps to its contract passes, one that breaks a rule is told which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+
+CONFIG = """
+backend: "mine"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 2 }
+dynamic_batching { max_queue_delay_microseconds: 5000 }
+"""
+BACKEND = """
+import numpy as np
+from backends.api import Backend, BackendError, Instance, Model
+
+class Mine(Backend):
+    name = "mine"
+    def load(self, source):
+        path = source.path / "factor"
+        if not path.exists():
+            raise BackendError(f"unable to find '{path}'")
+        return Loaded()
+
+class Loaded(Model):
+    def create_instance(self, spec):
+        return Running()
+
+class Running(Instance):
+    kept = None
+    calls = 0
+    def execute(self, batch):
+        Running.calls += 1
+        batch.set_output("y", batch.input("x").numpy() * 2)
+"""
+BROKEN = {
+    "a missing model file is a BackendError": ("raise BackendError(", "raise KeyError("),
+    "requests are answered": ('batch.set_output("y", batch.input("x").numpy() * 2)', "pass"),
+    "an answer is the same the next time": ("* 2)", "* np.float32(2 + Running.calls))"),
+    "an answer is the same in a batch of others, and on any instance": (
+        "numpy() * 2)",
+        "numpy() * np.float32(batch.rows > 4))",
+    ),
+    "nothing is left when the models are gone": (
+        "        batch.set_output",
+        '        import builtins; builtins.inferd_kept = batch.input("x"); batch.set_output',
+    ),
+}
+
+
+def checked(tmp_path: Path, capsys, code: str) -> tuple[int, dict[str, str]]:
+    """The status of the command, and what it says by rule."""
+    version = tmp_path / "models" / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "factor").touch()
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "mine.py").write_text(code)
+    status = main(["check-backend", str(tmp_path / "models"), "--backend-directory", str(tmp_path / "backends")])
+    lines = capsys.readouterr().out.splitlines()
+    return status, dict(line.removeprefix("m: ").split(": ", 1) for line in lines)
+
+
+def test_a_good_backend_passes(tmp_path, capsys):
+    status, said = checked(tmp_path, capsys, BACKEND)
+    assert (status, said) == (0, dict.fromkeys(BROKEN, "ok"))
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_named(tmp_path, capsys, rule):
+    import builtins
+
+    status, said = checked(tmp_path, capsys, BACKEND.replace(*BROKEN[rule]))
+    vars(builtins).pop("inferd_kept", None)
+    assert status == 1
+    assert said[rule] != "ok"
+
+
+def test_a_repository_is_needed(capsys):
+    assert main(["check-backend"]) == 2
