@@ -132,13 +132,13 @@ cdef void end(Channel *channel, NativeBatch *batch) noexcept nogil:
     for i in range(batch.count):
         if batch.requests[i] != NULL:
             request_unfollow(batch.requests[i])
+    grants_end(channel)  # as long as it executes: then they are nobody else's
     lock(&channel.guard)
     give_slots(channel, batch, batch.count)
     channel.executing = False
     channel.ledger.executing = False  # also of one that was not sent, or has no DONE
     unlock(&channel.guard)
     notify_all(&channel.changed)
-    grants_end(channel)
     if load32(&channel.watching) == 0 and exchange32(&channel.watching, 1) == 0:
         channel_nudge(channel)  # the memory that was used may become idle
 
