@@ -1,0 +1,134 @@
+"""Run simulations: `python -m tests.simulation --seeds 1000`, or one with its story: `--seed 42`.
+
+A seed that fails is told, then shrunk to fewer calls, clients, models and features, and its story is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import resource
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.simulation.shrink import shrunk
+from tests.simulation.simulation import Outcome, Scale
+from tests.simulation.workers import Sandbox, jobs, outcomes
+
+HOUR_NS = 3_600_000_000_000
+FIXED_HASHES = {"PYTHONHASHSEED": "0"}
+
+
+def main() -> int:
+    """0 if every rule was kept."""
+    parser = argparse.ArgumentParser(prog="tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="only this one, with its story")
+    parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
+    parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
+    parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
+    parser.add_argument("--keep-going", action="store_true", help="after a seed that fails, and shrink none")
+    parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
+    parser.add_argument("--report", type=Path, help="write figures there")
+    arguments = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED_HASHES)
+    logging.getLogger("inferd").setLevel(logging.CRITICAL)
+    sandbox = Sandbox()
+    scale = Scale(**{key: tuple(value) if key == "models" else value for key, value in arguments.scale.items()})
+    if arguments.seed is not None:
+        outcome = sandbox.run(arguments.seed, scale, keep=0)
+        print(outcome.log)
+        print(f"seed {outcome.seed}: {outcome.problem or 'every rule was kept'}; {outcome.calls} calls")
+        return bool(outcome.problem)
+    totals, failed = Totals(), []
+    for outcome in outcomes(sandbox, seeds(arguments), scale, arguments.jobs):
+        totals.add(outcome)
+        if outcome.problem:
+            failed.append(outcome)
+            print(f"seed {outcome.seed}: {outcome.problem}", flush=True)
+            if not arguments.keep_going:
+                break
+    print(totals)
+    if arguments.report:
+        arguments.report.write_text(json.dumps(totals.figures(), indent=1) + "\n")
+    if failed and not arguments.keep_going:
+        tell(sandbox, failed[0], scale)
+    return bool(failed)
+
+
+def seeds(arguments: argparse.Namespace) -> Iterator[int]:
+    """Those that were asked for."""
+    until = time.monotonic() + arguments.seconds
+    seed = arguments.first
+    while seed < arguments.first + arguments.seeds or time.monotonic() < until:
+        yield seed
+        seed += 1
+    if arguments.random:
+        seed = secrets.randbits(48)
+        print(f"random seed {seed}", flush=True)
+        yield seed
+
+
+def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale) -> None:
+    """What a seed has found, in as few calls as can be."""
+    small, found = shrunk(sandbox, outcome, scale)
+    changed = {key: value for key, value in asdict(small).items() if value != getattr(Scale(), key)}
+    print(f"\nThe story of seed {found.seed}, shrunk to {found.calls} calls:\n{found.log}\n\n{found.problem}\n")
+    print(f"again: python -m tests.simulation --seed {found.seed} --scale '{json.dumps(changed)}'")
+
+
+class Totals:
+    """Over all simulations."""
+
+    def __init__(self) -> None:
+        self.simulations = self.calls = self.cancelled = self.batches = self.switches = self.failed_takes = 0
+        self.virtual_ns = 0
+        self.statuses: Counter[int] = Counter()
+        self.began = time.monotonic()
+
+    def add(self, outcome: Outcome) -> None:
+        self.simulations += 1
+        self.calls += outcome.calls
+        self.cancelled += outcome.cancelled
+        self.batches += outcome.batches
+        self.switches += outcome.switches
+        self.failed_takes += outcome.failed_takes
+        self.virtual_ns += outcome.virtual_ns
+        self.statuses.update(outcome.statuses)
+
+    def figures(self) -> dict[str, object]:
+        """As they are recorded."""
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = usage.ru_utime + usage.ru_stime
+        return {
+            "simulations": self.simulations,
+            "calls": self.calls,
+            "cancelled": self.cancelled,
+            "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            "batches of Python models": self.batches,
+            "changes of threads": self.switches,
+            "refusals of memory": self.failed_takes,
+            "virtual hours": round(self.virtual_ns / HOUR_NS, 2),
+            "seconds": round(time.monotonic() - self.began, 1),
+            "seconds of CPU": round(cpu, 1),
+            "calls per minute of CPU": round(self.calls / max(cpu, 0.001) * 60),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.figures().items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

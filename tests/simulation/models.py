@@ -1,0 +1,392 @@
+"""The models of a simulation: what they are, what they answer, and what a rule lets them do.
+
+All take `x`, INT64 [-1] in rows of which each begins with the number of its request, and give `y`: the same numbers in
+front, multiples of the others behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from _native.execution.batch import Batch
+from backends.api import (
+    Backend,
+    BatchingSpec,
+    EnsembleSpec,
+    Instance,
+    InstanceSpec,
+    Model,
+    ModelSource,
+    ModelSpec,
+    QueuePolicySpec,
+    QueueSpec,
+    ResourceSpec,
+    SequenceSpec,
+    StepSpec,
+    SuppliedSpec,
+    TensorSpec,
+)
+from backends.identity import IdentityInstance
+from server.engine.instances import Placement
+from server.engine.resources import Resources
+from server.engine.version import LoadedVersion
+from server.pb import model_config_pb2
+from tests.simulation.world import World
+
+MAX_ROWS = 8
+IDLE_US = 5_000_000  # after which a sequence ends
+SCALE = 1 << 20  # numbers of requests are multiples of it in tensors
+
+X = (TensorSpec("x", "INT64", (-1,)),)
+Y = (TensorSpec("y", "INT64", (-1,)),)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of model.
+
+    Attributes:
+        instances: how many there may be.
+        factor: y is so many times x, but for the number in front.
+        style: how instances work: "fresh" output, "in place", "native", or "native gathered".
+        duration_us: the longest execution; the shortest takes no time.
+        delay_us: a batch may wait so long for more requests; None where nobody can say.
+        queue: levels and limits.
+        needs: resources of each instance.
+        in_order: requests of one connection are executed, or answered, in their order.
+    """
+
+    name: str
+    instances: tuple[int, int] = (1, 3)
+    factor: int = 2
+    style: str = "fresh"
+    duration_us: int = 300
+    batching: BatchingSpec | None = BatchingSpec()
+    queue: QueueSpec = QueueSpec()
+    needs: int = 0
+    fails: bool = False
+    caches: bool = False
+    coalesces: bool = False
+    splits: bool = False
+    sequence: SequenceSpec | None = None
+    steps: tuple[StepSpec, ...] = ()
+    weight: int = 2
+
+    @property
+    def delay_us(self) -> int | None:
+        """How long an idle instance may leave requests waiting; None: that is not ruled."""
+        if self.needs or self.sequence or (self.batching is not None and self.batching.adaptive):
+            return None
+        return self.batching.max_queue_delay_us if self.batching is not None else 0
+
+    @property
+    def max_rows(self) -> int:
+        return 3 * MAX_ROWS if self.splits else MAX_ROWS
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its queue may be full."""
+        return any(level.max_size for level in self.queue.levels)
+
+    @property
+    def reuses(self) -> bool:
+        return self.caches or self.coalesces
+
+    def spec(self, version: str, count: int) -> ModelSpec:
+        """With so many instances."""
+        needs = (ResourceSpec("R", self.needs),) if self.needs else ()
+        instances = tuple(InstanceSpec(f"{version}_{i}", resources=needs, priority=i) for i in range(count))
+        supplied: tuple[SuppliedSpec, ...] = ()
+        if self.sequence is not None:
+            supplied = (
+                SuppliedSpec("START", TensorSpec("start", "INT32", (1,))),
+                SuppliedSpec("READY", TensorSpec("ready", "INT32", (1,))),
+                SuppliedSpec("CORRID", TensorSpec("corrid", "UINT64", (1,))),
+            )
+        return ModelSpec(
+            self.name,
+            "" if self.steps else "simulated",
+            platform="ensemble" if self.steps else "",
+            max_batch_size=MAX_ROWS,
+            inputs=X,
+            outputs=Y,
+            batching=self.batching,
+            queue=self.queue,
+            sequence=self.sequence,
+            instances=() if self.steps else instances,
+            caches=self.caches,
+            coalesces=self.coalesces,
+            splits=self.splits,
+            supplied=supplied,
+            ensemble=EnsembleSpec(self.steps) if self.steps else None,
+        )
+
+
+def step(model: str, source: str, result: str) -> StepSpec:
+    return StepSpec(model, inputs={"x": source}, outputs={"y": result})
+
+
+DELAYED = BatchingSpec(preferred_sizes=(4,), max_queue_delay_us=500)
+LEVELS = QueueSpec(
+    levels=(
+        QueuePolicySpec(max_size=6),
+        QueuePolicySpec(max_size=4, timeout_us=800),
+        QueuePolicySpec(timeout_us=500, yields=True),
+    ),
+    default_level=2,
+)
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("plain", weight=4),
+        Kind("quick", duration_us=0, weight=4),
+        Kind("alone", batching=None),
+        Kind("delayed", batching=DELAYED, weight=4),
+        Kind("adaptive", batching=BatchingSpec(max_queue_delay_us=700, adaptive=True)),
+        Kind("levels", queue=LEVELS, instances=(1, 1), weight=4),
+        Kind("ordered", queue=QueueSpec(preserve_ordering=True)),
+        Kind("needy", needs=1),
+        Kind("needier", needs=2),
+        Kind("cached", caches=True),
+        Kind("twins", coalesces=True),
+        Kind("both", caches=True, coalesces=True, style="in place"),
+        Kind("parts", splits=True),
+        Kind("inplace", style="in place"),
+        Kind("failing", fails=True),
+        Kind("native", style="native", factor=1, weight=4),
+        Kind("gathered", style="native gathered", factor=1),
+        Kind("direct", sequence=SequenceSpec(max_idle_us=IDLE_US), weight=4),
+        Kind("oldest", sequence=SequenceSpec(direct=False, max_candidates=4, max_idle_us=IDLE_US), weight=4),
+        Kind("chain", steps=(step("plain", "x", "t"), step("inplace", "t", "y")), factor=4),
+        Kind(
+            "fan",
+            steps=(step("cached", "x", "a"), step("both", "a", "b"), step("delayed", "b", "y")),
+            factor=8,
+        ),
+    )
+}
+
+
+@dataclass
+class Executions:
+    """What models were asked to do, as they saw it.
+
+    Attributes:
+        resources: that instances share.
+        count: by model and number of a request, how often it was executed.
+        failed: numbers of requests whose execution failed.
+        log: called with what happens.
+    """
+
+    log: Callable[[str, str], None]
+    resources: int  # that there are
+    count: dict[tuple[str, int], int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    order: dict[str, list[int]] = field(default_factory=dict)
+    batches: int = 0
+    problem: str = ""
+    resources_used: int = 0
+
+    def complain(self, text: str) -> None:
+        """A rule is broken; said on the thread of an instance, which would take an exception for the model's."""
+        self.problem = self.problem or text
+
+
+class SimulatedBackend(Backend):
+    """Makes models of a kind."""
+
+    name = "simulated"
+
+    def __init__(self, kind: Kind, world: World, random: Random, executions: Executions) -> None:
+        super().__init__()
+        self.kind = kind
+        self.world = world
+        self.random = random
+        self.executions = executions
+        self.gone = 0
+
+    def load(self, source: ModelSource) -> Model:
+        return SimulatedModel(self)
+
+
+@dataclass
+class SimulatedModel(Model):
+    backend: SimulatedBackend
+
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        backend = self.backend
+        if backend.kind.style.startswith("native"):
+            return NativeSimulated(backend)
+        return SimulatedInstance(backend, spec.name)
+
+    def close(self) -> None:
+        pass
+
+
+class NativeSimulated(IdentityInstance):
+    """The identity backend's own executor; its delays pass in virtual time."""
+
+    def __init__(self, backend: SimulatedBackend) -> None:
+        super().__init__((backend.kind.duration_us // 2, 3), backend.kind.style.endswith("gathered"), False)
+        self._backend = backend
+
+    def close(self) -> None:
+        self._backend.gone += 1
+        self._backend.world.leave()
+
+
+class SimulatedInstance(Instance):
+    """Computes in Python, for as long as the seed says."""
+
+    def __init__(self, backend: SimulatedBackend, name: str) -> None:
+        self.backend = backend
+        self.kind = backend.kind
+        self.name = name
+        self.sums: dict[int, int] = {}
+        self.busy = False
+        # what it draws does not depend on what the others have drawn
+        self.random = Random(f"{backend.random.random()} {name}")
+
+    @property
+    def writes_inputs(self) -> bool:
+        return self.kind.style == "in place"
+
+    def execute(self, batch: Batch) -> None:
+        executions = self.backend.executions
+        if self.busy:
+            executions.complain(f"instance {self.name} executes two batches at a time")
+        self.busy = True
+        executions.resources_used += self.kind.needs
+        if executions.resources_used > executions.resources:
+            executions.complain(f"instances execute with {executions.resources_used} of {executions.resources} resources")
+        try:
+            if self.kind.sequence is not None:
+                self._add_up(batch)
+            else:
+                self._multiply(batch)
+        finally:
+            self.busy = False
+            executions.resources_used -= self.kind.needs
+
+    def _begin(self, batch: Batch, numbers: list[int]) -> None:
+        executions = self.backend.executions
+        name = self.kind.name
+        executions.batches += 1
+        if batch.rows > MAX_ROWS:
+            executions.complain(f"a batch of {batch.rows} rows for model '{name}', which takes {MAX_ROWS}")
+        if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
+            executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
+        executions.log(self.name, f"executes {numbers}")
+        order = executions.order.setdefault(name, [])
+        for number in numbers:
+            executions.count[name, number] = executions.count.get((name, number), 0) + 1
+            order.append(number)
+
+    def _take_time(self) -> None:
+        if self.kind.duration_us:
+            draw = self.random.random()
+            self.backend.world.sleep(int(draw**4 * self.kind.duration_us * 1000))
+
+    def _multiply(self, batch: Batch) -> None:
+        view = batch.input("x")
+        assert view is not None
+        x = view.numpy()
+        numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
+        before = x.copy()
+        self._begin(batch, numbers)
+        self._take_time()
+        if not np.array_equal(before, x):
+            self.backend.executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
+        if self.kind.fails and (x[:, 0] < 0).any():
+            self.backend.executions.failed.update(numbers)
+            raise ValueError("negative")
+        y = x if self.kind.style == "in place" else before
+        y[:, 1:] *= 2
+        batch.set_output("y", y)
+        if self.random.random() < 0.3:
+            self._take_time()
+
+    def _add_up(self, batch: Batch) -> None:
+        # y is x with the sum of the second column over its sequence in place of that column
+        x, start = (self._input(batch, name) for name in ("x", "start"))
+        ready, corrid = (self._input(batch, name).reshape(-1) for name in ("ready", "corrid"))
+        numbers = (x[:, 0] // SCALE).tolist()
+        self._begin(batch, [number for number, is_ready in zip(numbers, ready, strict=True) if is_ready])
+        self._take_time()
+        y = x.copy()
+        if len(set(corrid[ready != 0].tolist())) != int((ready != 0).sum()):
+            self.backend.executions.complain(f"two requests of one sequence in a batch of instance {self.name}: {corrid.tolist()}")
+        for at, is_ready in enumerate(ready):
+            if is_ready:
+                name = int(corrid[at])
+                self.sums[name] = (0 if start.reshape(-1)[at] else self.sums.get(name, 0)) + int(x[at, 1])
+                y[at, 1] = self.sums[name]
+        batch.set_output("y", y)
+
+    @staticmethod
+    def _input(batch: Batch, name: str) -> np.ndarray:
+        view = batch.input(name)
+        assert view is not None
+        return np.array(view.numpy())
+
+    def close(self) -> None:
+        self.backend.gone += 1
+        self.backend.world.leave()
+
+
+class Version:
+    """A version of a model, from its load to the end of its last thread."""
+
+    def __init__(self, kind: Kind, generation: int, count: int, backend: SimulatedBackend, loaded: LoadedVersion):
+        self.kind = kind
+        self.prefix = prefix_of(kind, generation)
+        self.count = 0 if kind.steps else count
+        self.backend = backend
+        self.loaded = loaded
+        self.idle_since = 0
+        self.joined = False
+
+    @property
+    def ended(self) -> bool:
+        return self.backend.gone == self.count
+
+
+def prefix_of(kind: Kind, generation: int) -> str:
+    return f"{kind.name[:8]}.{generation}"
+
+
+def load(
+    kind: Kind,
+    generation: int,
+    count: int,
+    service: object,
+    world: World,
+    random: Random,
+    executions: Executions,
+    resources: Resources,
+) -> Version:
+    """A version that serves."""
+    backend = SimulatedBackend(kind, world, random, executions)
+    source = ModelSource(kind.spec(prefix_of(kind, generation), count), 1, Path("/"))
+    loaded = LoadedVersion(
+        model_config_pb2.ModelConfig(name=kind.name),
+        None if kind.steps else backend,
+        source,
+        service,  # type: ignore[arg-type]
+        placement=Placement(resources=resources),
+    )
+    version = Version(kind, generation, count, backend, loaded)
+    if version.count:
+        world.admit(version.count)
+    return version
+
+
+def kinds_with_steps(names: Mapping[str, Kind]) -> list[str]:
+    """Their names, those that others have as steps first."""
+    return sorted(names, key=lambda name: bool(names[name].steps))

@@ -1,0 +1,47 @@
+"""Make a simulation that fails smaller while it still fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.simulation.models import KINDS
+from tests.simulation.simulation import Outcome, Scale
+from tests.simulation.workers import Sandbox
+
+TRIALS = 60
+
+
+def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
+    """What could be tried next, the greatest steps first."""
+    for feature in ("faults", "operator", "cancels", "deadlines", "preemption"):
+        if getattr(scale, feature):
+            yield replace(scale, **{feature: False})
+    for calls in (scale.calls // 4, scale.calls // 2, scale.calls * 3 // 4):
+        if scale.clients <= calls < scale.calls:
+            yield replace(scale, calls=calls)
+    for clients in (1, scale.clients // 2, scale.clients - 1):
+        if 0 < clients < scale.clients:
+            yield replace(scale, clients=clients)
+    for name in models:
+        left = tuple(other for other in models if other != name)
+        if left and all(step.model in left for other in left for step in KINDS[other].steps):
+            yield replace(scale, models=left)
+
+
+def shrunk(sandbox: Sandbox, outcome: Outcome, scale: Scale) -> tuple[Scale, Outcome]:
+    """The smallest that was found, with its whole story."""
+    found = sandbox.run(outcome.seed, scale, keep=0)
+    trials = 0
+    progress = bool(found.problem)
+    while progress and trials < TRIALS:
+        progress = False
+        for candidate in smaller(scale, found.models):
+            trials += 1
+            tried = sandbox.run(outcome.seed, candidate, keep=0)
+            if tried.problem and tried.calls <= found.calls:
+                scale, found, progress = candidate, tried, True
+                break
+            if trials >= TRIALS:
+                break
+    return scale, found

@@ -1,0 +1,94 @@
+"""The world in which a simulation runs: who runs next, and what time it is; see `world.c`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("world.c")
+BUILT = Path(__file__).resolve().parents[2] / "build" / "simulation"
+FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+NEVER = (1 << 63) - 1
+START_NS = 1_000_000_000_000
+
+
+@functools.cache
+def library() -> Path:
+    """The shared object, compiled if it is not there yet."""
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    path = BUILT / f"libworld-{digest}.so"
+    if not path.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        command = [os.environ.get("CC", "cc").split()[-1], *FLAGS, "-o", str(unfinished), str(SOURCE)]
+        subprocess.run([*command, "-lpthread", "-ldl"], check=True)
+        unfinished.rename(path)
+    return path
+
+
+class World:
+    """Threads and time of this process. Make it once, on the main thread, when all extensions are imported."""
+
+    def __init__(self) -> None:
+        self.lib = lib = ctypes.CDLL(str(library()))
+        quick = ctypes.PyDLL(str(library()))  # what never waits need not let go of the GIL
+        lib.world_begin.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+        lib.world_sleep.argtypes = [ctypes.c_int64]
+        quick.world_now.restype = quick.world_next.restype = ctypes.c_int64
+        quick.world_story.restype = quick.world_switches.restype = quick.world_failed_takes.restype = ctypes.c_uint64
+        quick.world_problem.restype = ctypes.c_char_p
+        quick.world_idle.argtypes = [ctypes.c_char_p]
+        quick.world_advance.argtypes = [ctypes.c_int64]
+        self.run = lib.world_run
+        self.sleep = lib.world_sleep
+        self.leave = lib.world_leave
+        self.now = quick.world_now
+        self.next = quick.world_next
+        self.runnable = quick.world_runnable
+        self.advance = quick.world_advance
+        self.set_faults = quick.world_set_faults
+        self.may_fail = quick.world_may_fail
+        self._quick = quick
+        assert lib.world_hook() > 0, "no extension module imports anything"
+
+    def begin(self, seed: int, *, preempt: int = 0, spurious: int = 0) -> None:
+        """Begin anew.
+
+        Args:
+            seed: of what the world draws.
+            preempt: of a thousand times that a mutex is about to be taken, how often another thread runs first.
+            spurious: of a thousand waits that an advance of the clock finds, how many end without a reason.
+        """
+        left = self.lib.world_begin(seed, START_NS, preempt, spurious, 0)
+        assert left == 0, f"{left} threads of the last simulation are left"
+
+    def admit(self, count: int) -> None:
+        """Let in so many threads that were started."""
+        assert self.lib.world_admit(count), f"{count} threads were to join"
+
+    def idle(self, prefix: str) -> int:
+        """Threads with names that begin so and wait for work."""
+        return int(self._quick.world_idle(prefix.encode()))
+
+    @property
+    def story(self) -> int:
+        """A number that tells runs apart."""
+        return int(self._quick.world_story())
+
+    @property
+    def switches(self) -> int:
+        return int(self._quick.world_switches())
+
+    @property
+    def failed_takes(self) -> int:
+        """Requests for memory that were refused."""
+        return int(self._quick.world_failed_takes())
+
+    @property
+    def problem(self) -> str:
+        """What a thread did that none may do; empty: nothing."""
+        return str(self._quick.world_problem().decode())
