@@ -156,6 +156,12 @@ cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers
 
+cdef inline void check(Stream *stream, int result) noexcept nogil:
+    # of what nghttp2 was asked to send: there may be no memory for it
+    if result != 0:
+        stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
+
+
 cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count) noexcept nogil:
     cdef nghttp2_data_provider provider
     cdef nghttp2_nv *headers
@@ -163,7 +169,7 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     provider.read_callback = read_answer
     stream.sender.state = ANSWER_LAST if stream_ended(stream) else ANSWER_OPEN
     if count == 0 and stream.sender.encoding == ENCODING_IDENTITY:
-        nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider)
+        check(stream, nghttp2_submit_response(stream.conn.session, stream.id, ANSWER, 2, &provider))
     else:
         headers = <nghttp2_nv *>malloc((3 + count) * sizeof(nghttp2_nv))
         if headers == NULL:
@@ -176,7 +182,7 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
         if stream.sender.encoding != ENCODING_IDENTITY:
             set_nv(&headers[count], "grpc-encoding", encoding_name(stream.sender.encoding))
             count += 1
-        nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider)
+        check(stream, nghttp2_submit_response(stream.conn.session, stream.id, headers, count, &provider))
         free(headers)
     mark_dirty(stream.conn)
 
@@ -187,7 +193,7 @@ cdef void go_on(Stream *stream) noexcept nogil:
         stream_begin(stream, NULL, 0)
     elif stream.sender.deferred:
         stream.sender.deferred = False
-        nghttp2_session_resume_data(stream.conn.session, stream.id)
+        check(stream, nghttp2_session_resume_data(stream.conn.session, stream.id))
     mark_dirty(stream.conn)
 
 
@@ -254,7 +260,8 @@ cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
     stream.sender.state = ANSWER_CUT
     stream_drop_request(stream)
     drop_answer(stream)
-    nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code)
+    if nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code) != 0:
+        stream.conn.failed = True  # the peer would wait for ever
     mark_dirty(stream.conn)
 
 
@@ -307,9 +314,9 @@ cdef void submit_trailers(Stream *stream, const char *http_status) noexcept nogi
         memcpy(nv + count, stream.sender.trailers, stream.sender.trailer_count * sizeof(nghttp2_nv))
     count += stream.sender.trailer_count
     if http_status != NULL:
-        nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL)
+        check(stream, nghttp2_submit_response(stream.conn.session, stream.id, nv, count, NULL))
     else:
-        nghttp2_submit_trailer(stream.conn.session, stream.id, nv, count)
+        check(stream, nghttp2_submit_trailer(stream.conn.session, stream.id, nv, count))
     if nv != few:
         free(nv)
 
