@@ -9,6 +9,7 @@
 #   make test     all tests, in JOBS=3 processes, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
+#   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story
 #   make soak     random clients through both doors, every answer checked; hostile clients; Python workers that are
 #                 killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan: only the latter, with the whole
 #                 server under that sanitizer
@@ -28,6 +29,8 @@ PORT ?= 8001
 BUILD ?= release
 TIME ?= 60
 SECONDS ?= 1800
+SEEDS ?= 1000
+SEED ?=
 TARGET ?= cpu
 JOBS ?= 3
 ARGS ?=
@@ -53,7 +56,7 @@ DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: setup build serve test lint fuzz soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
+.PHONY: setup build serve test lint fuzz simulate soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
@@ -134,10 +137,14 @@ lint: setup
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
+simulate: setup
+	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random)
+
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
 soak-release: setup
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
+	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
 	$(PY) -m bench.chaos

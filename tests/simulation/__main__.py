@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.simulation.shrink import shrunk
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="only this one, with its story")
     parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
+    parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
     parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
     parser.add_argument("--keep-going", action="store_true", help="after a seed that fails, and shrink none")
@@ -50,6 +51,8 @@ def main() -> int:
         print(outcome.log)
         print(f"seed {outcome.seed}: {outcome.problem or 'every rule was kept'}; {outcome.calls} calls")
         return bool(outcome.problem)
+    if arguments.takes:
+        return each_take(sandbox, arguments.first, scale)
     totals, failed = Totals(), []
     for outcome in outcomes(sandbox, seeds(arguments), scale, arguments.jobs):
         totals.add(outcome)
@@ -77,6 +80,20 @@ def seeds(arguments: argparse.Namespace) -> Iterator[int]:
         seed = secrets.randbits(48)
         print(f"random seed {seed}", flush=True)
         yield seed
+
+
+def each_take(sandbox: Sandbox, seed: int, scale: Scale) -> int:
+    """A simulation for each take of memory in it, which is refused; 0 if every rule was kept in all of them."""
+    failed = take = 0
+    while True:
+        take += 1
+        outcome = sandbox.run(seed, replace(scale, fails_at=take))
+        if outcome.problem:
+            print(f"take {take} of seed {seed}: {outcome.problem}", flush=True)
+            failed += 1
+        elif outcome.failed_takes == 0:
+            print(f"{take - 1} takes of memory were refused in turn, {failed} of them broke a rule")
+            return bool(failed)
 
 
 def tell(sandbox: Sandbox, outcome: Outcome, scale: Scale) -> None:

@@ -239,9 +239,7 @@ class Client:
         body = b"\0" + len(encoded).to_bytes(4, "big") + encoded
         extra = (("grpc-timeout", grpc_timeout(deadline)),) if deadline >= 0 else ()
         stream = self.wire.open(INFER, extra, body)
-        call = Call(
-            number, self, kind, x, expected, deadline, simulation.world.now(), stream, level, sequence=sequence
-        )
+        call = Call(number, self, kind, x, expected, deadline, simulation.world.now(), stream, level, sequence=sequence)
         self.calls[stream.number] = call
         self.unsent.append(call)
         simulation.opened(call)
@@ -296,6 +294,9 @@ class Client:
             if call.stream.over:
                 self.unsent.pop(0)
                 progress = True
+                continue
+            if self.simulation.scale.forgetful and self.left == 0:
+                self.unsent.pop(0)
                 continue
             before = len(call.stream.body)
             done = self.wire.push(call.stream, self.random.choice((1 << 20, 1 << 20, 100)))
@@ -357,7 +358,7 @@ class Client:
         if data:
             self._receive(data)
             self._read_later()
-        elif connection.finished and self.simulation.faults_ppm:
+        elif connection.finished and self.simulation.is_faulty:
             self.hang_up()
             self.write()
         elif connection.finished:

@@ -42,6 +42,8 @@ MAX_ROWS = 8
 IDLE_US = 5_000_000  # after which a sequence ends
 SCALE = 1 << 20  # numbers of requests are multiples of it in tensors
 
+BATCHING = BatchingSpec()
+QUEUE = QueueSpec()
 X = (TensorSpec("x", "INT64", (-1,)),)
 Y = (TensorSpec("y", "INT64", (-1,)),)
 
@@ -66,8 +68,8 @@ class Kind:
     factor: int = 2
     style: str = "fresh"
     duration_us: int = 300
-    batching: BatchingSpec | None = BatchingSpec()
-    queue: QueueSpec = QueueSpec()
+    batching: BatchingSpec | None = BATCHING
+    queue: QueueSpec = QUEUE
     needs: int = 0
     fails: bool = False
     caches: bool = False
@@ -210,6 +212,7 @@ class SimulatedBackend(Backend):
         self.random = random
         self.executions = executions
         self.gone = 0
+        self.executed = 0  # batches
 
     def load(self, source: ModelSource) -> Model:
         return SimulatedModel(self)
@@ -264,7 +267,9 @@ class SimulatedInstance(Instance):
         self.busy = True
         executions.resources_used += self.kind.needs
         if executions.resources_used > executions.resources:
-            executions.complain(f"instances execute with {executions.resources_used} of {executions.resources} resources")
+            executions.complain(
+                f"instances execute with {executions.resources_used} of {executions.resources} resources"
+            )
         try:
             if self.kind.sequence is not None:
                 self._add_up(batch)
@@ -278,6 +283,7 @@ class SimulatedInstance(Instance):
         executions = self.backend.executions
         name = self.kind.name
         executions.batches += 1
+        self.backend.executed += 1
         if batch.rows > MAX_ROWS:
             executions.complain(f"a batch of {batch.rows} rows for model '{name}', which takes {MAX_ROWS}")
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
@@ -321,7 +327,9 @@ class SimulatedInstance(Instance):
         self._take_time()
         y = x.copy()
         if len(set(corrid[ready != 0].tolist())) != int((ready != 0).sum()):
-            self.backend.executions.complain(f"two requests of one sequence in a batch of instance {self.name}: {corrid.tolist()}")
+            self.backend.executions.complain(
+                f"two requests of one sequence in a batch of instance {self.name}: {corrid.tolist()}"
+            )
         for at, is_ready in enumerate(ready):
             if is_ready:
                 name = int(corrid[at])
@@ -349,7 +357,8 @@ class Version:
         self.count = 0 if kind.steps else count
         self.backend = backend
         self.loaded = loaded
-        self.idle_since = 0
+        self.idle_since = 0  # instances are idle beside the same requests
+        self.waiting = (0, 0)
         self.joined = False
 
     @property

@@ -80,7 +80,7 @@ class Oracle:
         if (
             call.deadline_ns >= 0
             and call.client.temper.prompt
-            and not simulation.faults_ppm
+            and not simulation.is_faulty
             and now > max(call.opened_ns + call.deadline_ns, call.sent_ns) + GRAIN
         ):
             late = (now - call.opened_ns - call.deadline_ns) // 1000
@@ -98,13 +98,13 @@ class Oracle:
         if status == UNAVAILABLE and text.startswith("Request timeout expired"):
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
-        if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.faults_ppm)):
+        if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
             return self._was_away(call)
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed
         if status == INVALID and call.client.sequence_may_end(call):
             return True
-        if simulation.faults_ppm:
+        if simulation.is_faulty:
             return status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         if status == EXHAUSTED or status == RESET + ENHANCE_YOUR_CALM:
             return bool(simulation.held_limit)
@@ -141,21 +141,22 @@ class Oracle:
         """Nothing can go on before time passes: no instance is idle beside work that it may do."""
         simulation = self.simulation
         now = simulation.world.now()
-        if simulation.faults_ppm:
+        if simulation.is_faulty:
             return
         for version in (*simulation.versions.values(), *simulation.leaving):
             delay = version.kind.delay_us
             if delay is None or not version.count:
                 continue
-            if version.loaded.lane.pending == 0 or simulation.world.idle(version.prefix) == 0:
+            pending = version.loaded.lane.pending
+            waiting = (pending, version.backend.executed)
+            if pending == 0 or simulation.world.idle(version.prefix) == 0:
                 version.idle_since = 0
-            elif version.idle_since == 0 and delay:
+            elif delay and (version.idle_since == 0 or waiting != version.waiting):
                 version.idle_since = now
-            elif now - version.idle_since > delay * 1000 + GRAIN or not delay:
-                raise Violation(
-                    f"{version.prefix}: {version.loaded.lane.pending} requests wait beside "
-                    f"{simulation.world.idle(version.prefix)} idle instances"
-                )
+            elif not delay or now - version.idle_since > delay * 1000 + GRAIN:
+                idle = simulation.world.idle(version.prefix)
+                raise Violation(f"{version.prefix}: {pending} requests wait beside {idle} idle instances")
+            version.waiting = waiting
 
     def end(self) -> None:
         """All is over: nothing is held, nothing was executed for nobody."""

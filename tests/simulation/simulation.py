@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import select
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class Scale:
         deadlines: calls have deadlines.
         preemption: threads are interrupted between critical sections.
         faults: memory runs out.
+        fails_at: the number of the one take of memory that fails; 0 for as the seed says.
+        forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
     """
 
     clients: int = 5
@@ -54,6 +57,8 @@ class Scale:
     deadlines: bool = True
     preemption: bool = True
     faults: bool = True
+    fails_at: int = 0
+    forgetful: bool = False
 
 
 @dataclass
@@ -85,7 +90,8 @@ class Simulation:
         self.outcome = Outcome(seed)
         preempt = random.choice((0, 0, 30, 200, 500)) if scale.preemption else 0
         world.begin(seed, preempt=preempt, spurious=random.choice((0, 0, 20)))
-        self.faults_ppm = random.choice((0, 0, 0, 300, 3000)) if scale.faults else 0
+        self.faults_ppm = random.choice((0, 0, 0, 300, 3000)) if scale.faults and not scale.fails_at else 0
+        self.is_faulty = bool(self.faults_ppm or scale.fails_at)
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = 0
         resources = random.choice((2, 3))
@@ -103,14 +109,12 @@ class Simulation:
             receive_timeout=random.choice((0.0, 10.0)),
             send_timeout=30.0,
             max_streams=100,
+            timers=self.bridge.timers,
         )
-        self.endpoint.on_dirty = None
         self.service.install(self.endpoint)
         self.poller = select.poll()
         self.poller.register(self.bridge.event_fd, select.POLLIN)
-        timer_fd = self.bridge.timer_fd if hasattr(self.bridge, "timer_fd") else self.bridge.timers.fd
-        self.timer_fd = timer_fd
-        self.poller.register(timer_fd, select.POLLIN)
+        self.poller.register(self.bridge.timers.fd, select.POLLIN)
         self.generations: dict[str, int] = {}
         self.versions: dict[str, Version] = {}
         self.leaving: list[Version] = []
@@ -152,9 +156,7 @@ class Simulation:
         kind = self.kinds[name]
         generation = self.generations[name] = self.generations.get(name, -1) + 1
         count = self.random.randint(*kind.instances)
-        version = load(
-            kind, generation, count, self.service, self.world, self.random, self.executions, self.resources
-        )
+        version = load(kind, generation, count, self.service, self.world, self.random, self.executions, self.resources)
         self.tell("operator", f"loads {version.prefix} with {version.count} instances")
         self.table.set(name, {1: version.loaded.lane})
         self._close(name)
@@ -191,9 +193,7 @@ class Simulation:
         deed = self.random.random()
         if self.kinds[name].sequence is not None:
             deed = 1.0  # its sequences would have to go on where they have begun
-        if name not in self.versions:
-            self.load(name)
-        elif deed < 0.6:
+        if name not in self.versions or deed < 0.6:
             self.load(name)
         elif deed < 0.7 and not self._is_step(name):
             self.unload(name)
@@ -206,12 +206,6 @@ class Simulation:
 
     def flush(self) -> None:
         self.endpoint.flush_dirty()
-
-    def tick(self) -> None:
-        """What the server does once a second."""
-        self.endpoint.expire()
-        if self.calls_open or any(client.active for client in self.clients):
-            self.later(SECOND, self.tick)
 
     def step(self) -> bool:
         """One action; False: nothing is left to do."""
@@ -233,7 +227,7 @@ class Simulation:
             world.may_fail(1)
             if self.bridge.event_fd in ready:
                 self.bridge.drain()
-            if self.timer_fd in ready:
+            if self.bridge.timers.fd in ready:
                 self.bridge.expire()
             self.flush()
             world.may_fail(0)
@@ -260,14 +254,15 @@ class Simulation:
             client.begin()
         if self.scale.operator:
             self.later(self.random.choice((1, 10)) * MS, self.operate)
-        self.tick()
         self.world.set_faults(self.faults_ppm)
+        self.world.fail_at(self.scale.fails_at)
         checks = 0
         while self.step():
             checks += 1
             if checks % 16 == 0 and not self.endpoint.ledger_agrees():
                 raise Violation("the sums of the ledger do not agree")
         self.world.set_faults(0)
+        self.world.fail_at(0)
         if self.calls_open:
             raise Violation(f"calls are never answered: {self.oracle.waiting()}")
         self._end()
@@ -339,8 +334,6 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
 
 def left_over(before: dict[str, int]) -> str:
     """What native objects are left, as a sentence; empty: none."""
-    import gc  # noqa: PLC0415
-
     after = live_counters()
     if after != before:
         gc.collect()

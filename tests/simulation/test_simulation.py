@@ -6,9 +6,12 @@ A seed that fails is told with its story; `make simulate SEED=n` runs it again. 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +26,7 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "40", "--random"))
+    print(run("--seeds", "25", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():
@@ -32,10 +35,18 @@ def test_a_seed_says_everything_that_happens():
     assert len(stories) == 1
 
 
+@pytest.mark.parametrize("model", ["plain", "both", "direct", "chain"])
+def test_whatever_memory_is_refused_a_call_has_one_outcome(model):
+    """Each take of memory of a few calls is refused in turn: no call is forgotten, nothing stays behind."""
+    models = ["plain", "inplace", "chain"] if model == "chain" else [model]
+    scale = {"models": models, "clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
+    print(run("--takes", "--scale", json.dumps(scale)))
+
+
 def test_what_is_broken_is_found_and_shrunk():
-    """An oracle that finds nothing would let everything pass: here a client's call is never sent."""
+    """An oracle that finds nothing would let everything pass: here the end of a call is never sent."""
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "1", "--scale", '{"forgetful": true}']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 1
-    assert "seed 0: nothing is answered" in done.stdout
+    assert "The story of seed 0, shrunk to 1 calls" in done.stdout
     assert "again: python -m tests.simulation --seed 0 --scale" in done.stdout

@@ -52,6 +52,7 @@ class World:
         self.advance = quick.world_advance
         self.set_faults = quick.world_set_faults
         self.may_fail = quick.world_may_fail
+        self.fail_at = quick.world_fail_at
         self._quick = quick
         assert lib.world_hook() > 0, "no extension module imports anything"
 
