@@ -193,8 +193,9 @@ def _is_no_model(name: str) -> bool:
 def _has_something(path: Path) -> bool:
     """Whether a folder has anything in it; what cannot be read is for its model's problem to tell."""
     try:
-        if any(not entry.name.startswith(".") for entry in path.iterdir()):
-            return True
+        with os.scandir(path) as entries:
+            if any(not entry.name.startswith(".") for entry in entries):
+                return True
     except OSError:
         return True
     log.warning("%s: ignored: the folder is empty", path)
@@ -214,7 +215,8 @@ def _model_folder(path: Path, repository: Path) -> ModelFolder:
 
 def versions_of(path: Path) -> tuple[int, ...]:
     """The versions of a model folder, ascending."""
-    return tuple(sorted(int(entry.name) for entry in path.iterdir() if entry.is_dir() and not _why_none(entry.name)))
+    with os.scandir(path) as entries:
+        return tuple(sorted(int(entry.name) for entry in entries if not _why_none(entry.name) and entry.is_dir()))
 
 
 def is_version(name: str) -> bool:
@@ -224,10 +226,11 @@ def is_version(name: str) -> bool:
 
 def warn_misnamed_versions(path: Path) -> None:
     """Log a line for each folder of a model folder that looks like a version and is none."""
-    for entry in sorted(path.iterdir()):
-        hidden = entry.name in NOT_VERSIONS | NOT_MODELS or entry.name.startswith(".")
-        if not hidden and entry.is_dir() and (why := _why_none(entry.name)):
-            log.warning("%s: ignored: %s", entry, why)
+    with os.scandir(path) as entries:
+        misnamed = sorted(entry.name for entry in entries if _why_none(entry.name) and entry.is_dir())
+    for name in misnamed:
+        if name not in NOT_VERSIONS | NOT_MODELS and not name.startswith("."):
+            log.warning("%s: ignored: %s", path / name, _why_none(name))
 
 
 def _why_none(name: str) -> str:

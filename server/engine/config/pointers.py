@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from server.errors import ConfigError
@@ -17,8 +18,10 @@ def refuse_pointers(version: Path) -> None:
         ConfigError: there is one.
     """
     try:
-        for file in sorted(version.iterdir()):
-            if file.is_file() and file.stat().st_size < LARGEST and file.read_bytes().startswith(BEGINNING):
+        with os.scandir(version) as entries:
+            small = sorted(each.path for each in entries if each.is_file() and each.stat().st_size < LARGEST)
+        for file in map(Path, small):
+            if file.read_bytes().startswith(BEGINNING):
                 raise ConfigError(f"{file}: it is a pointer of Git LFS, not the file itself: run git lfs pull")
     except OSError as error:
         raise ConfigError(f"{error.filename or version}: {(error.strerror or str(error)).lower()}") from None
