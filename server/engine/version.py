@@ -266,7 +266,7 @@ def _held(spec: ModelSpec) -> int:
 
 @lru_cache
 def _blank(bounds: tuple[int, ...]) -> bytes:
-    """What the statistics of a version that has done nothing have all the same, encoded: field by field takes longer."""
+    """What statistics of a version that has done nothing have all the same, encoded: field by field takes longer."""
     out = pb.ModelStatistics()
     for field in _DURATIONS:
         getattr(out.inference_stats, field).SetInParent()
