@@ -53,6 +53,7 @@ KINDS = (
     Kind("pytorch", "model.pt2", (".pt2",)),
     Kind("openvino", "model.xml", (".xml",)),
     Kind("tensorflow", "model.savedmodel", ("saved_model.pb",)),
+    Kind("tensorflow", "model.graphdef", (".graphdef",), "A GraphDef does not say its tensors: name its operators."),
     Kind("tensorrt", "model.plan", (".plan", ".engine")),
     Kind("python", "model.py", (".py",), "A model.py says its tensors in auto_complete_config, or here."),
 )
