@@ -23,9 +23,10 @@ ROOT = Path(__file__).parent
 BUILD = os.environ.get("INFERD_BUILD", "release")
 FLAGS = {
     "release": ["-O2", "-g0", "-DNDEBUG"],  # line numbers cost a third of the time; functions keep their names
-    "debug": ["-O1", "-g"],
-    "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
-    "tsan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
+    # the interpreter's own flags define NDEBUG
+    "debug": ["-O1", "-g", "-UNDEBUG"],
+    "asan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
+    "tsan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=thread"],
 }
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
