@@ -321,9 +321,74 @@ def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Pat
     return 0
 
 
+def tune(
+    model: str,
+    *,
+    model_repository: Path = Path("models"),
+    latency_budget: float = 0.0,
+    percentile: int = 99,
+    memory_budget: int = 0,
+    concurrency: str = "1,8,32,128",
+    largest_batch: int = 128,
+    most_instances: int = 4,
+    max_runs: int = 30,
+    measurement_interval: int = 300,
+    shape: Several = (),
+    input_data: str = "random",
+    serve_option: Several = (),
+    write: Switch = False,
+    out: Path | None = None,
+) -> int:
+    """Find the batch size, instances, queue delay and threads with which a model gives the most throughput.
+
+    It serves a copy of the model by a server of its own, so nothing else should use the machine meanwhile.
+
+    Args:
+        model: Its name.
+        model_repository: The folder of model folders.
+        latency_budget: Milliseconds that the percentile of the latency may be; any unless given.
+        percentile: 50, 90, 95 or 99.
+        memory_budget: MiB that the server may use; any unless given.
+        concurrency: Requests in flight that are tried with each configuration, with commas between.
+        largest_batch: The largest max_batch_size that is tried.
+        most_instances: That are tried.
+        max_runs: Configurations that are measured at most.
+        measurement_interval: Milliseconds of a window.
+        shape: INPUT:SIZE,SIZE where the model leaves it open.
+        input_data: random, zero, or a JSON file as perf_analyzer reads it.
+        serve_option: A further option of inferd serve, such as --backend-config=...; may be given several times.
+        write: Put what was found into the model's config.pbtxt; what was there is kept beside it.
+        out: .json file of what was tried.
+    """
+    from server.tools.tune import Wanted
+    from server.tools.tune import tune as look
+
+    try:
+        levels = tuple(int(each) for each in concurrency.split(","))
+    except ValueError:
+        raise Misused(f"--concurrency: expected numbers with commas between, got {concurrency!r}") from None
+    wanted = Wanted(
+        model,
+        model_repository,
+        latency_budget,
+        percentile,
+        memory_budget,
+        levels,
+        largest_batch,
+        most_instances,
+        max_runs,
+        measurement_interval / 1000,
+        shape,
+        input_data,
+        serve_option,
+    )
+    return look(wanted, write=write, out=out)
+
+
 def register(app: App) -> None:
     """Add the commands to the program's."""
     app.command(models)
     app.command(infer)
     app.command(perf)
     app.command(plot)
+    app.command(tune)

@@ -92,7 +92,7 @@ def test_options_are_there(page: Path) -> None:
     asking = (
         *(
             getattr(commands, name)
-            for name in ("infer", "perf", "plot", "ls", "load", "unload", "describe", "stats", "init")
+            for name in ("infer", "perf", "plot", "tune", "ls", "load", "unload", "describe", "stats", "init")
         ),
     )
     for command in (build_engine, check, health, show_config, top, commands.Server, *asking):

@@ -7,12 +7,16 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.repository import Identity, write
 from server import cli
+from server.tools import tune
+from server.tools.tune import Setting, Tried
 from tests.backends.models import identity_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,6 +284,57 @@ def test_runs_are_drawn(inferd, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "other.json").write_text("{}")
     assert "expected a file that" in inferd("plot", tmp_path / "other.json", status=2, url=False)
+
+
+# ---- tune -----------------------------------------------------------------------------------------------------------
+
+
+class Hill:
+    """What a setting gives: the more the nearer it is to the best, and nothing beyond 64 rows."""
+
+    def __call__(self, setting):
+        if setting.batch > 64:
+            return Tried(setting, None, 10, "too large")
+        rate = 100.0 * min(setting.batch, 64) * min(setting.instances, 3) * (1.2 if setting.delay_us == 300 else 1.0)
+        level = types.SimpleNamespace(inferences=rate, p50=rate, p99=rate)
+        return Tried(setting, level, 10 * setting.instances)
+
+
+AXES = [("batch", tune.BATCHES), ("instances", list(range(1, 9))), ("delay_us", list(tune.DELAYS_US))]
+
+
+def test_the_search_finds_the_top_with_few_tries():
+    """Guards the search: the best of 432 settings, with less than a fifth of them, and what it shows beside it."""
+    told = []
+    search = tune.Search(Hill(), told.append, 80)
+    best = search.climb(Setting(1, 1, 0, 0), AXES)
+    assert (best.setting.batch, best.setting.instances, best.setting.delay_us) == (64, 3, 300)
+    assert len(told) == len(search.tried) <= 80
+    assert search.front()[0] is best
+    assert all(each.best is not None for each in search.front())
+
+
+def test_the_search_ends_when_it_may_not_try_more():
+    """Guards the limit of tries."""
+    search = tune.Search(Hill(), lambda tried: None, 5)
+    assert search.climb(Setting(1, 1, 0, 0), AXES).rate > 100
+    assert len(search.tried) == 5
+
+
+def test_a_model_is_tuned(tmp_path, capsys):
+    """Guards `tune`: a model that takes 5 ms for any batch gets larger ones, and what is written serves."""
+    slow = Identity("slow", (("FP32", 1),), max_batch_size=1, parameters={"gather": "true", "delay_us": "5000"})
+    write(tmp_path / "models", [slow])
+    command = ["tune", "slow", "--model-repository", str(tmp_path / "models"), "--shape", "INPUT0:4"]
+    command += ["--concurrency", "32", "--max-runs", "6", "--most-instances", "2", "--measurement-interval", "200"]
+    assert cli.main([*command, "--write", "--out", str(tmp_path / "tried.json")]) == 0
+    assert re.search(r"best of \d: .*batch (4|8|16|32|64)", capsys.readouterr().out)
+    assert len(json.loads((tmp_path / "tried.json").read_text())["tried"]) <= 6
+    text = (tmp_path / "models" / "slow" / "config.pbtxt").read_text()
+    assert int(re.search(r"max_batch_size: (\d+)", text)[1]) > 1
+    assert (tmp_path / "models" / "slow" / "config.pbtxt.before-tune").read_text() == slow.config()
+    assert cli.main(["check", str(tmp_path / "models")]) == 0
+    assert cli.main(["tune", "nobody", "--model-repository", str(tmp_path)]) == 2
 
 
 # ---- the others -----------------------------------------------------------------------------------------------------

@@ -62,6 +62,22 @@ def run(reach: Reach, plan: Plan, files: Files) -> int:
     return 1 if (plan.limit_ms and best is None) or any(each.errors for each in levels) else 0
 
 
+def levels_of(reach: Reach, plan: Plan) -> list[Level]:
+    """The levels of a plan, of unary calls, without a word.
+
+    Raises:
+        CallFailed: the server cannot be asked.
+        Misused: the plan makes no sense for the model.
+    """
+    with reach.client() as client:
+        try:
+            return _levels(client, reach, plan, model_of(client, reach, plan), quiet=True)
+        except InferenceServerException as error:
+            raise failure(reach, error) from None
+        except OSError as error:
+            raise CallFailed(f"{reach.url}: {error}") from None
+
+
 def chosen(levels: Sequence[Level], plan: Plan) -> Level | None:
     """The level with the highest rate within the limit; without limit, with the highest."""
     found = [each for each in levels if within(each, plan)]
@@ -73,27 +89,31 @@ def within(level: Level, plan: Plan) -> bool:
     return not plan.limit_ms or (level.requests > 0 and getattr(level, plan.metric) <= plan.limit_ms * 1e3)
 
 
-def _levels(client: Any, reach: Reach, plan: Plan, model: Model) -> list[Level]:
+def _levels(client: Any, reach: Reach, plan: Plan, model: Model, *, quiet: bool = False) -> list[Level]:
     accounts = Accounts(client, plan, reach.metadata, process_of(reach.url))
     ends = time.monotonic() + plan.longest if plan.longest else 0.0
     if plan.streaming or model.decoupled:
         tensors = tensors_of(model, plan)
-        return _swept(plan, ends, lambda level: Streams(reach, plan, model, tensors, accounts, level))
+        return _swept(plan, ends, lambda level: Streams(reach, plan, model, tensors, accounts, level), quiet)
     with Messages(client, model, plan) as messages:
-        return _swept(plan, ends, lambda level: Unary(reach.url, plan, messages, accounts, level))
+        return _swept(plan, ends, lambda level: Unary(reach.url, plan, messages, accounts, level), quiet)
 
 
-def _swept(plan: Plan, ends: float, make: Callable[[float], Any]) -> list[Level]:
+def _swept(plan: Plan, ends: float, make: Callable[[float], Any], quiet: bool) -> list[Level]:
     measured: dict[float, Level] = {}
 
     def at(level: float) -> Level:
         said = f"{level:g} {'requests/s' if plan.rate is not None else 'in flight'}"
         load = make(level)
         try:
-            measured[level] = measure(load, plan, level, ends, lambda text: _progress(f"{said}: {text}"))
+            measured[level] = measure(
+                load, plan, level, ends, lambda text: None if quiet else _progress(f"{said}: {text}")
+            )
         finally:
             load.close()
         found = measured[level]
+        if quiet:
+            return found
         _progress("")
         print(f"{said}: {found.rate:.1f} requests/s, p99 {found.p99:.0f} us", file=sys.stderr, flush=True)
         return found

@@ -1,0 +1,472 @@
+"""`inferd tune`: looks for the configuration of a model that gives the most throughput within what it may cost.
+
+It serves a copy of the model by a server of its own and changes the copy's configuration, one thing at a time: a change
+that pays is kept, and what was tried before it is tried again only where it may have become better by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from inferd_client.utils import InferenceServerException
+from server.errors import Misused
+from server.pb import model_config_pb2 as pb
+from server.tools.perf.measuring import Level
+from server.tools.perf.plan import Plan, Range
+from server.tools.perf.running import chosen, levels_of
+from server.tools.reach import CallFailed, Reach
+from server.tools.tables import table
+
+CONFIG = "config.pbtxt"
+START_SECONDS = 300.0
+BETTER = 1.03
+"""How much more throughput a change must bring to be kept: less may be chance."""
+THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
+"""Of backends: the parameter that says how many threads an instance has."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DELAYS_US = (0, 100, 300, 1000, 3000, 10000)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for.
+
+    Attributes:
+        model: its name.
+        repository: the folder of model folders.
+        latency_ms: at most, of the percentile; 0: any.
+        percentile: 50, 90, 95 or 99.
+        memory_mb: of the server, at most; 0: any.
+        levels: requests in flight that are tried with each configuration.
+        largest_batch: that may be tried.
+        most_instances: that may be tried.
+        runs: configurations that are measured at most.
+        window: seconds of a measurement.
+        shapes, data: of what is sent; see `inferd perf`.
+        options: further ones of `inferd serve`, such as --backend-config.
+    """
+
+    model: str
+    repository: Path
+    latency_ms: float = 0.0
+    percentile: int = 99
+    memory_mb: int = 0
+    levels: tuple[int, ...] = (1, 8, 32, 128)
+    largest_batch: int = 128
+    most_instances: int = 4
+    runs: int = 30
+    window: float = 0.3
+    shapes: tuple[str, ...] = ()
+    data: str = "random"
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is varied of a configuration.
+
+    Attributes:
+        batch: max_batch_size; 0: the model has no batch dimension.
+        instances: of the model.
+        delay_us: of the dynamic batcher; None: there is no dynamic batching.
+        threads: of an instance; 0: the backend decides.
+    """
+
+    batch: int
+    instances: int
+    delay_us: int | None
+    threads: int
+
+    def text(self) -> str:
+        """For people."""
+        delay = "no dynamic batching" if self.delay_us is None else f"delay {self.delay_us} us"
+        batch = f"batch {self.batch}, {delay}" if self.batch else "no batches"
+        return f"{self.instances} x, {batch}" + (f", {self.threads} threads" if self.threads else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A setting and what came of it.
+
+    Attributes:
+        best: its level with the most throughput within the budgets; None: there is none.
+        memory_mb: of the server's processes, after that.
+        problem: why it cannot be served; empty when it can.
+    """
+
+    setting: Setting
+    best: Level | None
+    memory_mb: int
+    problem: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Inferences per second; 0 where it cannot be had."""
+        return self.best.inferences if self.best is not None else 0.0
+
+
+@dataclass(slots=True)
+class Search:
+    """Tries settings, one change at a time.
+
+    Args:
+        measure: tries a setting.
+        tell: is told of each.
+        runs: settings that are tried at most.
+    """
+
+    measure: Callable[[Setting], Tried]
+    tell: Callable[[Tried], None]
+    runs: int
+    tried: dict[Setting, Tried] = field(default_factory=dict)
+
+    def look(self, setting: Setting) -> Tried | None:
+        """What comes of a setting; None: no more may be tried."""
+        if setting not in self.tried:
+            if len(self.tried) >= self.runs:
+                return None
+            self.tried[setting] = self.measure(setting)
+            self.tell(self.tried[setting])
+        return self.tried[setting]
+
+    def climb(self, start: Setting, axes: Sequence[tuple[str, Sequence[Any]]]) -> Tried:
+        """The best that is found by changing one thing at a time.
+
+        On each axis it goes from where it is to the next values, up and then down, as long as that pays; a step that
+        does not is followed by one more, because some changes pay only from a certain size on.
+        """
+        best = self.look(start)
+        assert best is not None
+        while True:
+            before = best
+            for name, values in axes:
+                best = self._along(best, name, values)
+            if best is before or len(self.tried) >= self.runs:
+                return best
+
+    def _along(self, best: Tried, name: str, values: Sequence[Any]) -> Tried:
+        for step in (1, -1):
+            here = _nearest(values, getattr(best.setting, name))
+            missed = 0
+            while missed < 2 and 0 <= here + step < len(values):
+                here += step
+                found = self.look(replace(best.setting, **{name: values[here]}))
+                if found is None:
+                    return best
+                if found.rate > best.rate * BETTER:
+                    best, missed = found, 0
+                else:
+                    missed += 1
+        return best
+
+    def front(self) -> list[Tried]:
+        """Those that no other beats in throughput, latency and memory, the quickest first."""
+
+        def beats(a: Tried, b: Tried) -> bool:
+            if a.best is None or b.best is None:
+                return False
+            ours, theirs = ((each.rate, -_latency(each), -each.memory_mb) for each in (a, b))
+            return all(x >= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
+
+        able = [each for each in self.tried.values() if each.best is not None]
+        found = [each for each in able if not any(beats(other, each) for other in able)]
+        return sorted(found, key=lambda each: -each.rate)
+
+
+def _latency(tried: Tried) -> float:
+    return tried.best.p99 if tried.best is not None else float("inf")
+
+
+def _nearest(values: Sequence[Any], value: Any) -> int:
+    """The place of a value, or of the one before which it would be."""
+    known = [-1 if each is None else each for each in values]
+    wanted = -1 if value is None else value
+    return min(range(len(known)), key=lambda i: (abs(known[i] - wanted), i))
+
+
+# ---- configurations -------------------------------------------------------------------------------------------------
+
+
+def setting_of(config: pb.ModelConfig) -> Setting:
+    """What a configuration says."""
+    delay = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
+    count = sum(max(group.count, 1) for group in config.instance_group) or 1
+    name = THREADS.get(config.backend, "")
+    text = config.parameters[name].string_value if name in config.parameters else ""
+    threads = int(text) if text.isdecimal() else 0
+    if not threads and config.backend == "pytorch":
+        threads = os.cpu_count() or 1  # what a process was told it keeps, so it is told the default, too
+    return Setting(config.max_batch_size, count, delay, threads)
+
+
+def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
+    """A configuration with a setting."""
+    made = pb.ModelConfig()
+    made.CopyFrom(config)
+    made.max_batch_size = setting.batch
+    if setting.delay_us is None:
+        made.ClearField("dynamic_batching")
+    else:
+        made.dynamic_batching.SetInParent()
+        made.dynamic_batching.max_queue_delay_microseconds = setting.delay_us
+        sizes = list(made.dynamic_batching.preferred_batch_size)
+        if sizes == [config.max_batch_size]:
+            sizes = []  # completed, as the server will do again
+        made.dynamic_batching.preferred_batch_size[:] = [size for size in sizes if size <= setting.batch]
+    if made.instance_group:
+        del made.instance_group[1:]
+    else:
+        made.instance_group.add()
+    made.instance_group[0].count = setting.instances
+    if made.instance_group[0].name == f"{config.name}_0":
+        made.instance_group[0].ClearField("name")  # so are names
+    name = THREADS.get(made.backend)
+    if name and setting.threads:
+        made.parameters[name].string_value = str(setting.threads)
+    return made
+
+
+def lines(config: pb.ModelConfig, setting: Setting) -> str:
+    """What is to be put into a config.pbtxt."""
+    whole = applied(config, setting)
+    part = pb.ModelConfig(max_batch_size=whole.max_batch_size, instance_group=whole.instance_group)
+    if whole.HasField("dynamic_batching"):
+        part.dynamic_batching.CopyFrom(whole.dynamic_batching)
+    name = THREADS.get(whole.backend)
+    if name and setting.threads:
+        part.parameters[name].string_value = str(setting.threads)
+    return text_format.MessageToString(part)
+
+
+def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tuple[str, Sequence[Any]]]:
+    """What is varied, in the order in which it is."""
+    found: list[tuple[str, Sequence[Any]]] = []
+    batches = start.batch > 0 and not config.HasField("sequence_batching")
+    if batches:
+        found.append(("batch", [size for size in BATCHES if size <= wanted.largest_batch]))
+    found.append(("instances", list(range(1, wanted.most_instances + 1))))
+    if batches:
+        found.append(("delay_us", list(DELAYS_US)))
+    if config.backend in THREADS:
+        default = [] if config.backend == "pytorch" else [0]
+        found.append(("threads", [*default, *(count for count in (1, 2, 4, 8, 16) if count <= (os.cpu_count() or 1))]))
+    return found
+
+
+# ---- a server of its own --------------------------------------------------------------------------------------------
+
+
+class Trial:
+    """A server with a copy of the model, whose configuration can be changed."""
+
+    def __init__(self, wanted: Wanted, folder: Path) -> None:
+        self._wanted = wanted
+        self._models = folder / "models"
+        self._socket = folder / "tune.sock"
+        self._log = folder / "log"
+        self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
+        _copy(wanted.repository / wanted.model, self._models / wanted.model)
+
+    def __enter__(self) -> Trial:
+        command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
+        command += ["--grpc-address", f"unix:{self._socket}", "--model-control-mode", "explicit"]
+        command += ["--load-model", self._wanted.model, "--exit-on-error=false", "--allow-metrics=false"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen([*command, *self._wanted.options], stdout=log, stderr=subprocess.STDOUT)
+        ends = time.monotonic() + START_SECONDS
+        while time.monotonic() < ends and self._process.poll() is None:
+            with contextlib.suppress(CallFailed, InferenceServerException), self.reach.client() as client:
+                if client.is_server_live(client_timeout=1):
+                    return self
+            time.sleep(0.05)
+        self.__exit__()
+        raise CallFailed(f"the server does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
+
+    def __exit__(self, *error: Any) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def config(self) -> pb.ModelConfig:
+        """The model's, complete."""
+        with self.reach.client() as client:
+            try:
+                found = client.get_model_config(self._wanted.model).config
+            except InferenceServerException as error:
+                raise CallFailed(f"model '{self._wanted.model}' cannot be served as it is: {error.message()}") from None
+        return pb.ModelConfig.FromString(found.SerializeToString())
+
+    def serve(self, config: pb.ModelConfig) -> str:
+        """Have the model served with a configuration. Returns why that cannot be; empty when it can."""
+        (self._models / self._wanted.model / CONFIG).write_text(text_format.MessageToString(config))
+        with self.reach.client() as client:
+            try:
+                client.load_model(self._wanted.model)
+            except InferenceServerException as error:
+                return str(error.message())
+        return ""
+
+    def memory_mb(self) -> int:
+        """Of the server and its workers: the memory that is theirs alone, and their share of what is not."""
+        return sum(_proportional(process) for process in _family(self._process.pid)) >> 20
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A model's folder, its files by links."""
+    if not source.is_dir():
+        raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
+    target.mkdir(parents=True)
+    for each in source.iterdir():
+        if each.name == CONFIG:
+            shutil.copyfile(each, target / CONFIG)
+        else:
+            (target / each.name).symlink_to(each.resolve())
+
+
+def _family(process: int) -> Iterator[int]:
+    yield process
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from _family(int(child))
+
+
+def _proportional(process: int) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+
+
+def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
+    """Look, print what was tried and what is best, and write it into the model's configuration if told so.
+
+    Raises:
+        CallFailed: the model cannot be served as it is.
+        Misused: what is wanted makes no sense.
+    """
+    with tempfile.TemporaryDirectory(prefix="inferd-tune-") as folder, Trial(wanted, Path(folder)) as trial:
+        config = trial.config()
+        if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
+            raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
+        start = setting_of(config)
+        search = Search(lambda setting: _measured(trial, config, setting, wanted), _tell, wanted.runs)
+        print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
+        best = search.climb(start, axes_of(config, start, wanted))
+    first = search.tried[start]
+    _print_front(search)
+    if out is not None:
+        out.write_text(json.dumps({"tool": "inferd tune", "model": wanted.model, "tried": _as_json(search)}, indent=1))
+    if best.best is None:
+        print("no configuration that was tried is within the budgets")
+        return 1
+    gain = f", {best.rate / first.rate:.2f} x what it is" if first.rate else ""
+    print(f"\nbest of {len(search.tried)}: {best.setting.text()}: {best.rate:.1f} inferences/s{gain}\n")
+    print(lines(config, best.setting))
+    if write:
+        _write(wanted.repository / wanted.model, config, best.setting)
+    return 0
+
+
+def _measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
+    if problem := trial.serve(applied(config, setting)):
+        return Tried(setting, None, 0, problem)
+    plan = Plan(
+        model=wanted.model,
+        percentile=wanted.percentile,
+        limit_ms=wanted.latency_ms,
+        window=wanted.window,
+        warm_up=wanted.window,
+        stability=0.05,
+        trials=4,
+        shapes=wanted.shapes,
+        data=wanted.data,
+    )
+    levels: list[Level] = []
+    for level in wanted.levels:
+        found = levels_of(trial.reach, replace(plan, concurrency=Range(level, level, 1)))[0]
+        if found.errors:
+            return Tried(setting, None, trial.memory_mb(), found.sample or "calls failed")
+        levels.append(found)
+        if chosen([found], plan) is None:
+            break
+    memory = trial.memory_mb()
+    best = chosen(levels, plan)
+    if wanted.memory_mb and memory > wanted.memory_mb:
+        return Tried(setting, None, memory, f"{memory} MiB of memory")
+    return Tried(setting, best, memory, "" if best else "no level is within the latency budget")
+
+
+def _tell(tried: Tried) -> None:
+    if tried.best is None:
+        said = tried.problem.splitlines()[0]
+    else:
+        said = f"{tried.rate:.1f} inferences/s at {tried.best.level:g} in flight, p99 {tried.best.p99 / 1e3:.2f} ms"
+        said += f", {tried.memory_mb} MiB"
+    print(f"  {tried.setting.text()}: {said}", file=sys.stderr, flush=True)
+
+
+def _print_front(search: Search) -> None:
+    rows = [
+        (
+            each.setting.text(),
+            f"{each.rate:.1f}",
+            f"{each.best.level:g}",
+            f"{each.best.p50 / 1e3:.2f}",
+            f"{each.best.p99 / 1e3:.2f}",
+            each.memory_mb,
+        )
+        for each in search.front()
+        if each.best is not None
+    ]
+    if rows:
+        print("nothing that was tried is better than these in throughput, latency and memory:\n")
+        print(table(("setting", "inferences/s", "in flight", "p50 ms", "p99 ms", "MiB"), rows, "lrrrrr"))
+
+
+def _as_json(search: Search) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "batch": setting.batch,
+            "instances": setting.instances,
+            "delay_us": setting.delay_us,
+            "threads": setting.threads,
+            "memory_mb": tried.memory_mb,
+            "problem": tried.problem,
+            "level": tried.best.as_dict() if tried.best else None,
+        }
+        for setting, tried in search.tried.items()
+    ]
+
+
+def _write(folder: Path, completed: pb.ModelConfig, setting: Setting) -> None:
+    """Change the model's config.pbtxt; what was there before is kept beside it."""
+    path = folder / CONFIG
+    config = completed
+    if path.exists():
+        config = text_format.Parse(path.read_text(), pb.ModelConfig())
+        config.backend = config.backend or completed.backend
+        shutil.copyfile(path, path.with_name(f"{CONFIG}.before-tune"))
+    path.write_text("# Changed by `inferd tune`.\n" + text_format.MessageToString(applied(config, setting)))
+    print(f"written: {path}")
