@@ -61,7 +61,14 @@ RULES = (
     ),
     Rule(
         "backends.tensorflow",
-        may=("_native", "backends.agreement", "backends.api", "backends.parameters", "backends.python"),
+        may=(
+            "_native",
+            "backends.agreement",
+            "backends.api",
+            "backends.parameters",
+            "backends.paths",
+            "backends.python",
+        ),
         may_not=TRANSPORT,
     ),
     Rule("backends.*", may=("_native", "backends.agreement", "backends.api", "backends.parameters"), may_not=TRANSPORT),

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from _native.execution.view import View
 
 
+MOST_PADDED = 64 << 20
+"""Bytes that the elements of a string tensor may take, each as long as the longest, if that is more than four times of
+what they are: one long element among many short ones would take all memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """An input of the compiled model."""
@@ -242,6 +247,12 @@ def _array(given: Given, view: View | None) -> Any:
     strings = view.strings()
     if any(text.endswith(b"\0") for text in strings):
         raise RequestError(f"input '{given.name}' has an element with a zero byte at its end, which would get lost")
+    longest = max(map(len, strings), default=0)
+    if longest * len(strings) > max(MOST_PADDED, 4 * sum(map(len, strings))):
+        raise RequestError(
+            f"input '{given.name}' has elements of too different lengths: the longest has {longest} bytes, and "
+            f"OpenVINO takes all {len(strings)} at that length"
+        )
     array = np.array(strings, dtype=np.bytes_) if strings else np.empty(0, "S1")
     return array.reshape(() if given.scalar else view.shape)
 

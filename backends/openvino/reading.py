@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.api import BackendError, ModelSource, ModelSpec
-from backends.openvino.options import FIXED_BATCH, MODEL_FILE, PADDING, Options, failed
+from backends.openvino.options import FIXED_BATCH, MODEL_FILE, PADDING, Options, failed, reason
 from backends.openvino.signature import ELEMENTS, Port, by_name
 
 if TYPE_CHECKING:
@@ -21,10 +21,16 @@ def make_core() -> openvino.Core:
     """A runtime that reads files into memory.
 
     It would map them, and a file that is shortened or overwritten while it is mapped ends the process (SIGBUS).
-    """
-    import openvino
 
-    core = openvino.Core()
+    Raises:
+        BackendError: the package is not whole.
+    """
+    try:
+        import openvino
+
+        core = openvino.Core()
+    except Exception as error:  # whatever the import of an installation that is not whole raises
+        raise BackendError(f"OpenVINO does not start: {type(error).__name__}: {reason(error)}") from error
     core.set_property({"ENABLE_MMAP": False})
     return core
 

@@ -34,7 +34,7 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 MODEL_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
 MODE = "EXECUTION_MODE"
-IN_PROCESS = "in-process"
+PROCESS, IN_PROCESS = "process", "in-process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def read_model_options(spec: ModelSpec, backend: BackendOptions) -> ModelOptions
 
 
 def _in_process(parameters: Parameters) -> bool:
-    mode = parameters.text(MODE, "process").strip()
-    if mode not in ("process", IN_PROCESS):
-        raise parameters.error(MODE, f"expected process or {IN_PROCESS}")
+    mode = parameters.text(MODE, PROCESS).strip()
+    if mode not in (PROCESS, IN_PROCESS):
+        raise parameters.error(MODE, f"expected {PROCESS} or {IN_PROCESS}")
     return mode == IN_PROCESS
 
 

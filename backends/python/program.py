@@ -11,7 +11,7 @@ from types import MappingProxyType
 from backends.api import BackendError, ModelSource, Services
 from backends.python.backend import PythonModel
 from backends.python.environment import SERVERS_OWN
-from backends.python.options import KEYS, read_backend_options
+from backends.python.options import KEYS, MODE, PROCESS, read_backend_options
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENT = "environment"
@@ -39,6 +39,11 @@ def run_program(
     Raises:
         BackendError: it has not, or a parameter is wrong.
     """
+    if source.spec.parameters.get(MODE, PROCESS) != PROCESS:
+        raise BackendError(
+            f"model '{source.spec.name}': parameter '{MODE}' is '{source.spec.parameters[MODE]}', expected {PROCESS}: "
+            f"models of backend '{source.spec.backend}' have worker processes"
+        )
     options = read_backend_options({key: value for key, value in config.items() if key in KEYS})
     model = PythonModel(
         source, options, PROGRAMS / name, services, environment=config.get(ENVIRONMENT, ""), arguments=arguments

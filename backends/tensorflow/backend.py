@@ -10,6 +10,7 @@ from types import MappingProxyType
 from backends.agreement import check_dims, check_names, check_none_missing
 from backends.api import Backend, BackendError, Model, ModelSource, ModelSpec, Signature, TensorSpec
 from backends.parameters import Parameters
+from backends.paths import inside
 from backends.python.options import KEYS
 from backends.python.program import ENVIRONMENT, run_program
 from backends.tensorflow.saved_model import SavedSignature, Tensor, describe, read_signature
@@ -68,14 +69,6 @@ class TensorFlowBackend(Backend):
             graph["signature"] = signature.name
         arguments = {"tensorflow": json.dumps({**told, **graph})}
         return run_program(PROGRAM, source, self.config, self.services, arguments, needs="tensorflow")
-
-    def check(self, source: ModelSource) -> None:
-        """See Backend; TensorFlow itself need not be there."""
-        try:
-            self.load(source).close()
-        except BackendError as error:
-            if "needs tensorflow" not in str(error):
-                raise
 
     def _read_config(self) -> dict[str, object]:
         parameters = Parameters(self.config, "--backend-config of backend 'tensorflow'")
@@ -140,7 +133,7 @@ def _init_ops(source: ModelSource, parameters: Parameters) -> list[str]:
         return []
     path = source.file(name)
     if not path.is_file():
-        path = path.parent.parent / path.name
+        path = inside(source.path.parent, name, source.path.parent)
     try:
         told = json.loads(path.read_text())["init_ops"]
         if isinstance(told, list) and all(isinstance(each, str) for each in told):

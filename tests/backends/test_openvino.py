@@ -335,6 +335,24 @@ def test_text_that_would_be_cut_is_refused(backend, tmp_path):
         made.execute(FakeBatch({"x": np.array([[b"a\0", b""]], object)}, {"y": "BYTES"}, rows=1))
 
 
+def test_one_long_text_among_many_is_refused(backend, tmp_path):
+    """OpenVINO's Python takes them as an array in which all are as long as the longest: gigabytes of one megabyte."""
+    tensors = [("x", "BYTES", (-1,))], [("y", "BYTES", (-1,))]
+    made = instance(backend, source(same(tmp_path, "BYTES", (-1, -1)), *tensors, max_batch_size=8))
+    words = np.array([[b"a"] * 100_000 + [b"b" * 1_000_000]], object)
+    with pytest.raises(
+        RequestError, match="the longest has 1000000 bytes, and OpenVINO takes all 100001 at that length"
+    ):
+        made.execute(FakeBatch({"x": words}, {"y": "BYTES"}, rows=1))
+
+
+def test_a_package_that_is_not_whole_is_told(tmp_path, monkeypatch):
+    relu(tmp_path)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BackendError, match="OpenVINO does not start: ModuleNotFoundError"):
+        OpenVinoBackend({}).load(source(tmp_path, [X], [Y], max_batch_size=8))
+
+
 def test_an_error_of_the_model_is_told_and_the_next_batch_works(backend, tmp_path):
     x, z = parameter("x", shape=(-1, -1)), parameter("z", shape=(-1, -1))
     save(tmp_path, [x, z], {"y": ops.add(x, z)})

@@ -148,6 +148,7 @@ def test_a_configuration_that_contradicts_the_file(backend, tmp_path, inputs, ou
         ({"MAX_SESSION_SHARE_COUNT": "0"}, {}, "expected at least 1"),
         ({"TF_INIT_OPS_FILE": "none.json"}, {}, "expected a JSON file like"),
         ({"TF_INIT_OPS_FILE": "../../x"}, {}, "must stay within the model directory"),
+        ({"EXECUTION_MODE": "in-process"}, {}, "expected process: models of backend 'test' have worker processes"),
         ({}, {"graph_level": 7}, "optimization.graph.level is 7, expected -1, 0, 1 or 2"),
         (
             {},
@@ -184,7 +185,8 @@ def test_a_missing_framework_is_named_with_the_ways_to_it(backend, tmp_path, mon
         "tensorflow, or name an environment that has it, by --backend-config tensorflow,environment=... for all "
         "models or by the parameter EXECUTION_ENV_PATH for one"
     )
-    backend.check(described)  # the model itself is all right
+    with pytest.raises(BackendError, match="needs tensorflow"):
+        backend.check(described)
 
 
 def test_a_graph_def_must_be_described(backend, tmp_path):
