@@ -37,7 +37,8 @@ def main() -> int:
     parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
     parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
-    parser.add_argument("--keep-going", action="store_true", help="after a seed that fails, and shrink none")
+    parser.add_argument("--keep-going", action="store_true", help="after a seed that fails")
+    parser.add_argument("--no-shrink", action="store_true", help="tell what a seed has found, not its story")
     parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> int:
     print(totals)
     if arguments.report:
         arguments.report.write_text(json.dumps(totals.figures(), indent=1) + "\n")
-    if failed and not arguments.keep_going:
+    if failed and not (arguments.keep_going or arguments.no_shrink):
         tell(sandbox, failed[0], scale)
     return bool(failed)
 

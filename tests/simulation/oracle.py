@@ -99,7 +99,7 @@ class Oracle:
             level = kind.queue.levels[call.level - 1] if len(kind.queue.levels) >= call.level else kind.queue.levels[0]
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
-            return self._was_away(call)
+            return self._was_away(call) or (not text and status == UNAVAILABLE)
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed
         if status == INVALID and call.client.sequence_may_end(call):

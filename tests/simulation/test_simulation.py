@@ -35,12 +35,23 @@ def test_a_seed_says_everything_that_happens():
     assert len(stories) == 1
 
 
-@pytest.mark.parametrize("model", ["plain", "both", "direct", "chain"])
-def test_whatever_memory_is_refused_a_call_has_one_outcome(model):
-    """Each take of memory of a few calls is refused in turn: no call is forgotten, nothing stays behind."""
-    models = ["plain", "inplace", "chain"] if model == "chain" else [model]
-    scale = {"models": models, "clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
-    print(run("--takes", "--scale", json.dumps(scale)))
+FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
+REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, "operator": False, "cancels": False}  # some, by the queue
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        REFUSED,
+        {"models": ["both"], **FEW},
+        {"models": ["direct"], **FEW},
+        {"models": ["plain", "inplace", "chain"], **FEW},
+    ],
+    ids=lambda scale: scale["models"][-1],
+)
+def test_whatever_memory_is_refused_a_call_has_one_outcome(scale):
+    """Each take of memory of some calls is refused in turn: no call is forgotten, nothing stays behind."""
+    print(run("--takes", "--first", "3", "--scale", json.dumps(scale)))
 
 
 def test_what_is_broken_is_found_and_shrunk():

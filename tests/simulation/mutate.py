@@ -1,0 +1,374 @@
+"""Does the simulation find faults? Plants known ones, one at a time, in a copy of the tree, and counts what is found.
+
+    python -m tests.simulation.mutate [--seconds 600] [--only TEXT] [--report FILE]
+
+Only the extension that a fault is in is built anew; the copy lies in a temporary folder and goes at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("_native", "backends", "server", "tests", "inferd_client", "setup.py", "pyproject.toml", "README.md")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one place, where `old` stands once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+def fault(name: str, file: str, old: str, new: str) -> Fault:
+    return Fault(name, f"_native/{file}.pyx", old, new)
+
+
+FAULTS = (
+    fault(
+        "an answer for which there is no memory is forgotten",
+        "transport/stream",
+        "    if result != 0:\n        stream_cut(",
+        "    if False:\n        stream_cut(",
+    ),
+    # wake-ups
+    fault(
+        "a thread that is given a batch is not woken",
+        "scheduling/calling",
+        "            else:\n                notify_one(&called.called)\n        called = following",
+        "            else:\n                pass\n        called = following",
+    ),
+    fault(
+        "what a thread leaves behind is not offered to others",
+        "scheduling/calling",
+        "    if line.idle_count:\n        line_touch(line)  # what is left may be a batch for another\n",
+        "",
+    ),
+    fault(
+        "nobody watches the clock for a batch that waits",
+        "scheduling/dispatcher",
+        "    return watch(line, wake_ns, asking, by_loop, called)\n",
+        "    return called\n",
+    ),
+    fault(
+        "the time that a line is watched for is left behind",
+        "scheduling/dispatcher",
+        "        seat.line.watcher = NULL\n        seat.line.watched_ns = NEVER\n",
+        "        seat.line.watcher = NULL\n",
+    ),
+    fault(
+        "who watched and got a batch is still the watcher",
+        "scheduling/dispatcher",
+        "        line.watcher = NULL\n        line.watched_ns = NEVER\n    seat.watch_ns = NEVER\n",
+        "        line.watcher = NULL\n    seat.watch_ns = NEVER\n",
+    ),
+    fault(
+        "a queue that closes wakes nobody",
+        "scheduling/queue",
+        "    queue.closed = True\n    line_look(&queue.line, False)\n",
+        "    queue.closed = True\n    unlock(&queue.dispatcher.guard)\n",
+    ),
+    fault(
+        "the threshold of a queue is left behind when a batch is cut",
+        "scheduling/queue",
+        "    queue.enough_rows = ANY_ROWS\n    queue.end_ns = NEVER\n    batch = levels_cut",
+        "    queue.end_ns = NEVER\n    batch = levels_cut",
+    ),
+    fault(
+        "the loop is not woken when it is asleep",
+        "request/bridge",
+        "    if exchange32(&bridge.signalled, 1) == 0:",
+        "    if exchange32(&bridge.signalled, 1) == 1:",
+    ),
+    fault(
+        "a wake-up of the loop is used up: it looks before it says so",
+        "request/bridge",
+        "    store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again\n",
+        "",
+    ),
+    # batches
+    fault(
+        "a batch has one request more than planned",
+        "scheduling/queue",
+        "    batch = levels_cut(&queue.levels, plan.count)",
+        "    batch = levels_cut(&queue.levels, plan.count + (queue.levels.count > plan.count))",
+    ),
+    fault(
+        "a batch has one row more than the model takes",
+        "scheduling/policy",
+        "        if rows + request.rows > policy.max_rows:",
+        "        if rows + request.rows > policy.max_rows + 1:",
+    ),
+    fault(
+        "requests of other shapes share a batch",
+        "scheduling/policy",
+        "        elif not policy.uniform and not request_alike(first, request):\n            plan.why = MISFIT",
+        "        elif False:\n            plan.why = MISFIT",
+    ),
+    fault(
+        "a delay is never over",
+        "scheduling/policy",
+        "    if policy.delay_ns and now - self.oldest_ns >= policy.delay_ns:",
+        "    if policy.delay_ns and now - self.oldest_ns >= 1000 * policy.delay_ns:",
+    ),
+    fault(
+        "requests of a batch are gathered over each other",
+        "execution/gather",
+        "            memcpy(at, data.data, data.size)\n        at += data.size",
+        "            memcpy(at, data.data, data.size)\n        at += data.size - (batch.count > 1)",
+    ),
+    fault(
+        "each request of a batch gets the first one's part",
+        "execution/scatter",
+        "        data += part\n        size -= part\n",
+        "        size -= part\n",
+    ),
+    # the way back
+    fault(
+        "the sink of a request whose deadline has passed is asked again",
+        "request/bridge",
+        "    request.sink = NULL\n    request_abandon(request)",
+        "    request_abandon(request)",
+    ),
+    fault(
+        "a timer is not cancelled when its request is answered",
+        "request/bridge",
+        "    if final:\n        timers_clear(bridge.timers, &request.timer)\n",
+        "    if final:\n",
+    ),
+    fault(
+        "the timer of a deadline is not set",
+        "service/submission",
+        "    if request.deadline_ns or request.expires_ns:\n        bridge_watch(self.bridge, request)\n    touch",
+        "    touch",
+    ),
+    fault(
+        "answers in order come as they are ready",
+        "request/bridge",
+        "    if turn == NULL:\n        pass_on(bridge, response)",
+        "    if True:\n        pass_on(bridge, response)",
+    ),
+    fault(
+        "only the first of those who wait for one execution is answered",
+        "caching/coalescer",
+        "        bridge_deliver(bridge, &request.response)\n    memo.delivering = False",
+        "        bridge_deliver(bridge, &request.response)\n        break\n    memo.delivering = False",
+    ),
+    fault(
+        "a block that several answers share is counted once",
+        "caching/coalescer",
+        "        if out.block != NULL:\n            block_share(out.block)\n        if lacks",
+        "        if lacks",
+    ),
+    fault(
+        "parts of a split request are joined over each other",
+        "scheduling/split",
+        "            memcpy(at, part.data, part.size)\n        at += part.size",
+        "            memcpy(at, part.data, part.size)\n        at += part.size // 2",
+    ),
+    fault(
+        "a split request is answered before its last part",
+        "scheduling/split",
+        "    if whole.response.status == STATUS_OK and split.pending:\n        return",
+        "    if whole.response.status == STATUS_OK and split.pending > 1:\n        return",
+    ),
+    # charges
+    fault(
+        "the charge of an executed request is not released",
+        "transport/stream",
+        "    stream.sender.status = status\n    charge_release(&stream.executed)",
+        "    stream.sender.status = status",
+    ),
+    fault(
+        "the charge of a request is released before it moves on",
+        "transport/incoming",
+        "    charge_hand(&receiver.charge, &message.charge)\n",
+        "    message.charge = receiver.charge\n",
+    ),
+    fault(
+        "a request that has left the house is counted in it",
+        "request/bridge",
+        "    if request.admitted:\n        (<Bridge *>request.bridge).in_house -= 1\n",
+        "    if request.admitted and request.deadline_ns == 0:\n        (<Bridge *>request.bridge).in_house -= 1\n",
+    ),
+    # resources
+    fault(
+        "resources are granted that are not free",
+        "scheduling/dispatcher",
+        "        if claim.needs[i].pool.free < claim.needs[i].count:",
+        "        if claim.needs[i].pool.free + 1 < claim.needs[i].count:",
+    ),
+    fault(
+        "resources are not given back",
+        "scheduling/dispatcher",
+        "    if claim.held:\n        move(claim, -1)",
+        "    if claim.held and claim.turn % 8:\n        move(claim, -1)",
+    ),
+    # bytes
+    fault(
+        "a message that comes in pieces loses where it was",
+        "transport/incoming",
+        "        receiver.received += part\n        data += part",
+        "        receiver.received += part\n        data += part - (receiver.received > 64 and part > 8)",
+    ),
+    fault(
+        "what had come is not copied when the room grows",
+        "transport/incoming",
+        "        memcpy(<uint8_t *>more, receiver.data, receiver.received)\n",
+        "        pass\n",
+    ),
+    fault(
+        "the client is given no window for the stream",
+        "transport/incoming",
+        "            nghttp2_session_consume_stream(stream.conn.session, stream.id, size)\n        else:",
+        "            pass\n        else:",
+    ),
+    fault(
+        "what was written is dropped a byte too late",
+        "transport/outgoing",
+        "        message.offset += part\n        size -= part",
+        "        message.offset += part - (part > 300)\n        size -= part",
+    ),
+    fault(
+        "calls that are parked are never resumed",
+        "transport/unary",
+        "    while conn.parked.first != NULL and conn.unsent <= UNSENT_LIMIT:",
+        "    while False:",
+    ),
+    # sequences
+    fault(
+        "two requests of a sequence run at the same time",
+        "sequences/batch",
+        "    slots_unlist(slots, sequence)\n    request = sequence_pop(sequence)",
+        "    request = sequence_pop(sequence)",
+    ),
+    fault(
+        "a sequence is never free again",
+        "sequences/batch",
+        "    sequence.begun = True\n    slots_bench(slots, sequence).running += 1",
+        "    sequence.begun = True\n    slots_bench(slots, sequence).running += 2",
+    ),
+    # levels
+    fault(
+        "a request that is taken out still counts",
+        "scheduling/levels",
+        "    request.state = REQUEST_TAKEN\n    self.count -= 1\n",
+        "    request.state = REQUEST_TAKEN\n",
+    ),
+    fault(
+        "the last of a level is not the last any more",
+        "scheduling/levels",
+        "    if segment.last == request:\n        segment.last = request.previous",
+        "    if False:\n        segment.last = request.previous",
+    ),
+)
+
+
+class Copy:
+    """The tree, to be broken."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, symlinks=True)
+            elif source.exists():
+                shutil.copy2(source, root / name)
+        self.environment = os.environ | {"PYTHONPATH": str(root)}
+
+    def build(self, path: str) -> None:
+        """The extension of this source, and no other.
+
+        Raises:
+            RuntimeError: it does not compile.
+        """
+        module = path.removesuffix(".pyx").replace("/", ".")
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment | {"INFERD_ONLY": module},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+
+    def simulate(self, seconds: float) -> str:
+        """What is found within this time; empty: nothing."""
+        trials = (
+            ("--seeds", "0", "--seconds", str(seconds), "--no-shrink"),
+            ("--takes", "--first", "3", "--scale", TAKES),
+        )
+        for arguments in trials:
+            command = [sys.executable, "-m", "tests.simulation", *arguments]
+            done = subprocess.run(
+                command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                return next(iter(done.stdout.splitlines() or done.stderr.splitlines()[-1:]), "?")
+        return ""
+
+
+TAKES = '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false}'
+
+
+def trial(copy: Copy, fault: Fault, seconds: float) -> str:
+    """What is found of it; empty: nothing."""
+    path = copy.root / fault.file
+    sound = path.read_text()
+    assert sound.count(fault.old) == 1, f"{fault.name}: {sound.count(fault.old)} places in {fault.file}"
+    extension = next(path.parent.glob(path.stem + ".cpython*.so"))
+    kept = extension.read_bytes()
+    path.write_text(sound.replace(fault.old, fault.new))
+    try:
+        copy.build(fault.file)
+        return copy.simulate(seconds)
+    finally:
+        path.write_text(sound)
+        extension.unlink(missing_ok=True)
+        extension.write_bytes(kept)
+
+
+def main() -> int:
+    """0 if every fault was found."""
+    parser = argparse.ArgumentParser(prog="tests.simulation.mutate", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="for each fault")
+    parser.add_argument("--only", default="", help="faults with this in their name or file")
+    parser.add_argument("--first", type=int, default=0, help="begin with this one")
+    parser.add_argument("--report", type=Path, help="write a table there")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
+        copy = Copy(Path(folder))
+        for fault in FAULTS[arguments.first :]:
+            if arguments.only not in fault.name and arguments.only not in fault.file:
+                continue
+            began = time.monotonic()
+            found = trial(copy, fault, arguments.seconds)
+            rows.append((fault, found, time.monotonic() - began))
+            print(f"{fault.name} ({fault.file}): {found[:160] or 'NOT FOUND'}, {rows[-1][2]:.0f} s", flush=True)
+    missed = sum(not found for _, found, _ in rows)
+    print(f"{len(rows) - missed} of {len(rows)} found")
+    if arguments.report:
+        table = ["| fault | in | found as |", "|---|---|---|"]
+        table += [f"| {fault.name} | `{fault.file}` | {found[:160] or '**not found**'} |" for fault, found, _ in rows]
+        arguments.report.write_text("\n".join(table) + "\n")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
