@@ -277,11 +277,11 @@ async def test_any_number_of_unknown_names_takes_few_threads(tmp_path, monkeypat
 
 
 async def until_later(engine: Engine, name: str) -> None:
-    """Return in another millisecond than that of the last request for the model."""
+    """Return in a later millisecond than that of the last request for the model, whichever way both are rounded."""
     last = engine.model(name).lane.statistics()["last_inference_ms"]
 
     def wait() -> None:
-        while demand._now_ms() <= last:
+        while demand._now_ms() <= last + 1:
             time.sleep(0.001)
 
     await asyncio.to_thread(wait)
