@@ -11,7 +11,7 @@ from _native.cuda.device import device
 from backends.api import BackendError, GpuInstance, InstanceSpec, ModelSource, TensorSpec
 from backends.onnxruntime import options
 from backends.onnxruntime.providers import Provider, check_active, gpu_providers
-from backends.onnxruntime.session import fixed_outputs, open_session
+from backends.onnxruntime.session import engine_cache, fixed_outputs, open_session
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -76,7 +76,14 @@ class OnnxGpuInstance(GpuInstance):
             )
         gpu = device(instance.device)
         self.stream = gpu.stream(gpu.priority(spec.gpu.priority))
-        providers = gpu_providers(spec, parameters, instance, self.stream.handle)
+        providers = gpu_providers(
+            spec,
+            parameters,
+            instance,
+            self.stream.handle,
+            from_client=source.from_client,
+            cache=lambda: engine_cache(source),
+        )
         self.session = self._open(source, options.for_model(spec, parameters, config), providers, instance)
         self.device = instance.device
         self.inputs = tuple((tensor.name, ELEMENTS[tensor.datatype]) for tensor in spec.model_inputs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -42,6 +43,36 @@ OF_THE_SERVER = frozenset({"device_id", "user_compute_stream", "has_user_compute
 GRAPHS = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
 """Options for graphs, which need inputs that never move; those of a batch lie in one of several sets of buffers."""
 
+POINTERS = frozenset(
+    {
+        "gpu_external_alloc",
+        "gpu_external_empty_cache",
+        "gpu_external_free",
+        "trt_external_data_bytestream",
+        "trt_external_data_bytestream_size",
+        "trt_onnx_bytestream",
+        "trt_onnx_bytestream_size",
+    }
+)
+"""Options whose values are addresses in the process."""
+PATHS = frozenset(
+    {
+        "cache_dir",
+        "load_config",
+        "trt_engine_cache_path",
+        "trt_engine_decryption_lib_path",
+        "trt_ep_context_file_path",
+        "trt_extra_plugin_lib_paths",
+        "trt_onnx_model_folder_path",
+        "trt_timing_cache_path",
+    }
+)
+"""Options that name files and libraries anywhere."""
+CACHES: Mapping[str, str] = MappingProxyType(
+    {"trt_engine_cache_enable": "trt_engine_cache_path", "trt_timing_cache_enable": "trt_timing_cache_path"}
+)
+"""Options that have TensorRT's provider keep what it builds, and those that say where; else the working directory."""
+
 PRECISIONS: Mapping[str, str] = MappingProxyType(
     {"FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
 )
@@ -68,14 +99,21 @@ TENSORRT_OPTIONS = frozenset(
         "trt_engine_cache_enable",
         "trt_engine_cache_path",
         "trt_engine_cache_prefix",
+        "trt_engine_decryption_enable",
+        "trt_engine_decryption_lib_path",
+        "trt_engine_hw_compatible",
         "trt_ep_context_embed_mode",
         "trt_ep_context_file_path",
         "trt_extra_plugin_lib_paths",
         "trt_force_sequential_engine_build",
         "trt_force_timing_cache",
         "trt_layer_norm_fp32_fallback",
+        "trt_load_user_initializer",
         "trt_max_partition_iterations",
         "trt_min_subgraph_size",
+        "trt_onnx_model_folder_path",
+        "trt_op_types_to_exclude",
+        "trt_preview_features",
         "trt_profile_max_shapes",
         "trt_profile_min_shapes",
         "trt_profile_opt_shapes",
@@ -83,23 +121,41 @@ TENSORRT_OPTIONS = frozenset(
         "trt_tactic_sources",
         "trt_timing_cache_enable",
         "trt_timing_cache_path",
+        "trt_weight_stripped_engine_enable",
     }
 )
 
 
-def cpu_providers(spec: ModelSpec) -> list[Provider]:
+def cpu_providers(spec: ModelSpec, *, from_client: bool = False) -> list[Provider]:
     """For instances on the CPU, the one that is asked first in front.
 
+    Args:
+        from_client: the configuration came with a load: it names no files.
+
     Raises:
-        BackendError: the installed runtime lacks one.
+        BackendError: the installed runtime lacks one, or an option is wrong.
     """
+    for each in spec.cpu_accelerators:
+        _check_options(spec, each, from_client=from_client)
     found = [(OPENVINO, {"device_type": "CPU", **each.parameters}) for each in spec.cpu_accelerators]
     _require(f"model '{spec.name}'", (name for name, _ in found))
     return [*found, (CPU, {})]
 
 
-def gpu_providers(spec: ModelSpec, parameters: Parameters, instance: InstanceSpec, stream: int) -> list[Provider]:
+def gpu_providers(
+    spec: ModelSpec,
+    parameters: Parameters,
+    instance: InstanceSpec,
+    stream: int,
+    *,
+    from_client: bool = False,
+    cache: Callable[[], Path] | None = None,
+) -> list[Provider]:
     """For an instance on a GPU whose work goes to this stream.
+
+    Args:
+        from_client: as for `cpu_providers`.
+        cache: where what TensorRT's provider builds is kept, if the configuration wants that and does not say where.
 
     Raises:
         BackendError: the installed runtime lacks one, or an option is wrong.
@@ -108,11 +164,11 @@ def gpu_providers(spec: ModelSpec, parameters: Parameters, instance: InstanceSpe
     cuda = _cuda_parameters(parameters)
     found: list[Provider] = []
     for each in spec.gpu_accelerators:
-        _check_options(spec, each)
+        _check_options(spec, each, from_client=from_client)
         if each.name == "cuda":
             cuda.update(each.parameters)
         else:
-            found.append((TENSORRT, {**_tensorrt_options(spec, each), **place}))
+            found.append((TENSORRT, {**_with_caches(_tensorrt_options(spec, each), cache), **place}))
     found.append((CUDA, {**cuda, **place}))
     _require(f"instance '{instance.name}'", (name for name, _ in found))
     return [*found, (CPU, {})]
@@ -146,9 +202,20 @@ def check_active(session: onnxruntime.InferenceSession, wanted: Iterable[Provide
         )
 
 
-def _check_options(spec: ModelSpec, accelerator: AcceleratorSpec) -> None:
+def _with_caches(options: dict[str, str], cache: Callable[[], Path] | None) -> dict[str, str]:
+    for key, place in CACHES.items():
+        if cache is not None and options.get(key, "0").strip().lower() in ("1", "true") and not options.get(place):
+            options[place] = str(cache())
+    return options
+
+
+def _check_options(spec: ModelSpec, accelerator: AcceleratorSpec, *, from_client: bool) -> None:
     where = f"model '{spec.name}': execution accelerator '{accelerator.name}'"
     for key, value in accelerator.parameters.items():
+        if key in POINTERS:
+            raise BackendError(f"{where}: '{key}' is an address in the server: remove it")
+        if key in PATHS and from_client:
+            raise BackendError(f"{where}: '{key}' names files, which a configuration that a client brings must not")
         if key in OF_THE_SERVER:
             raise BackendError(f"{where}: '{key}' follows from the instance group: remove it")
         if key in GRAPHS and value.strip().lower() not in ("0", "false"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +80,31 @@ def read_external_data(path: Path) -> dict[str, bytes]:
         for name, file in files.items()
         if file.is_file() and file.resolve().is_relative_to(folder)
     }
+
+
+def engine_cache(source: ModelSource) -> Path:
+    """A folder for what TensorRT's provider builds of this model: another for another model, or another ONNX Runtime.
+
+    The provider's own names for its files tell GPUs and versions of TensorRT apart, but not always models.
+
+    Raises:
+        BackendError: the model's file cannot be read.
+    """
+    import onnxruntime
+
+    path = find_model_file(source)
+    try:
+        with path.open("rb") as file:
+            key = hashlib.file_digest(file, "sha256")
+        for name, data in read_external_data(path).items():
+            key.update(name.encode(errors="surrogateescape") + hashlib.sha256(data).digest())
+        key.update(onnxruntime.__version__.encode())
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+        folder = Path(home) / "inferd" / "onnxruntime" / key.hexdigest()[:20]
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BackendError(f"model '{source.spec.name}': no place for the engines of TensorRT: {error}") from error
+    return folder
 
 
 def fixed_outputs(session: onnxruntime.InferenceSession, spec: ModelSpec) -> frozenset[str]:

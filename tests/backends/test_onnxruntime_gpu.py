@@ -5,6 +5,7 @@ Sessions are real ones on the CPU; a GPU's memory is the host's, and `FakeGpuSes
 
 import ctypes
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from backends.api import AcceleratorSpec, BackendError, GpuSpec, GraphSpec, Inst
 from backends.onnxruntime import OnnxRuntimeBackend
 from backends.onnxruntime import backend as module
 from backends.onnxruntime.providers import CPU, CUDA, OPENVINO, TENSORRT, gpu_providers
+from backends.onnxruntime.session import engine_cache
 from backends.parameters import Parameters
 from tests.backends.fake_batch import NUMPY_TYPES
 from tests.backends.models import identity_onnx, onnx_bytes, source
@@ -43,10 +45,10 @@ def described(folder, parameters=None, **fields):
     return source(folder, [X], [Y, Z], parameters, max_batch_size=8, **fields)
 
 
-def providers(parameters=None, *accelerators):
+def providers(parameters=None, *accelerators, **more):
     values = parameters or {}
     spec = described("", values, gpu_accelerators=accelerators).spec
-    return gpu_providers(spec, Parameters(values, "model 'm'"), ON_GPU, 4711)
+    return gpu_providers(spec, Parameters(values, "model 'm'"), ON_GPU, 4711, **more)
 
 
 PLACE = {"device_id": "1", "user_compute_stream": "4711"}
@@ -115,11 +117,41 @@ def test_tensorrt_is_asked_before_cuda_and_knows_tritons_names(built):
         ("cuda", {"device_id": "3"}, "'device_id' follows from the instance group"),
         ("cuda", {"enable_cuda_graph": "1"}, "'enable_cuda_graph' is not served"),
         ("tensorrt", {"trt_cuda_graph_enable": "true"}, "'trt_cuda_graph_enable' is not served"),
+        ("tensorrt", {"trt_onnx_bytestream": "4711"}, "'trt_onnx_bytestream' is an address in the server"),
+        ("cuda", {"gpu_external_alloc": "4711"}, "'gpu_external_alloc' is an address in the server"),
     ],
 )
 def test_wrong_options_are_refused(built, name, options, text):
     with pytest.raises(BackendError, match=text):
         providers(None, AcceleratorSpec(name, options))
+
+
+@pytest.mark.parametrize("key", ["trt_extra_plugin_lib_paths", "trt_engine_cache_path", "trt_timing_cache_path"])
+def test_a_client_names_no_libraries_and_no_files(built, key):
+    accelerator = AcceleratorSpec("tensorrt", {key: "/tmp/x"})
+    assert providers(None, accelerator)[0][1][key] == "/tmp/x"
+    with pytest.raises(BackendError, match=f"'{key}' names files, which a configuration that a client brings must not"):
+        providers(None, accelerator, from_client=True)
+
+
+def test_what_is_built_is_kept_apart_from_that_of_other_models(built, folder, tmp_path, monkeypatch):
+    """Without a path the provider would keep engines in the working directory, and mistake them for another model's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def kept(**options):
+        return providers(None, AcceleratorSpec("tensorrt", options), cache=lambda: engine_cache(described(folder)))[0][
+            1
+        ]
+
+    first = kept(trt_engine_cache_enable="1", trt_timing_cache_enable="true")
+    assert Path(first["trt_engine_cache_path"]).is_relative_to(tmp_path / "cache" / "inferd")
+    assert first["trt_timing_cache_path"] == first["trt_engine_cache_path"]
+    assert kept(trt_engine_cache_enable="1")["trt_engine_cache_path"] == first["trt_engine_cache_path"]
+    assert kept(trt_engine_cache_enable="1", trt_engine_cache_path="/mine")["trt_engine_cache_path"] == "/mine"
+    assert "trt_engine_cache_path" not in kept(trt_engine_cache_enable="0")
+    file = folder / "model.onnx"
+    file.write_bytes(identity_onnx(TensorProto.FLOAT, ("N", 2)))
+    assert kept(trt_engine_cache_enable="1")["trt_engine_cache_path"] != first["trt_engine_cache_path"]
 
 
 def test_no_graph_is_no_request_for_graphs(built):
