@@ -284,7 +284,7 @@ class Trial:
     def __enter__(self) -> Trial:
         command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
         command += ["--grpc-address", f"unix:{self._socket}", "--model-control-mode", "explicit"]
-        command += ["--load-model", self._wanted.model, "--exit-on-error=false", "--allow-metrics=false"]
+        command += ["--allow-metrics=false"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, *self._wanted.options], stdout=log, stderr=subprocess.STDOUT)
         ends = time.monotonic() + START_SECONDS
@@ -308,6 +308,7 @@ class Trial:
         """The model's, complete."""
         with self.reach.client() as client:
             try:
+                client.load_model(self._wanted.model)
                 found = client.get_model_config(self._wanted.model).config
             except InferenceServerException as error:
                 raise CallFailed(f"model '{self._wanted.model}' cannot be served as it is: {error.message()}") from None
@@ -329,15 +330,19 @@ class Trial:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A model's folder, its files by links."""
+    """A model's folder, its files by hard links."""
     if not source.is_dir():
         raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
-    target.mkdir(parents=True)
-    for each in source.iterdir():
-        if each.name == CONFIG:
-            shutil.copyfile(each, target / CONFIG)
-        else:
-            (target / each.name).symlink_to(each.resolve())
+    shutil.copytree(source, target, copy_function=_linked)
+
+
+def _linked(source: str, target: str) -> None:
+    """Large files are not copied where that can be helped; what is changed is no link."""
+    if Path(source).name != CONFIG:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _family(process: int) -> Iterator[int]:
