@@ -93,6 +93,8 @@ def extensions() -> list[Extension]:
 
 def note_build() -> None:
     """Write what `inferd --version` tells, and what the sources are compared with."""
+    if not (ROOT / "server").is_dir():
+        return  # the client alone: tools/client_wheel.py
     found = importlib.util.spec_from_file_location("build_record", ROOT / "server" / "build.py")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
