@@ -21,6 +21,7 @@ from _native.memory.resource import live_counters
 from _native.service.forwarding import Forwarder
 from backends.loader import BUILTIN, BackendLoader
 from server.addresses import Bind
+from server.engine.collecting import set_aside
 from server.engine.config import Options
 from server.engine.config.variables import Variables
 from server.engine.control import ControlMode, ModelControl
@@ -190,7 +191,7 @@ def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
 async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:
     """Load the models; what went wrong, None when the server was told to stop meanwhile."""
     loop = asyncio.get_running_loop()
-    loading, stopped = loop.create_task(engine.start()), loop.create_task(stop.wait())
+    loading, stopped = loop.create_task(engine.start(set_aside)), loop.create_task(stop.wait())
     began = loop.time()
     while not (await asyncio.wait({loading, stopped}, timeout=TELL_PROGRESS, return_when=asyncio.FIRST_COMPLETED))[0]:
         log.info("after %.0f s: %s", loop.time() - began, engine.progress())

@@ -22,6 +22,7 @@ from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
 from server.engine import overview
 from server.engine.candidates import Failure, Maker
+from server.engine.collecting import bring_back
 from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.demand import Demand
 from server.engine.instances import Placement
@@ -131,8 +132,12 @@ class Engine:
 
     # -- life --
 
-    async def start(self) -> list[str]:
-        """Load the models that are to be loaded at the start; what went wrong, one line for each that is not ready."""
+    async def start(self, settle: Callable[[], None] = lambda: None) -> list[str]:
+        """Load the models that are to be loaded at the start; what went wrong, one line for each that is not ready.
+
+        Args:
+            settle: called when they are loaded, before the server is ready.
+        """
         loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
@@ -160,6 +165,7 @@ class Engine:
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()
+        settle()
         self._started = True
         self._models.announce("", None, self.ready)
         return list(self.problems.values())
@@ -274,6 +280,7 @@ class Engine:
         await on_thread(version.close)
         await self._until(lambda: not version.lane.in_flight)
         self.infer.forget(version.lane)
+        bring_back()
 
     async def _drained(self, version: LoadedVersion) -> None:
         """Return when no sequence is open on a version that drains."""

@@ -4,12 +4,14 @@ What is counted are looks at models, not time.
 """
 
 import asyncio
+import gc
 import threading
 
 import pytest
 
 from backends.loader import BackendLoader
 from server.engine import config as configuration
+from server.engine.collecting import set_aside
 from server.engine.config import Options
 from server.engine.control import ALL, ControlMode, ModelControl
 from server.engine.engine import Engine
@@ -129,6 +131,24 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
     monkeypatch.setattr("server.engine.config.source._tokens", refuse)
     engine = await started(repository(tmp_path, 2))
     await engine.close()
+
+
+async def test_a_full_collection_does_not_look_at_models_that_stay(tmp_path):
+    """It holds the loop for as long as it looks; what ends must be found by the next one all the same."""
+    control = ModelControl(ControlMode.EXPLICIT, (ALL,))
+    engine = Engine([repository(tmp_path, 40)], BackendLoader(), Options(), control=control)
+    try:
+        await engine.start(set_aside)
+        assert gc.get_freeze_count() > 40 * 20
+        assert not any(isinstance(each, LoadedVersion) for each in gc.get_objects())
+        await engine.unload("m0")
+        async with asyncio.timeout(60):
+            while gc.get_freeze_count():  # noqa: ASYNC110 - nothing tells of the end
+                await asyncio.sleep(0)
+        assert any(isinstance(each, LoadedVersion) for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
+        await engine.close()
 
 
 async def test_readiness_is_known_and_not_found_out(tmp_path, looks):
