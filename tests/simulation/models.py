@@ -358,7 +358,7 @@ class Version:
         self.backend = backend
         self.loaded = loaded
         self.idle_since = 0  # instances are idle beside the same requests
-        self.waiting = (0, 0)
+        self.waiting = (0, 0, 0)
         self.joined = False
 
     @property

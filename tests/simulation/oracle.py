@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 OK, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 3, 4, 5, 8, 13, 14
 MS = 1_000_000
-GRAIN = 5 * MS
+GRAIN = 5 * MS  # that an outcome may come behind its deadline, beside all that the loop has to do
+SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
@@ -29,6 +30,7 @@ class Oracle:
         self.away: dict[str, list[tuple[int, int]]] = {}  # when a model was not there, by name
         self.open: dict[int, Call] = {}
         self.order: dict[tuple[int, int, str, int], int] = {}
+        self.over: dict[str, int] = {}  # calls, by model, however they ended
         self.since: dict[str, int] = {}  # the version of a model that serves
 
     # -- models come and go --
@@ -148,12 +150,12 @@ class Oracle:
             if delay is None or not version.count:
                 continue
             pending = version.loaded.lane.pending
-            waiting = (pending, version.backend.executed)
+            waiting = (pending, version.backend.executed, self.over.get(version.kind.name, 0))
             if pending == 0 or simulation.world.idle(version.prefix) == 0:
                 version.idle_since = 0
             elif delay and (version.idle_since == 0 or waiting != version.waiting):
                 version.idle_since = now
-            elif not delay or now - version.idle_since > delay * 1000 + GRAIN:
+            elif not delay or now - version.idle_since > delay * 1000 + SLACK:
                 idle = simulation.world.idle(version.prefix)
                 raise Violation(f"{version.prefix}: {pending} requests wait beside {idle} idle instances")
             version.waiting = waiting

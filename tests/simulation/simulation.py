@@ -29,7 +29,6 @@ SECOND = 1000 * MS
 STEP_US = (0, 0, 0, 1, 3, 20)  # that an action of the main thread takes
 DEEDS = 40  # of the operator, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
-GRAIN = 3 * MS  # what a batch's delay, or a deadline, may be late beside all that the loop has to do
 
 
 @dataclass(frozen=True)
@@ -291,6 +290,8 @@ class Simulation:
 
     def over(self, call: Call, answered: bool) -> None:
         self.calls_open -= 1
+        for name in (call.kind.name, *(step.model for step in call.kind.steps)):
+            self.oracle.over[name] = self.oracle.over.get(name, 0) + 1
         self.last_answer_ns = self.world.now()
         if answered:
             self.oracle.answered(call)
