@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -159,7 +158,9 @@ class RetryOptions:
         told = retry_delay(_decoded(details))
         if told is not None:
             return told
-        return float(min(self.initial_backoff * 2 ** (tried - 1), self.max_backoff) * random.uniform(0.8, 1.2))
+        from random import uniform
+
+        return float(min(self.initial_backoff * 2 ** (tried - 1), self.max_backoff) * uniform(0.8, 1.2))
 
 
 def _decoded(details: bytes) -> bytes:

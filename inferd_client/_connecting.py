@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ class Handshake:
         return self.connection.version() is not None and not self.outgoing.pending
 
 
-def _link(sock: socket.socket, target: Target, options: Options, shake: Handshake | None, evented: bool) -> Link:
+def made_link(sock: socket.socket, target: Target, options: Options, shake: Handshake | None, evented: bool) -> Link:
     from inferd_client._native.tls import Tls
 
     tls = None
@@ -144,7 +143,7 @@ def _link(sock: socket.socket, target: Target, options: Options, shake: Handshak
     return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive, evented=evented)
 
 
-def _prepared(sock: socket.socket) -> None:
+def prepare(sock: socket.socket) -> None:
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
     else:
@@ -170,7 +169,7 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
     else:
         sock = socket.create_connection((target.host, target.port), timeout=left)
     try:
-        _prepared(sock)
+        prepare(sock)
         shake = None
         if options.context is not None:
             shake = Handshake(options.context, options.server_name or target.host or "localhost")
@@ -178,74 +177,15 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
                 sock.settimeout(max(ends - time.monotonic(), 0.001))
                 sock.sendall(data)
                 if not shake.connection.version():
-                    _take(shake, sock.recv(1 << 16), target)
+                    take(shake, sock.recv(1 << 16), target)
         sock.setblocking(False)
-        return _link(sock, target, options, shake, evented=False)
+        return made_link(sock, target, options, shake, evented=False)
     except BaseException:
         sock.close()
         raise
 
 
-def _take(shake: Handshake, data: bytes, target: Target) -> None:
+def take(shake: Handshake, data: bytes, target: Target) -> None:
     if not data:
         raise ConnectionResetError(f"{target.text} closed the connection during the TLS handshake")
     shake.incoming.write(data)
-
-
-async def connect_in_loop(target: Target, options: Options, timeout: float | None) -> Link:
-    """As `connect`, in the running event loop."""
-    async with asyncio.timeout(min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)):
-        return await _connect_in_loop(target, options)
-
-
-async def _connect_in_loop(target: Target, options: Options) -> Link:
-    loop = asyncio.get_running_loop()
-    sock = await _dialled(target, loop)
-    try:
-        _prepared(sock)
-        shake = None
-        if options.context is not None:
-            shake = Handshake(options.context, options.server_name or target.host or "localhost")
-            for data in shake.steps():
-                await loop.sock_sendall(sock, data)
-                if not shake.connection.version():
-                    _take(shake, await loop.sock_recv(sock, 1 << 16), target)
-        return _link(sock, target, options, shake, evented=True)
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.socket:
-    if target.path:
-        places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
-    elif _is_address(target.host):
-        places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    else:
-        places = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    error: OSError | None = None
-    for family, kind, protocol, _, address in places:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except OSError as found:
-            sock.close()
-            error = found
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise error or OSError(f"{target.text}: there is no such host")
-
-
-def _is_address(host: str) -> bool:
-    """Whether no name needs to be looked up."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return True
-    return False

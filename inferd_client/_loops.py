@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
 from inferd_client._calling import INTERNAL, TRANSPARENT, UNAVAILABLE, RetryOptions, error_of, plain
 from inferd_client._channel import HeaderList, Pieces
-from inferd_client._connecting import Options, Target, connect_in_loop
+from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, made_link, prepare, take
 from inferd_client._native.link import Call, Link
 
 
@@ -219,3 +220,65 @@ def give_up(polled: Polled, call: Call, expired: bool) -> None:
     """The call is wanted no more, or its deadline has passed."""
     polled.link.give_up(call, expired=expired)
     polled.link.news()
+
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
+async def connect_in_loop(target: Target, options: Options, timeout: float | None) -> Link:
+    """As `connect`, in the running event loop."""
+    async with asyncio.timeout(min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)):
+        return await _connect_in_loop(target, options)
+
+
+async def _connect_in_loop(target: Target, options: Options) -> Link:
+    loop = asyncio.get_running_loop()
+    sock = await _dialled(target, loop)
+    try:
+        prepare(sock)
+        shake = None
+        if options.context is not None:
+            shake = Handshake(options.context, options.server_name or target.host or "localhost")
+            for data in shake.steps():
+                await loop.sock_sendall(sock, data)
+                if not shake.connection.version():
+                    take(shake, await loop.sock_recv(sock, 1 << 16), target)
+        return made_link(sock, target, options, shake, evented=True)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _dialled(target: Target, loop: asyncio.AbstractEventLoop) -> socket.socket:
+    if target.path:
+        places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
+    elif _is_address(target.host):
+        places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    else:
+        places = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    error: OSError | None = None
+    for family, kind, protocol, _, address in places:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+        except OSError as found:
+            sock.close()
+            error = found
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise error or OSError(f"{target.text}: there is no such host")
+
+
+def _is_address(host: str) -> bool:
+    """Whether no name needs to be looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return True
+    return False

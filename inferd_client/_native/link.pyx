@@ -434,11 +434,13 @@ cdef class Link:
                 pthread_mutex_unlock(&self.line.lock)
             for i in range(count):
                 call = <Call> found[i].call
+                owner = call.owner
                 if done[i]:
                     self.keep(call)
+                    call.owner = None  # they hold each other
                     Py_DECREF(call)
                 try:
-                    call.owner.told(call, done[i])
+                    owner.told(call, done[i])
                 except Exception:
                     sys.excepthook(*sys.exc_info())
 

@@ -9,6 +9,7 @@ cdef class Tls:
     cdef object connection   # ssl.SSLObject
     cdef object incoming     # ssl.MemoryBIO
     cdef object outgoing
+    cdef object wants_read   # the exception that says so
     cdef bytes pending       # encrypted, not written yet
     cdef size_t written      # bytes of that
 

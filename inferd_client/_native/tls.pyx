@@ -1,7 +1,5 @@
 """TLS of a connection: Python's `ssl`, which reads and writes memory here, not the socket."""
 
-import ssl
-
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -25,6 +23,8 @@ cdef class Tls:
         self.incoming = incoming
         self.outgoing = outgoing
         self.pending = b""
+        import ssl  # only those who need it pay for it
+        self.wants_read = ssl.SSLWantReadError
 
     cdef int take(self, const uint8_t *data, size_t size) except -1:
         self.incoming.write(PyMemoryView_FromMemory(<char *> data, size, PyBUF_READ))
@@ -33,7 +33,7 @@ cdef class Tls:
     cdef ssize_t read(self, uint8_t *out, size_t space) except -2:
         try:
             return self.connection.read(space, PyMemoryView_FromMemory(<char *> out, space, PyBUF_WRITE)) or -1
-        except ssl.SSLWantReadError:
+        except self.wants_read:
             return 0
 
     cdef Written write(self, Output *output, int fd) except *:

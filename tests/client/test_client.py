@@ -407,6 +407,33 @@ async def test_coroutines_under_cancels_and_reconnects(breaking):
     assert right > 200
 
 
+def test_calls_leave_nothing_behind(server):
+    """Guards against calls that hold each other: without the cycle collector, tensors of past calls are gone."""
+    import gc
+    import weakref
+
+    class Tensor(np.ndarray):
+        """One that can be watched."""
+
+    gone = []
+    gc.disable()
+    try:
+        with grpcclient.InferenceServerClient(server.tcp) as client:
+            for i in range(20):
+                tensor = np.full((1, 20_000), i, np.float32).view(Tensor)
+                gone.append(weakref.ref(tensor))
+                taken = grpcclient.InferInput("INPUT0", [1, 20_000], "FP32").set_data(tensor)
+                told = futures.Future()
+                client.async_infer("fp32", [taken], lambda result, error, told=told: told.set_result(error))
+                assert told.result(60) is None
+                client.infer("fp32", [taken])
+                del tensor, taken, told
+            client.is_server_live()
+        assert sum(each() is not None for each in gone) <= 1
+    finally:
+        gc.enable()
+
+
 # ---- retries --------------------------------------------------------------------------------------------------------
 
 
