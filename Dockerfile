@@ -38,6 +38,7 @@ FROM build AS core
 RUN python3 -m venv --without-pip /opt/inferd \
     && /build/bin/pip --python /opt/inferd/bin/python install -c constraints.txt "$(echo /wheel/*.whl)" \
     && find /opt/inferd/lib/python3*/site-packages/_native /opt/inferd/lib/python3*/site-packages/backends \
+        /opt/inferd/lib/python3*/site-packages/inferd_client \
         -name '*.so' -exec strip --strip-unneeded {} + \
     && find /opt/inferd \( -name tests -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -prune -exec rm -rf {} + \
     && ln -s inferd /opt/inferd/bin/tritonserver

@@ -67,7 +67,11 @@ def test_the_source_distribution_has_all_sources(tmp_path) -> None:
     names = subprocess.run(["tar", "tzf", SDISTS[-1]], check=True, capture_output=True, text=True).stdout
     packed = {name.partition("/")[2] for name in names.splitlines()}
     tracked = subprocess.run(
-        ["git", "ls-files", "_native", "backends", "server"], check=True, capture_output=True, text=True, cwd=ROOT
+        ["git", "ls-files", "_native", "backends", "inferd_client", "server"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     ).stdout.split()
     assert set(tracked) - packed == set()
     assert not [name for name in packed if name.endswith((".so", ".c"))]
