@@ -217,6 +217,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._bridge.event_fd)
         loop.remove_reader(self._bridge.timers.fd)
+        bring_back()
 
     def drain(self) -> None:
         """Be not ready any more, for good; requests are still served."""
