@@ -1,4 +1,4 @@
-"""The demo's digits CNN as TorchScript and compiled by AOTInductor, behind one server, with the same weights.
+"""The demo's digits CNN as TorchScript, compiled by AOTInductor, and as a module in Python, behind one server.
 
     python -m bench.compiled
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
 import tempfile
 import warnings
@@ -19,6 +20,8 @@ from bench import digits, inferd
 from inferd_client.driver import Driver, Fixed
 
 SCRIPTED, COMPILED = "digits_torchscript", "digits_aoti"
+MODULE = "digits_module"
+NOT_COMPILED = '{"disable": true}'
 LOADS = ((1, 1), (8, 8))  # connections, calls in flight on each
 
 
@@ -32,7 +35,31 @@ def repository(folder: Path) -> Path:
     (compiled / "config.pbtxt").write_text(config)
     (compiled / "labels.txt").write_bytes((root / SCRIPTED / "labels.txt").read_bytes())
     compile_model(root / SCRIPTED / "1" / "model.pt", compiled / "1" / "model.pt2")
+    add_module(root)
     return root
+
+
+def add_module(root: Path) -> None:
+    """The same network as a module in Python, which a worker process executes."""
+    import torch
+
+    version = root / MODULE / "1"
+    version.mkdir(parents=True)
+    config = (root / SCRIPTED / "config.pbtxt").read_text().replace(f'"{SCRIPTED}"', f'"{MODULE}"')
+    parameter = (
+        f"parameters {{ key: \"TORCH_COMPILE_OPTIONAL_PARAMETERS\" value {{ string_value: '{NOT_COMPILED}' }} }}"
+    )
+    (version.parent / "config.pbtxt").write_text(f'{config}\nruntime: "model.py"\n{parameter}\n')
+    (version.parent / "labels.txt").write_bytes((root / SCRIPTED / "labels.txt").read_bytes())
+    made = importlib.import_module("make_repository")
+    names = ("CHANNELS", "HIDDEN", "LABELS")
+    text = "\n".join(f"{name} = {getattr(made, name)!r}" for name in names)
+    network = inspect.getsource(made.DigitNet)
+    (version / "model.py").write_text(f"import torch\nfrom torch import nn\n\n{text}\n\n\n{network}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = torch.jit.load(str(root / SCRIPTED / "1" / "model.pt")).state_dict()
+    torch.save(dict(state), version / "model.pt")
 
 
 def compile_model(scripted: Path, target: Path) -> None:
@@ -64,7 +91,7 @@ def main() -> None:
         root = repository(folder / "models")
         server = inferd.start(root, folder / "log", patience=120)
         try:
-            requests = {model: digits.image_request(root / model, model) for model in (SCRIPTED, COMPILED)}
+            requests = {model: digits.image_request(root / model, model) for model in (SCRIPTED, COMPILED, MODULE)}
             for connections, in_flight in LOADS:
                 found: dict[str, list[tuple[float, float, float]]] = {model: [] for model in requests}
                 for _ in range(arguments.rounds):
