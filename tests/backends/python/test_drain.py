@@ -6,14 +6,12 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import numpy as np
 import psutil
-import pytest
 
 from bench.chaos import PATH, message
 from bench.processes import ServerProcess, free_port
@@ -48,11 +46,10 @@ async def infer(channel: grpc.aio.Channel, value: int) -> int:
     return int.from_bytes(pb.ModelInferResponse.FromString(data).raw_output_contents[0], "little")
 
 
-def signal_all(folder: Path, pid: int, signs: Iterable[str] = ("executing",)) -> None:
-    """SIGTERM for the server and all its descendants, once these files are there; then what is executed goes on."""
-    for sign in signs:
-        while not (folder / sign).exists():
-            time.sleep(0.001)
+def signal_all(folder: Path, pid: int) -> None:
+    """SIGTERM for the server and all its descendants, while a batch is executed; then let that go on."""
+    while not (folder / "executing").exists():
+        time.sleep(0.001)
     server = psutil.Process(pid)
     for process in (*server.children(recursive=True), server):
         process.send_signal(signal.SIGTERM)
@@ -76,54 +73,5 @@ def test_sigterm_for_every_process_loses_no_request(tmp_path: Path) -> None:
     try:
         assert asyncio.run(ask_all()) == list(range(REQUESTS))
         assert psutil.Process(server.pid).wait(30) == 0
-    finally:
-        server.stop()
-
-
-HELPED = """
-import multiprocessing, pathlib, time
-import triton_python_backend_utils as pb_utils
-def help(folder, number):
-    (folder / f"helping {{number}}").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.001)
-    return number
-class TritonPythonModel:
-    def initialize(self, args):
-        self.folder = pathlib.Path(args["model_repository"])
-        self.pool = multiprocessing.get_context("{method}").Pool(2)
-    def execute(self, requests):
-        numbers = self.pool.starmap(help, [(self.folder, number) for number in range(2)], chunksize=1)
-        assert numbers == [0, 1]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
-    def finalize(self):
-        self.pool.terminate()
-        self.pool.join()
-        (self.folder / "finalized").touch()
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_sigterm_for_every_process_spares_those_that_help_a_model(tmp_path: Path, method: str) -> None:
-    """A pool waits for ever for a task whose process was ended: the request, and with it the server, would not end.
-
-    `terminate` ends them as ever, or the model would not be finalized.
-    """
-    add_model(tmp_path / "models", "m", HELPED.format(method=method), CONFIG.replace("count: 2", "count: 1"))
-    port = free_port()
-    command = [sys.executable, "-m", "server", "serve", "--model-repository", tmp_path / "models", "--grpc-port"]
-    server = ServerProcess([*command, str(port), "--exit-timeout-secs", "3600"], port, log=tmp_path / "log")
-    signs = ["helping 0", "helping 1"]
-
-    async def ask() -> int:
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            asked = asyncio.ensure_future(infer(channel, 7))
-            await asyncio.to_thread(signal_all, tmp_path / "models" / "m", server.pid, signs)
-            return await asked
-
-    try:
-        assert asyncio.run(ask()) == 7
-        assert psutil.Process(server.pid).wait(60) == 0
-        assert (tmp_path / "models" / "m" / "finalized").exists()
     finally:
         server.stop()
