@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OK, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 3, 4, 5, 8, 13, 14
 MS = 1_000_000
-GRAIN = 5 * MS  # that an outcome may come behind its deadline, beside all that the loop has to do
+GRAIN = MS  # that an outcome may come behind its deadline, beside all that the loop has to do
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
 RESET = 100  # and the code of RST_STREAM: in place of a status
