@@ -21,6 +21,7 @@ from _native.caching.question cimport QUESTION_PARAMETERS, QUESTION_SMALL, Diges
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.protobuf.codec cimport Parameter, Str
 from _native.request.accounting cimport account_failed, failure_of
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
 from _native.request.record cimport record_inner, record_looked_up, record_shares
@@ -285,11 +286,37 @@ cdef bint compact_all(const Coalescer *self, Request *work) noexcept nogil:
         if not compact(&work.response.outputs[i].block, &work.response.outputs[i].data,
                        work.response.outputs[i].size):
             return False
-    if work.message.parameter_count == 0:  # else they point into the message
-        block_give(work.block)
-        work.block = NULL
-        work.id.size = 0
+    return keep_parameters(work)
+
+
+cdef bint keep_parameters(Request *work) noexcept nogil:
+    # what else is needed of the message, in a block of its own
+    cdef Parameter *p
+    cdef Block *own = NULL
+    cdef size_t size = 0
+    cdef size_t at = 0
+    cdef uint32_t i
+    for i in range(work.message.parameter_count):
+        size += work.message.parameters[i].key.size + work.message.parameters[i].text.size
+    if size:
+        own = block_take(size)
+        if own == NULL:
+            return False
+    for i in range(work.message.parameter_count):
+        p = &work.message.parameters[i]
+        move_text(&p.key, own, &at)
+        move_text(&p.text, own, &at)
+    block_give(work.block)
+    work.block = own
+    work.id.size = 0
     return True
+
+
+cdef inline void move_text(Str *text, Block *to, size_t *at) noexcept nogil:
+    if text.size:
+        memcpy(to.data + at[0], text.data, text.size)
+        text.data = <const char *>(to.data + at[0])
+        at[0] += text.size
 
 
 cdef uint32_t wanted_outputs(const Request *request) noexcept nogil:

@@ -388,6 +388,7 @@ cdef class BridgeHandle:
     def __cinit__(self):
         mutex_init(&self.bridge.guard, NULL)
         mutex_init(&self.bridge.reading, NULL)
+        self.bridge.event_fd = self.bridge.poll_fd = -1
         self.bridge.owner = <void *>self
         self.timers = TimersHandle()
         self.bridge.timers = &self.timers.timers
@@ -401,8 +402,10 @@ cdef class BridgeHandle:
             raise OSError(errno, "cannot make the descriptors of the bridge")
 
     def __dealloc__(self):
-        close(self.bridge.event_fd)
-        close(self.bridge.poll_fd)
+        if self.bridge.event_fd >= 0:
+            close(self.bridge.event_fd)
+        if self.bridge.poll_fd >= 0:
+            close(self.bridge.poll_fd)
         mutex_destroy(&self.bridge.reading)
         mutex_destroy(&self.bridge.guard)
 

@@ -130,6 +130,11 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
     stream_drop_request(stream)
 
 
+cdef inline size_t evictable(const Host *host) noexcept nogil:
+    # Without what jobs hold that run for calls which are over: no eviction gives that back, only their end.
+    return host.account.total - (host.crew.departed.total if host.crew != NULL else 0)
+
+
 cdef void host_relieve(Host *host) noexcept nogil:
     cdef size_t enough = host.account.limit - host.account.limit // RELIEF
     cdef Debtor debtors[AT_ONCE]
@@ -138,21 +143,21 @@ cdef void host_relieve(Host *host) noexcept nogil:
     cdef Conn *conn
     cdef int count = AT_ONCE
     cdef int i
-    if not account_exceeded(&host.account):
+    if not account_exceeded(&host.account) or evictable(host) <= enough:
         return
     host.others_ran = True
-    while host.account.total > enough and count == AT_ONCE:
+    while evictable(host) > enough and count == AT_ONCE:
         count = find_debtors(host, debtors)
         for i in range(count):
-            if host.account.total > enough:
+            if evictable(host) > enough:
                 stream_evict(debtors[i].stream)
-    while host.account.total > enough:
+    while evictable(host) > enough:
         conn = greediest(host)
         if conn == NULL:
             return
         half = conn.account.total // 2
         stream = largest(conn)
-        while stream != NULL and host.account.total > enough and conn.account.total > half:
+        while stream != NULL and evictable(host) > enough and conn.account.total > half:
             stream_evict(stream)
             stream = largest(conn)
         if stream == NULL:

@@ -43,15 +43,16 @@ cdef int64_t NEVER = INT64_MAX
 # ---------------------------------------------------------------------------------------------------------------------
 # What is due when
 
-cdef inline int64_t time_for(int64_t beginning_ns, size_t moved) noexcept nogil:
-    # what a transfer of which so much has moved may have taken
+cdef inline int64_t time_for(const Stream *stream, int64_t beginning_ns, size_t moved) noexcept nogil:
+    # what a transfer of which so much has moved may have taken; those of one connection share its line
     cdef size_t small = min(moved, <size_t>SMALL)
-    return beginning_ns + <int64_t>small * SECOND // SLOWEST + <int64_t>(moved - small) * SECOND // SLOWEST_OF_MORE
+    cdef int64_t rate = max(<int64_t>SLOWEST, <int64_t>SLOWEST_OF_MORE // max(<int64_t>stream.conn.streams, 1))
+    return beginning_ns + <int64_t>small * SECOND // SLOWEST + <int64_t>(moved - small) * SECOND // rate
 
 
 cdef inline bint is_awaited(const Stream *stream) noexcept nogil:
-    # the peer owes us more of a request that it has begun
-    if stream.receiver.state == RECEIVED_ALL or stream_ended(stream):
+    # the peer owes us more of a request that it has begun, and may send it
+    if stream.receiver.state == RECEIVED_ALL or stream_ended(stream) or stream.withheld:
         return False
     return stream.single or stream.receiver.state != RECEIVING_PREFIX or stream.receiver.prefix_size != 0
 
@@ -61,7 +62,7 @@ cdef int64_t arrives_by(const Stream *stream) noexcept nogil:
     cdef const Host *host = stream.conn.host
     if host.receive_ns == 0 or not is_awaited(stream):
         return NEVER
-    return stream.receiver.begun_ns + time_for(host.receive_ns, stream.receiver.received)
+    return time_for(stream, stream.receiver.begun_ns + host.receive_ns, stream.receiver.received)
 
 
 cdef int64_t taken_by(const Stream *stream) noexcept nogil:
@@ -70,7 +71,7 @@ cdef int64_t taken_by(const Stream *stream) noexcept nogil:
     cdef const Outgoing *message = <const Outgoing *>stream.sender.outgoing.first
     if host.send_ns == 0 or message == NULL or stream.sender.waits_ns == 0:
         return NEVER
-    return stream.sender.waits_ns + time_for(host.send_ns, message.size - message.left)
+    return time_for(stream, stream.sender.waits_ns + host.send_ns, message.size - message.left)
 
 
 cdef int64_t ends_by(const Stream *stream) noexcept nogil:
@@ -110,9 +111,10 @@ cdef void conn_watch_answers(Conn *conn) noexcept nogil:
     cdef Stream *stream = conn.open.first
     host_look(conn.host)
     while stream != NULL:
-        if stream.sender.outgoing.first != NULL and stream.sender.waits_ns == 0:
-            stream.sender.waits_ns = conn.host.now_ns
-            stream_watch(stream)
+        if stream.sender.outgoing.first != NULL:
+            if stream.sender.waits_ns == 0:
+                stream.sender.waits_ns = conn.host.now_ns
+            stream_watch(stream)  # also where one was framed whole and the next was not
         stream = stream.next
 
 

@@ -48,6 +48,7 @@ from _native.transport.stream cimport (
     Incoming,
     Receiver,
     Stream,
+    host_look,
     incoming_free,
     mark_dirty,
     stream_drop_request,
@@ -228,6 +229,10 @@ cdef void stream_drop_message(Stream *stream) noexcept nogil:
         nghttp2_session_consume_stream(stream.conn.session, stream.id, stream.withheld)
         stream.withheld = 0
         mark_dirty(stream.conn)
+        if stream.receiver.state == RECEIVING_MESSAGE:  # the time in which the peer was not let send is not its own
+            host_look(stream.conn.host)
+            stream.receiver.begun_ns = stream.conn.host.now_ns
+            stream_watch(stream)
 
 
 cdef void stream_half_closed(Stream *stream) noexcept nogil:

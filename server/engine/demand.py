@@ -72,6 +72,7 @@ class Demand:
         self._pinned = frozenset(pinned)
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._urged: dict[str, contextlib.ExitStack] = {}  # those that a model waits for, which may be made itself
         self._failed: dict[str, tuple[float, ServerError]] = {}  # until when it is not tried again, and why it failed
         self._asked: dict[str, int] = {}  # ms since the epoch, when somebody last had a model loaded
         self._coming: dict[str, int] = {}  # bytes of what is being loaded, for which there is room
@@ -99,7 +100,10 @@ class Demand:
 
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._answer(name, by_model))
+            self._loads[name] = asyncio.create_task(self._answer(name))
+        if by_model and name not in self._urged:
+            self._urged[name] = contextlib.ExitStack()
+            self._urged[name].enter_context(self._lifecycle.awaited(name))
         return self._loads[name]
 
     async def bring(self, name: str) -> None:
@@ -115,14 +119,13 @@ class Demand:
         if error := self.failure(name):
             raise error
 
-    async def _answer(self, name: str, by_model: bool) -> None:
+    async def _answer(self, name: str) -> None:
         """Load a model, and tell those who wait for it."""
         error: ServerError | None = None
         try:
             error = self.failure(name)
             if error is None and not self._models.versions(name):
-                with self._lifecycle.awaited(name) if by_model else contextlib.nullcontext():
-                    await self._load(name)
+                await self._load(name)
                 self._failed.pop(name, None)
         except ServerError as failure:
             error = failure
@@ -131,6 +134,8 @@ class Demand:
             error = Unavailable(f"load failed for model '{name}': {type(failure).__name__}")
         finally:
             del self._loads[name]
+            if name in self._urged:
+                self._urged.pop(name).close()
         if error is None:
             self._infer.resume(name)
             return
@@ -218,17 +223,25 @@ class Demand:
         for each in sorted(costs, key=lambda each: (self._is_busy(each), self._last_asked(each))):
             if excess <= 0:
                 break
-            if each not in staying and costs[each] and self._may_leave(each):
+            users = self._users_of(each)
+            if costs[each] and staying.isdisjoint((each, *users)) and all(map(self._may_leave, (each, *users))):
                 leaving.append(each)
                 excess -= costs[each]
         return leaving, excess
+
+    def _users_of(self, name: str) -> list[str]:
+        """The ensembles that are loaded and have the model as a step, or have one that has: the outer ones first."""
+        levels = [[name]]
+        while levels[-1]:
+            levels.append(sorted({user.name for each in levels[-1] for user in self._models.ensembles_of(each)}))
+        return list(dict.fromkeys(user for level in levels[:0:-1] for user in level))
 
     async def _see_out(self, leaving: list[str], name: str) -> None:
         """Have these leave for `name`, and return when they have, or after LEAVING_SECONDS."""
         retiring: set[asyncio.Task[None]] = set()
         for each in leaving:
             log.info("'%s' leaves to make room for '%s'", each, name)
-            task = asyncio.create_task(self._lifecycle.retire(each))
+            task = asyncio.create_task(self._retire(each))
             self._leaving[task] = each
             task.add_done_callback(self._left)
             retiring.add(task)
@@ -240,6 +253,12 @@ class Demand:
         for each in (self._leaving.pop(task) for task in late):
             log.warning("'%s' still finishes what it has accepted, '%s' is loaded beside it", each, name)
 
+    async def _retire(self, name: str) -> None:
+        """Have it leave, after the ensembles that need it: they finish what they have accepted on it."""
+        for user in self._users_of(name):
+            await self._lifecycle.retire(user)
+        await self._lifecycle.retire(name)
+
     def _left(self, task: asyncio.Task[None]) -> None:
         self._leaving.pop(task, None)
         if not task.cancelled():
@@ -250,8 +269,8 @@ class Demand:
         return any(version.lane.in_flight for version in self._models.versions(name))
 
     def _may_leave(self, name: str) -> bool:
-        """Nobody has said that it stays, no ensemble that is loaded needs it, and no sequence is open on it."""
-        if name in self._pinned or name in self._loads or self._models.ensembles_of(name):
+        """Nobody has said that it stays, it is not being loaded, and no sequence is open on it."""
+        if name in self._pinned or name in self._loads:
             return False
         return not any(version.sequences for version in self._models.versions(name))
 

@@ -89,7 +89,6 @@ class Lifecycle:
         self._end = end
         self._threads = threads
         self._room = Room(threads, patience)
-        self._awaited: set[str] = set()  # what models wait for that may be made themselves, to load it
         self._turns = Turns()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
@@ -160,15 +159,12 @@ class Lifecycle:
 
     @contextmanager
     def awaited(self, name: str) -> Iterator[None]:
-        """Inside of the block, loads of this model begin beside others, which may wait for it."""
+        """Inside of the block, loads of this model go on beside others, which may wait for it."""
         if not self._made_in:  # then none does
             yield
             return
-        self._awaited.add(name)
-        try:
+        with self._room.urge(self._turns.ahead((name,))):
             yield
-        finally:
-            self._awaited.discard(name)
 
     async def _load(
         self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
@@ -176,9 +172,17 @@ class Lifecycle:
         wanted = frozenset(names)
         outer = self._made_in.get(asked_by)
         if outer is not None and wanted <= set(outer.candidates):
-            return await _join(outer, wanted, asked_by)
-        nested = outer is not None or not wanted.isdisjoint(self._awaited)
-        room = Room(self._threads) if nested else self._room
+            with outer.room.urge(outer.needed_by(wanted)):
+                return await _join(outer, wanted, asked_by)
+        if outer is None:
+            return await self._load_in(self._room, wanted, override, explicit, asked_by, allowed)
+        # Others may be loading the same already, and wait for a place: the model that asks has one, and waits for them.
+        with self._room.urge(self._turns.ahead(wanted | self._users_of(wanted))):
+            return await self._load_in(Room(self._threads), wanted, override, explicit, asked_by, allowed)
+
+    async def _load_in(
+        self, room: Room, wanted: frozenset[str], override: Override, explicit: bool, asked_by: str, allowed: Allowed
+    ) -> dict[str, Failure]:
         needed = wanted | self._users_of(wanted)
         while True:
             self._refuse_when_stopping()
@@ -235,7 +239,7 @@ class Lifecycle:
         return found
 
     async def _candidate(self, name: str, override: Override, room: Room) -> Candidate | None:
-        async with room:
+        async with room.place(name):
             state = self._models[name] if name in self._models else ModelState()
             may_stay = override is NOTHING and state.is_own and state.is_complete
             known = (state.own, state.marks) if may_stay else (None, {})

@@ -77,7 +77,7 @@ class Loading:
         self.leaving: list[asyncio.Task[None]] = []  # the ends of instances that are taken away
         self._models = models
         self._maker = maker
-        self._room = room
+        self.room = room
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._identified: frozenset[str] = frozenset()  # those whose fingerprints are needed
 
@@ -101,6 +101,11 @@ class Loading:
         """Return when this candidate has been loaded, or has failed."""
         if name in self._parts:
             await asyncio.shield(self._parts[name])
+
+    def needed_by(self, names: Iterable[str]) -> list[str]:
+        """The candidates that must be loaded for these to be: their steps, their users, and themselves."""
+        parts = {self._parts.get(name) for name in names}
+        return [name for name, part in self._parts.items() if part in parts]
 
     def is_tied(self, name: str, other: str) -> bool:
         """Whether one of the two may wait for the other."""
@@ -268,7 +273,7 @@ class Loading:
     ) -> None:
         try:
             await ending.room_for(candidate.name, candidate.halt, waits=self._waits)
-            async with self._room:
+            async with self.room.place(candidate.name):
                 log.info("loading '%s' version %d", candidate.name, version)
                 begin = time.monotonic()
                 fingerprint = await self._fingerprint(candidate, prepared, version)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from typing import Self
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 class Room:
     """Places for so many at a time; who comes when they are taken waits. Used on one event loop only.
 
-    Those that have a place may wait for one of those that have none, by ways that nobody here knows of: so when nobody
-    has got a place for a time, one who waits goes on beside them.
+    One that has a place may wait for one that has none. Who knows of it says so (`urge`); where nobody knows, and none
+    has got a place for a time, one who waits goes on beside the others, and is followed as soon as it leaves.
 
     Args:
         places: how many.
@@ -22,44 +23,67 @@ class Room:
     def __init__(self, places: int, patience: float = math.inf) -> None:
         self._free = places  # less than none, while others are let in beside
         self._patience = patience
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[asyncio.Future[bool], str] = {}  # in order; the result: it was let in beside
+        self._urgent: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> Self:
-        if self._free > 0:  # then nobody waits
+    @asynccontextmanager
+    async def place(self, name: str = "") -> AsyncIterator[None]:
+        """Have a place inside of the block, for this model."""
+        beside = await self._enter(name)
+        try:
+            yield
+        finally:
+            self._leave(beside)
+
+    @contextmanager
+    def urge(self, names: Collection[str]) -> Iterator[None]:
+        """Inside of the block, somebody who has a place waits for these: they have one at once."""
+        self._urgent.update(names)
+        for place in [place for place, name in self._waiting.items() if name in names]:
+            self._give(place, beside=False)
+        try:
+            yield
+        finally:
+            self._urgent.subtract(names)
+            self._urgent = +self._urgent
+
+    async def _enter(self, name: str) -> bool:
+        if self._free > 0 or name in self._urgent:  # where one is free nobody waits
             self._free -= 1
-            return self
+            return False
         place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._waiting[place] = name
         self._watch()
         try:
-            await place
+            return await place
         except asyncio.CancelledError:
-            if not place.cancelled():
-                self._leave()  # it has got one
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            if place.done() and not place.cancelled():
+                self._leave(place.result())  # it has got one
+            self._waiting.pop(place, None)
             raise
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def _leave(self, beside: bool) -> None:
         self._free += 1
-        if self._free > 0:
-            self._let_in()
+        if self._free > 0 or beside:
+            self._let_in(beside)
 
-    def _let_in(self) -> None:
+    def _let_in(self, beside: bool) -> None:
         """Give one who waits a place, if anybody does; those who have given up may still be among them."""
         while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                self._free -= 1
-                place.set_result(None)
+            if self._give(next(iter(self._waiting)), beside):
                 break
         self._unwatch()
         self._watch()
+
+    def _give(self, place: asyncio.Future[bool], beside: bool) -> bool:
+        """Whether somebody takes it."""
+        del self._waiting[place]
+        if place.done():
+            return False
+        self._free -= 1
+        place.set_result(beside)
+        return True
 
     def _watch(self) -> None:
         if self._waiting and self._timer is None and not math.isinf(self._patience):
@@ -72,4 +96,4 @@ class Room:
 
     def _out_of_patience(self) -> None:
         self._timer = None
-        self._let_in()
+        self._let_in(beside=True)

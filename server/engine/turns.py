@@ -53,6 +53,14 @@ class Turns:
             self._turns.remove(turn)
             turn.over.set()
 
+    def ahead(self, names: Iterable[str]) -> frozenset[str]:
+        """These names, and those of all changes that one of them would have to wait for now."""
+        found, left = frozenset(names), True
+        while left:
+            more = found.union(*(turn.names for turn in self._turns if turn.names & found))
+            left, found = more != found, more
+        return found
+
     async def idle(self) -> None:
         """Return when no turn is left."""
         while self._turns:

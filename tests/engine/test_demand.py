@@ -304,14 +304,20 @@ async def test_what_cannot_have_room_is_refused(tmp_path) -> None:
         assert shelf.loads == {"a": 1}
 
 
-async def test_an_ensemble_is_loaded_with_its_steps_which_stay_with_it(tmp_path) -> None:
+async def test_an_ensemble_is_loaded_with_its_steps_and_leaves_with_them(tmp_path) -> None:
+    """What was asked least recently leaves, also where that is a step: else one ensemble would keep its room for good."""
     async with lazy(tmp_path, budget=2 * SIZE, e=ENSEMBLE) as (engine, _shelf):
         answer = await ask(engine, "e")
         assert answer.array()[0, 0] == 1
         await ask(engine, "b")
         assert loaded(engine) == {"e", "a", "b"}
+        await ask(engine, "e")
         await ask(engine, "c")
         assert loaded(engine) == {"e", "a", "c"}
+        await ask(engine, "b")
+        assert loaded(engine) == {"b", "c"}
+        answer = await ask(engine, "e")
+        assert answer.array()[0, 0] == 1
 
 
 async def test_an_ensemble_whose_step_is_unloaded_comes_back_with_it(tmp_path) -> None:

@@ -20,7 +20,7 @@ class Visits:
         self.most = 0
 
     async def visit(self, number: int, stay: asyncio.Event) -> None:
-        async with self.room:
+        async with self.room.place():
             self.inside.append(number)
             self.came.append(number)
             self.most = max(self.most, len(self.inside))
@@ -51,12 +51,32 @@ async def test_who_waits_for_one_that_waits_gets_on():
     room = Room(1, patience=0.01)
 
     async def chain(left: int) -> int:
-        async with room:
+        async with room.place():
             return 1 + (await chain(left - 1) if left else 0)
 
     assert await asyncio.wait_for(chain(5), 30) == 6
-    async with room:
+    async with room.place():
         assert room._free == 0, "all places are free again, and no more"
+
+
+async def test_one_that_was_let_in_beside_is_followed_at_once():
+    """The room's only visitor waits for the last in the row: that takes one patience, not one for each before it."""
+    room, last = Room(1, patience=0.01), asyncio.Event()
+    out_of_patience = []
+    room._out_of_patience = lambda: (out_of_patience.append(1), Room._out_of_patience(room))
+
+    async def first() -> None:
+        async with room.place():
+            await last.wait()
+
+    async def visit(number: int) -> None:
+        async with room.place():
+            if number == 49:
+                last.set()
+
+    await asyncio.wait_for(asyncio.gather(first(), *(visit(number) for number in range(50))), 30)
+    assert len(out_of_patience) == 1
+    assert room._free == 1
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -231,6 +231,25 @@ def test_a_stream_whose_responses_are_not_taken_ends_and_its_owner_is_told(nativ
     peer.close()
 
 
+def test_a_response_that_waits_behind_one_that_was_taken_has_its_time_too(native_counters):
+    """Both are there before either is framed: the first leaves whole, the second meets the end of the window."""
+    echo = Echo(send_timeout=30.0)
+    echo.endpoint.clock = Clock()
+    echo.hold = True
+    peer = Peer(echo.endpoint, reading=False)
+    stream = peer.open("/test/Stream")
+    peer.pump()
+    echo.calls[0].send_message(bytes(KIB))
+    echo.calls[0].send_message(bytes(128 * KIB))
+    peer.pump()
+    advance(echo.endpoint, 40)
+    assert (0, "closed") in echo.events
+    peer.pump()
+    assert peer.answers[stream].reset == ENHANCE_YOUR_CALM
+    assert echo.endpoint.held == 0
+    peer.close()
+
+
 def test_what_a_handler_holds_counts_until_its_call_ends(native_counters):
     echo = Echo(max_held=LIMIT)
     echo.hold = True

@@ -180,6 +180,36 @@ class TritonPythonModel:
         assert (await ask(engine, 5)).array().item() == 5
 
 
+NEEDS = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.load_model("{}")
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+async def test_models_that_are_loaded_wait_for_no_load_that_waits_for_their_place(tmp_path):
+    """Each of those that have the places asks for one that a client has asked for, too, and that waits for a place."""
+    for i in range(4):
+        add_model(tmp_path, f"need{i}", NEEDS.format(f"other{i}"))
+        add_model(tmp_path, f"other{i}", ECHO)
+    async with serving(tmp_path, control=explicit()) as engine:
+        names = [f"{kind}{i}" for kind in ("need", "other") for i in range(4)]
+        assert await asyncio.gather(*map(engine.load, names)) == [None] * 8
+        assert (await ask(engine, 3, model="need0")).array().item() == 3
+
+
+async def test_a_chain_of_models_that_load_each_other_starts(tmp_path):
+    """It is longer than models are loaded at a time, and begins with the one that needs all others."""
+    for i in range(5):
+        add_model(tmp_path, f"a{i}", NEEDS.format(f"a{i + 1}"))
+    add_model(tmp_path, "a5", ECHO)
+    async with serving(tmp_path, control=explicit("*")) as engine:
+        assert {each.state for each in engine.index()} == {"READY"}
+
+
 async def test_the_processes_of_a_model_are_gone_when_it_is_unloaded(tmp_path):
     pid = ECHO.replace("r.inputs()[0].as_numpy()", "np.array([[os.getpid()]])").replace(
         "import triton", "import os\nimport numpy as np\nimport triton", 1
