@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.api import BackendError, ModelSource, ModelSpec
-from backends.openvino.options import FIXED_BATCH, MODEL_FILE, PADDING, Options, failed, reason
+from backends.openvino.options import CPU, FIXED_BATCH, MODEL_FILE, PADDING, Options, failed, reason
 from backends.openvino.signature import ELEMENTS, Port, by_name
 
 if TYPE_CHECKING:
     import openvino
 
 log = logging.getLogger("inferd.openvino")
+
+WIDE = frozenset({"INT64", "UINT64"})
+"""Datatypes that the plugin for CPUs computes with half of their bits."""
 
 
 def make_core() -> openvino.Core:
@@ -175,6 +178,13 @@ def compile_model(
     Raises:
         BackendError: OpenVINO refuses the model or a property.
     """
+    wide = [tensor.name for tensor in (*spec.model_inputs, *spec.model_outputs) if tensor.datatype in WIDE]
+    if wide and options.device == CPU:
+        log.warning(
+            "model '%s': OpenVINO computes integers of 64 bits with 32 on CPUs, so what is beyond +-2^31 of %s is cut",
+            spec.name,
+            ", ".join(map(repr, dict.fromkeys(wide))),
+        )
     try:
         return core.compile_model(model, options.device, dict(options.properties))
     except RuntimeError as error:

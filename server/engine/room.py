@@ -52,7 +52,7 @@ class Room:
         if self._free > 0 or name in self._urgent:  # where one is free nobody waits
             self._free -= 1
             return False
-        place = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[place] = name
         self._watch()
         try:

@@ -221,6 +221,15 @@ def test_a_parameter_that_nothing_knows_is_told(backend, tmp_path, caplog):
     assert "parameter 'NUM_STREAM' has no effect; did you mean 'NUM_STREAMS'?" in caplog.text
 
 
+def test_integers_that_are_cut_are_told(backend, tmp_path, caplog):
+    """The runtime computes them with 32 bits, without a word; this is where it would show that it no longer does."""
+    same(tmp_path, "INT64")
+    made = instance(backend, source(tmp_path, [("x", "INT64", (2,))], [("y", "INT64", (2,))], max_batch_size=8))
+    assert "integers of 64 bits with 32 on CPUs, so what is beyond +-2^31 of 'x', 'y' is cut" in caplog.text
+    given = np.array([[3, 2**40]])
+    assert run(made, FakeBatch({"x": given}, {"y": "INT64"}, rows=1))["y"].tolist() != given.tolist()
+
+
 def test_properties_of_all_models_give_way_to_those_of_one(tmp_path):
     backend = OpenVinoBackend({"NUM_STREAMS": "many"})
     relu(tmp_path)

@@ -305,7 +305,7 @@ async def test_what_cannot_have_room_is_refused(tmp_path) -> None:
 
 
 async def test_an_ensemble_is_loaded_with_its_steps_and_leaves_with_them(tmp_path) -> None:
-    """What was asked least recently leaves, also where that is a step: else one ensemble would keep its room for good."""
+    """What was asked least recently leaves, steps too: else one ensemble would keep its room for good."""
     async with lazy(tmp_path, budget=2 * SIZE, e=ENSEMBLE) as (engine, _shelf):
         answer = await ask(engine, "e")
         assert answer.array()[0, 0] == 1

@@ -261,9 +261,11 @@ async def test_a_model_that_takes_instances_from_itself(tmp_path):
     """A model may ask for a load that ends the instance which waits for it."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     asked = []
+    one_at_a_time = threading.Lock()  # a second load meanwhile would be refused: it would wait for the first
 
     def reload(batch):
-        asked.append(asyncio.run_coroutine_threadsafe(engine.load("m", asked_by="m"), loop).result(30))
+        with one_at_a_time:
+            asked.append(asyncio.run_coroutine_threadsafe(engine.load("m", asked_by="m"), loop).result(30))
         echo(batch)
 
     async with serving(tmp_path, reload, control=EXPLICIT, m=CONFIG.replace("count: 1", "count: 2")) as engine:

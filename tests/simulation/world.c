@@ -1,0 +1,523 @@
+/* The world of a simulation: threads that run one at a time, as a seed says, in virtual time.
+
+The extension modules are the ones that are shipped. What they ask of libc to wait, to wake and to read the clock goes
+through their tables of imported functions, and `world_hook` puts the functions below into these tables. So the same
+code runs in both worlds, without a branch for this one.
+
+One thread is the main one: it plays the clients, the event loop and the operator. Others join when they first take a
+mutex after having named themselves (`prepare_thread` in _native/threads.pxd), and wait there until the main thread lets
+them run (`world_run`); then exactly one thread runs until it waits, sleeps, is preempted or leaves. Preemption happens
+before a mutex is taken while the thread holds none and does not hold the GIL. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NEVER INT64_MAX
+#define THREADS 512
+#define TIMERS 16
+
+enum state { FREE, RUNNABLE, WAITING, GONE };
+
+struct member {
+    sem_t turn;
+    enum state state;
+    pthread_cond_t *on;  /* WAITING for it; NULL: for time alone */
+    int64_t wake_ns;
+    int held;            /* mutexes */
+    char name[16];
+};
+
+struct timer {
+    int fd;
+    int64_t due_ns;
+};
+
+static struct member members[THREADS];
+static int newcomers[THREADS], joined, alive;
+static int order[THREADS], order_count;      /* of those that have been let in */
+static struct timer timers[TIMERS];
+static int timer_count;
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t someone_joined = PTHREAD_COND_INITIALIZER;
+static sem_t main_turn;
+static int64_t now;
+static uint64_t seed_state = 1, story = 14695981039346656037u;
+static int preempt_permille, spurious_permille, fail_ppm, fail_at;
+static uint64_t switches, failed_takes;
+static int main_held, main_may_fail, problem_count;
+static char problem[256];
+static pthread_t main_thread;
+
+static __thread struct member *self;
+static __thread int named;
+static __thread char own_name[16];
+
+static int (*holds_gil)(void);
+
+static uint64_t draw(void) {
+    seed_state ^= seed_state << 13;
+    seed_state ^= seed_state >> 7;
+    seed_state ^= seed_state << 17;
+    return seed_state * 2685821657736338717u;
+}
+
+static int chance(int permille) { return permille && (int)((draw() >> 33) % 1000) < permille; }
+
+static void note(uint64_t what) { story = (story ^ what) * 1099511628211u; }
+
+static void complain(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (problem_count++ == 0) vsnprintf(problem, sizeof problem, format, arguments);
+    va_end(arguments);
+}
+
+static int is_main(void) { return pthread_equal(pthread_self(), main_thread); }
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Turns */
+
+static void await_turn(struct member *member) {
+    while (sem_wait(&member->turn) != 0) {}
+}
+
+/* the main thread goes on; returns when it lets this one run again */
+static void yield_turn(void) {
+    sem_post(&main_turn);
+    await_turn(self);
+}
+
+static void join_world(void) {
+    int place;
+    pthread_mutex_lock(&guard);
+    for (place = 0; place < THREADS && members[place].state != FREE; place++) {}
+    if (place == THREADS) abort();
+    self = &members[place];
+    memset(self, 0, sizeof *self);
+    sem_init(&self->turn, 0, 0);
+    self->state = RUNNABLE;
+    self->wake_ns = NEVER;
+    memcpy(self->name, own_name, sizeof own_name);
+    newcomers[joined++] = place;
+    pthread_cond_signal(&someone_joined);
+    pthread_mutex_unlock(&guard);
+    await_turn(self);
+}
+
+static void run(struct member *member) {
+    switches++;
+    note((uint64_t)(unsigned char)member->name[0] * 31 + (uint64_t)now);
+    sem_post(&member->turn);
+    while (sem_wait(&main_turn) != 0) {}
+}
+
+static int runnable(struct member **found) {
+    int count = 0, i;
+    for (i = 0; i < order_count; i++)
+        if (members[order[i]].state == RUNNABLE) found[count++] = &members[order[i]];
+    return count;
+}
+
+static void maybe_yield(void) {
+    struct member *found[THREADS];
+    int count;
+    if (self != NULL) {
+        if (self->held == 0 && chance(preempt_permille) && !holds_gil()) yield_turn();
+    } else if (is_main() && main_held == 0 && order_count && chance(preempt_permille) && !holds_gil()) {
+        count = runnable(found);
+        if (count) run(found[draw() % (uint64_t)count]);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* In place of libc's */
+
+static int sim_clock_gettime(clockid_t clock, struct timespec *t) {
+    int64_t told = clock == CLOCK_REALTIME ? now + 1700000000000000000 : now;
+    if (clock != CLOCK_MONOTONIC && clock != CLOCK_REALTIME) return clock_gettime(clock, t);
+    t->tv_sec = told / 1000000000;
+    t->tv_nsec = told % 1000000000;
+    return 0;
+}
+
+static int sim_prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
+    if (option == PR_SET_NAME && !is_main()) {
+        named = 1;
+        snprintf(own_name, sizeof own_name, "%s", (const char *)a);
+    }
+    return prctl(option, a, b, c, d);
+}
+
+static int sim_lock(pthread_mutex_t *mutex) {
+    struct member *found[THREADS];
+    int count, code;
+    if (self == NULL && named && !holds_gil()) join_world();
+    maybe_yield();
+    while ((code = pthread_mutex_trylock(mutex)) == EBUSY) {
+        if (self != NULL && !holds_gil()) {
+            yield_turn();
+        } else if (self == NULL && is_main() && (count = runnable(found))) {
+            run(found[draw() % (uint64_t)count]);
+        } else {
+            return pthread_mutex_lock(mutex);
+        }
+    }
+    if (self != NULL) self->held++;
+    else if (is_main()) main_held++;
+    return code;
+}
+
+static int sim_unlock(pthread_mutex_t *mutex) {
+    int code = pthread_mutex_unlock(mutex);
+    if (self != NULL) self->held--;
+    else if (is_main()) main_held--;
+    return code;
+}
+
+static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t due_ns) {
+    int timed_out;
+    if (holds_gil()) complain("thread %s waits on a condition while it holds the GIL", self->name);
+    self->state = WAITING;
+    self->on = condition;
+    self->wake_ns = due_ns;
+    if (self->held != 1) complain("thread %s waits on a condition while it holds %d mutexes", self->name, self->held);
+    pthread_mutex_unlock(mutex);
+    self->held--;
+    yield_turn();
+    timed_out = self->on != NULL && now >= due_ns;
+    self->on = NULL;
+    self->wake_ns = NEVER;
+    while (pthread_mutex_trylock(mutex) == EBUSY) yield_turn();
+    self->held++;
+    return timed_out ? ETIMEDOUT : 0;
+}
+
+static int sim_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
+    if (self == NULL) {
+        if (is_main()) {
+            complain("the loop's thread waits on a condition");
+            fprintf(stderr, "simulation: %s\n", problem);
+            abort();
+        }
+        return pthread_cond_wait(condition, mutex);
+    }
+    return wait_until(condition, mutex, NEVER);
+}
+
+static int sim_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *t) {
+    if (self == NULL) return pthread_cond_timedwait(condition, mutex, t);
+    return wait_until(condition, mutex, (int64_t)t->tv_sec * 1000000000 + t->tv_nsec);
+}
+
+static int notify(pthread_cond_t *condition, int all) {
+    int first, i, at;
+    if (order_count == 0) return 0;
+    first = (int)(draw() % (uint64_t)order_count);  /* POSIX does not say whose turn it is */
+    for (i = 0; i < order_count; i++) {
+        at = order[(first + i) % order_count];
+        if (members[at].state != WAITING || members[at].on != condition) continue;
+        members[at].state = RUNNABLE;
+        members[at].on = NULL;
+        if (!all) return 0;
+    }
+    return 0;
+}
+
+static int sim_signal(pthread_cond_t *condition) {
+    notify(condition, 0);
+    return pthread_cond_signal(condition);
+}
+
+static int sim_broadcast(pthread_cond_t *condition) {
+    notify(condition, 1);
+    return pthread_cond_broadcast(condition);
+}
+
+void world_sleep(int64_t ns) {
+    if (self == NULL) return;
+    self->state = WAITING;
+    self->on = NULL;
+    self->wake_ns = now + (ns > 0 ? ns : 0);
+    yield_turn();
+    self->wake_ns = NEVER;
+}
+
+static int sim_clock_nanosleep(clockid_t clock, int flags, const struct timespec *t, struct timespec *left) {
+    if (self == NULL) return clock_nanosleep(clock, flags, t, left);
+    world_sleep((int64_t)t->tv_sec * 1000000000 + t->tv_nsec);
+    return 0;
+}
+
+/* a timer is an eventfd that the world writes to when it is due */
+static int sim_timerfd_create(int clock, int flags) {
+    (void)clock;
+    (void)flags;
+    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    int i;
+    for (i = 0; i < timer_count && timers[i].fd != fd; i++) {}
+    if (i == TIMERS) abort();
+    if (i == timer_count) timer_count++;
+    timers[i].fd = fd;
+    timers[i].due_ns = NEVER;
+    return fd;
+}
+
+static int sim_timerfd_settime(int fd, int flags, const struct itimerspec *t, struct itimerspec *old) {
+    int64_t ns = (int64_t)t->it_value.tv_sec * 1000000000 + t->it_value.tv_nsec;
+    int i;
+    (void)old;
+    if (ns && !(flags & TFD_TIMER_ABSTIME)) ns += now;
+    for (i = 0; i < timer_count; i++)
+        if (timers[i].fd == fd) timers[i].due_ns = ns ? ns : NEVER;
+    return 0;
+}
+
+static int fails(void) {
+    if ((fail_ppm == 0 && fail_at == 0) || (self == NULL && !is_main())) return 0;
+    if (self != NULL ? holds_gil() : !main_may_fail) return 0;
+    if (fail_at) {
+        if (--fail_at) return 0;
+        failed_takes++;
+        return 1;
+    }
+    if ((int)((draw() >> 33) % 1000000) >= fail_ppm) return 0;
+    failed_takes++;
+    return 1;
+}
+
+static void *sim_malloc(size_t size) { return fails() ? NULL : malloc(size); }
+static void *sim_calloc(size_t count, size_t size) { return fails() ? NULL : calloc(count, size); }
+static void *sim_realloc(void *old, size_t size) { return fails() ? NULL : realloc(old, size); }
+
+static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
+    if (flags & MAP_ANONYMOUS && fails()) return errno = ENOMEM, MAP_FAILED;
+    return mmap(at, size, protection, flags, fd, offset);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Hooks */
+
+static const struct {
+    const char *name;
+    void *function;
+} hooks[] = {
+    {"clock_gettime", sim_clock_gettime},
+    {"prctl", sim_prctl},
+    {"pthread_mutex_lock", sim_lock},
+    {"pthread_mutex_unlock", sim_unlock},
+    {"pthread_cond_wait", sim_wait},
+    {"pthread_cond_timedwait", sim_timedwait},
+    {"pthread_cond_signal", sim_signal},
+    {"pthread_cond_broadcast", sim_broadcast},
+    {"clock_nanosleep", sim_clock_nanosleep},
+    {"timerfd_create", sim_timerfd_create},
+    {"timerfd_settime", sim_timerfd_settime},
+    {"malloc", sim_malloc},
+    {"calloc", sim_calloc},
+    {"realloc", sim_realloc},
+    {"mmap64", sim_mmap},
+};
+
+struct hooking {
+    const char *const *parts;
+    int count;
+};
+
+static void set_entry(void **entry, void *function) {
+    uintptr_t page = (uintptr_t)entry & ~(uintptr_t)4095;
+    if (*entry == function) return;
+    if (mprotect((void *)page, 8192, PROT_READ | PROT_WRITE) != 0) abort();
+    *entry = function;
+}
+
+static int hook_table(ElfW(Addr) base, const ElfW(Rela) *table, size_t size, const ElfW(Sym) *symbols,
+                      const char *names) {
+    int count = 0;
+    size_t i, k;
+    for (i = 0; i < size / sizeof *table; i++) {
+        const char *name = names + symbols[ELF64_R_SYM(table[i].r_info)].st_name;
+        if (ELF64_R_TYPE(table[i].r_info) != R_X86_64_JUMP_SLOT && ELF64_R_TYPE(table[i].r_info) != R_X86_64_GLOB_DAT)
+            continue;
+        for (k = 0; k < sizeof hooks / sizeof *hooks; k++)
+            if (strcmp(name, hooks[k].name) == 0) {
+                set_entry((void **)(base + table[i].r_offset), hooks[k].function);
+                count++;
+            }
+    }
+    return count;
+}
+
+static int hook_object(struct dl_phdr_info *info, size_t size, void *context) {
+    int *count = context;
+    const ElfW(Dyn) *dynamic = NULL;
+    const ElfW(Rela) *lazy = NULL, *eager = NULL;
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    size_t lazy_size = 0, eager_size = 0;
+    int i;
+    (void)size;
+    if (strstr(info->dlpi_name, "/_native/") == NULL && strstr(info->dlpi_name, "/backends/") == NULL) return 0;
+    for (i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) dynamic = (void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
+        if (dynamic->d_tag == DT_JMPREL) lazy = (void *)dynamic->d_un.d_ptr;
+        if (dynamic->d_tag == DT_PLTRELSZ) lazy_size = dynamic->d_un.d_val;
+        if (dynamic->d_tag == DT_RELA) eager = (void *)dynamic->d_un.d_ptr;
+        if (dynamic->d_tag == DT_RELASZ) eager_size = dynamic->d_un.d_val;
+        if (dynamic->d_tag == DT_SYMTAB) symbols = (void *)dynamic->d_un.d_ptr;
+        if (dynamic->d_tag == DT_STRTAB) names = (void *)dynamic->d_un.d_ptr;
+    }
+    if (lazy != NULL) *count += hook_table(info->dlpi_addr, lazy, lazy_size, symbols, names);
+    if (eager != NULL) *count += hook_table(info->dlpi_addr, eager, eager_size, symbols, names);
+    return 0;
+}
+
+/* Replace the functions in all extension modules that are loaded; how many entries. Call it on the main thread. */
+int world_hook(void) {
+    int count = 0;
+    main_thread = pthread_self();
+    sem_init(&main_turn, 0, 0);
+    holds_gil = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    if (holds_gil == NULL) abort();
+    dl_iterate_phdr(hook_object, &count);
+    return count;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* For the main thread */
+
+/* a world of its own; every thread of the last one has left */
+int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int faults) {
+    if (alive) return alive;
+    joined = order_count = timer_count = 0;
+    seed_state = seed * 6364136223846793005u + 1442695040888963407u;
+    if (seed_state == 0) seed_state = 1;
+    story = 14695981039346656037u;
+    now = start_ns;
+    preempt_permille = preempt;
+    spurious_permille = spurious;
+    fail_ppm = faults;
+    switches = failed_takes = 0;
+    fail_at = 0;
+    problem_count = main_held = main_may_fail = 0;
+    return 0;
+}
+
+void world_set_faults(int ppm) { fail_ppm = ppm; }
+void world_fail_at(int take) { fail_at = take; } /* from now; 0: at none */
+/* what the main thread does now can cope with it: no constructor of an object of Python */
+void world_may_fail(int may) { main_may_fail = may; }
+
+static int by_name(const void *a, const void *b) { return strcmp(members[*(int *)a].name, members[*(int *)b].name); }
+
+/* Wait until so many further threads have joined, and let them in in the order of their names; 0 if they do not come. */
+int world_admit(int count) {
+    struct timespec limit;
+    int first = order_count, i, come;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += 60;
+    pthread_mutex_lock(&guard);
+    while (joined < count)
+        if (pthread_cond_timedwait(&someone_joined, &guard, &limit) == ETIMEDOUT) break;
+    come = joined;
+    for (i = 0; i < come; i++) order[order_count++] = newcomers[i];
+    joined = 0;
+    pthread_mutex_unlock(&guard);
+    alive += come;
+    qsort(order + first, (size_t)(order_count - first), sizeof *order, by_name);
+    return come == count;
+}
+
+/* Let one thread run that can; how many have left since the last call, or -1: there is none that can. */
+int world_run(void) {
+    struct member *found[THREADS];
+    int count = runnable(found), i, at, gone;
+    if (count) run(found[draw() % (uint64_t)count]);
+    for (i = 0, at = 0; i < order_count; i++) {
+        if (members[order[i]].state != GONE) {
+            order[at++] = order[i];
+        } else {
+            sem_destroy(&members[order[i]].turn);
+            members[order[i]].state = FREE;
+        }
+    }
+    gone = order_count - at;
+    alive -= gone;
+    order_count = at;
+    return gone || count ? gone : -1;
+}
+
+int world_runnable(void) {
+    struct member *found[THREADS];
+    return runnable(found);
+}
+
+/* the earliest time at which a thread or a timer wants to go on */
+int64_t world_next(void) {
+    int64_t next = NEVER;
+    int i;
+    for (i = 0; i < order_count; i++)
+        if (members[order[i]].state == WAITING && members[order[i]].wake_ns < next) next = members[order[i]].wake_ns;
+    for (i = 0; i < timer_count; i++)
+        if (timers[i].due_ns < next) next = timers[i].due_ns;
+    return next;
+}
+
+/* Have it be `ns`: what is due then can go on. */
+void world_advance(int64_t ns) {
+    uint64_t one = 1;
+    int i;
+    if (ns > now) now = ns;
+    for (i = 0; i < order_count; i++) {
+        struct member *member = &members[order[i]];
+        if (member->state == WAITING && (member->wake_ns <= now || (member->on != NULL && chance(spurious_permille))))
+            member->state = RUNNABLE;
+    }
+    for (i = 0; i < timer_count; i++)
+        if (timers[i].due_ns <= now) {
+            timers[i].due_ns = NEVER;
+            if (write(timers[i].fd, &one, sizeof one) != sizeof one) abort();
+        }
+}
+
+int64_t world_now(void) { return now; }
+uint64_t world_story(void) { return story; }
+uint64_t world_switches(void) { return switches; }
+uint64_t world_failed_takes(void) { return failed_takes; }
+const char *world_problem(void) { return problem_count ? problem : ""; }
+
+/* threads with names that begin so and wait for a condition without a time */
+int world_idle(const char *prefix) {
+    int count = 0, i;
+    for (i = 0; i < order_count; i++) {
+        struct member *member = &members[order[i]];
+        if (member->state == WAITING && member->on != NULL && strncmp(member->name, prefix, strlen(prefix)) == 0) count++;
+    }
+    return count;
+}
+
+/* On a thread that has joined: it is not of the world any more. */
+void world_leave(void) {
+    struct member *member = self;
+    if (member == NULL) return;
+    self = NULL;
+    named = 0;
+    member->state = GONE;
+    sem_post(&main_turn);
+}
