@@ -143,6 +143,12 @@ async def test_what_is_stopped_counts_as_failed(tmp_path):
     assert (statistics.success.count, statistics.fail.count) == (1, 1)
 
 
+async def executing(engine, requests):
+    """Until so many are executed: what comes then is in no batch with them."""
+    while sum(use.running for use in engine.model("m").uses()) < requests:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("ends", ["cancelled", "late"])
 async def test_a_running_onnx_model_is_stopped(tmp_path, ends):
     (tmp_path / "m" / "1").mkdir(parents=True)
@@ -152,8 +158,7 @@ async def test_a_running_onnx_model_is_stopped(tmp_path, ends):
         # as many steps as nobody can wait for, on the only instance
         for_ever = np.full((1, 1), 2**62, np.int64)
         pending = Pending(engine, request(x=for_ever), timeout_ns=1_000_000_000 if ends == "late" else -1)
-        while engine.model("m").lane.pending:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
+        await executing(engine, 1)
         if ends == "late":
             assert (await pending.answer()).status == 4
         else:
@@ -168,8 +173,7 @@ async def test_the_other_instances_go_on(tmp_path):
     async with serving(tmp_path, m=config) as engine:
         for_ever = np.full((1, 1), 2**62, np.int64)
         first, second = (Pending(engine, request(x=for_ever)) for _ in range(2))
-        while engine.model("m").lane.pending:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
+        await executing(engine, 2)
         first.ticket.cancel()
         assert (await infer(engine, request(x=row(6)))).array().item() == 6
         assert not second.answers, "somebody waits for it"
