@@ -92,6 +92,21 @@ async def test_large_inputs_are_held_only_where_they_are_compared(tmp_path):
     assert held[1] - held[0] >= 2 * 4000 * 8
 
 
+async def test_a_parameter_is_kept_without_the_message_that_it_came_in(tmp_path):
+    values = range(100_000)
+
+    async def ask(value):
+        message = request(x=row(*values))
+        message.parameters["k"].string_param = value
+        answer = await infer(cached.engine, message)
+        assert answer.array().tolist() == [[2 * each for each in values]]
+
+    async with Cached(tmp_path, LocalCache(8 << 20)) as cached:
+        for value in ("one", "two", "one", "two", ""):
+            await ask(value)
+        assert (cached.model.requests, *cached.counts("hits", "entries")) == (3, 2, 3)
+        assert cached.counts("bytes")[0] < 4 * 800_000  # the answers
+
 @pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
 async def test_a_hit_reads_a_large_input_once(tmp_path):
     """Not a second time to compare it; counted in instructions of the loop's thread."""
