@@ -85,6 +85,16 @@ def test_kserve_finds_the_one_port_and_no_metrics_port() -> None:
         assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
 
 
+def test_keda_scales_what_there_is_by_what_is_measured() -> None:
+    scaled = yaml.safe_load((DEPLOY / "keda" / "scaledobject.yaml").read_text())["spec"]
+    deployment = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "deployment.yaml").read_text())
+    assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    [trigger] = scaled["triggers"]
+    [metric] = re.findall(r"nv_\w+", trigger["metadata"]["query"])
+    assert f"| `{metric}` | gauge |" in (ROOT / "docs" / "observability.md").read_text()
+    assert float(trigger["metadata"]["threshold"]) > 0
+
+
 def test_the_unit_is_right_for_systemd(tmp_path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
