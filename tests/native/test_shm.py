@@ -210,6 +210,9 @@ def test_regions_go_with_their_owner(regions, shared_object):
     assert [status.name for status in regions.entries(SHARED, SYSTEM)] == ["d"]
 
 
+@pytest.mark.skipif(
+    "'openvino' in sys.modules", reason="OpenVINO is in this process: not understood yet, see docs/backends.md"
+)
 def test_an_object_that_shrinks_harms_nobody(regions, shared_object):
     add(regions, shared_object)
     whole = os.memfd_create("whole")
