@@ -107,6 +107,7 @@ async def test_a_parameter_is_kept_without_the_message_that_it_came_in(tmp_path)
         assert (cached.model.requests, *cached.counts("hits", "entries")) == (3, 2, 3)
         assert cached.counts("bytes")[0] < 4 * 800_000  # the answers
 
+
 @pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
 async def test_a_hit_reads_a_large_input_once(tmp_path):
     """Not a second time to compare it; counted in instructions of the loop's thread."""
