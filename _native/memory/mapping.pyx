@@ -81,7 +81,10 @@ cdef extern from *:
         struct sigaction action;
         memset(&action, 0, sizeof action);
         action.sa_sigaction = inferd_on_sigbus;
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        /* Not SA_ONSTACK: the thread touches a mapping, its own stack is whole, whereas its alternate stack may be
+           gone: OpenVINO's CPU plugin gives a thread one and unmaps it from another thread, after which new mappings,
+           of clients too, take that place and the handler would write over them. */
+        action.sa_flags = SA_SIGINFO;
         sigemptyset(&action.sa_mask);
         return sigaction(SIGBUS, &action, &inferd_sigbus_before);
     }
