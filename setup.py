@@ -48,6 +48,13 @@ NGHTTP2_USERS = {
     "_native.transport.unary",
     "_native.service.submission",
 }
+# Sources in C beside those in Cython, and what the linker is told: the library of a backend names this one.
+C_SOURCES = {
+    "backends.triton_api._host": [
+        f"backends/triton_api/{name}.c" for name in ("models", "requests", "responses", "server", "unsupported")
+    ],
+}
+LINK_FLAGS = {"backends.triton_api._host": ["-Wl,-soname,libtritonserver.so"]}
 
 
 def pkg_config(flag: str) -> list[str]:
@@ -72,12 +79,14 @@ def extension(path: Path) -> Extension:
     http2 = name in NGHTTP2_USERS or name.startswith(("inferd_client.", "bench.nonce."))
     return Extension(
         name,
-        [str(path.relative_to(ROOT))],
+        [str(path.relative_to(ROOT)), *C_SOURCES.get(name, ())],
+        depends=[str(header.relative_to(ROOT)) for header in path.parent.glob("*.h")] if name in C_SOURCES else [],
         include_dirs=[str(ROOT)],
         extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
         + (pkg_config("--cflags") if http2 else []),
         extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith("-fsanitize")]
-        + (pkg_config("--libs") if http2 else []),
+        + (pkg_config("--libs") if http2 else [])
+        + LINK_FLAGS.get(name, []),
         libraries=["pthread", "m"] + (["z"] if name in ZLIB_USERS else []),
     )
 

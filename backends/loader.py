@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -71,6 +71,11 @@ GLOBAL = ""
 PROGRAM = "model.py"
 """In a folder of `--backend-directory`: a backend that is a program for the Python backend."""
 
+LIBRARY = "libtriton_{}.so"
+"""The file of a backend that was compiled for Triton: in a folder of `--backend-directory`, or with a model."""
+LIBRARY_OPTION = "library"
+"""Of `--backend-config`: a path of that file, for what it is to serve in place of the server's own backend."""
+
 # A backend's name becomes part of a path and of a module name.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -95,7 +100,8 @@ class BackendLoader:
         directory: `--backend-directory`: `<name>.py` or `<name>/__init__.py` there is the backend <name>, and
             `<name>/model.py` is one written as a model for Triton's Python backend, which serves all models that name
             it. It comes before the backends of the server, as a way to replace one; those of installed packages, by
-            the entry points of the group `ENTRY_POINTS`, come after them.
+            the entry points of the group `ENTRY_POINTS`, come after them. `<name>/libtriton_<name>.so`, a backend
+            compiled for Triton, comes after the server's own: a directory of Triton's has those of the same names.
     """
 
     def __init__(
@@ -120,12 +126,33 @@ class BackendLoader:
                 self._made[name].services = self._services
             return self._made[name]
 
+    def backend_of_model(self, name: str, folders: Sequence[Path]) -> Backend:
+        """The backend of a model: a library that lies with the model, else the one of this name.
+
+        Args:
+            name: of the backend, or a platform.
+            folders: of the version and of the model, the first that is looked into first.
+
+        Raises:
+            BackendError: as for `backend`.
+        """
+        if NAME.fullmatch(name):
+            for folder in folders:
+                library = folder / LIBRARY.format(name)
+                if library.is_file():
+                    made = _compiled(self._config(name), name, library)
+                    made.services = self._services
+                    return made
+        return self.backend(name)
+
     def unknown(self) -> list[str]:
         """Names of backends in the configuration that are none."""
         return [
             name
             for name in self._configs
-            if name not in {GLOBAL, *BUILTIN, *_entry_points()} and self._user_file(name) is None
+            if name not in {GLOBAL, *BUILTIN, *_entry_points()}
+            and self._user_file(name) is None
+            and self._library(name) is None
         ]
 
     def serve(self, services: Services) -> None:
@@ -146,6 +173,9 @@ class BackendLoader:
             return python(MappingProxyType({**self._config("python"), **config})).for_program(name, file)
         if file is not None:
             return _only_backend(_import_file(name, file), name)(config)
+        library = self._library(name)
+        if library is not None and (name not in BUILTIN or LIBRARY_OPTION in config):
+            return _compiled(config, name, library)
         if name not in BUILTIN:
             installed = _installed_class(name)
             if installed is None:
@@ -160,9 +190,25 @@ class BackendLoader:
         candidates = (self._directory / f"{name}.py", folder / "__init__.py", folder / PROGRAM)
         return next((file for file in candidates if file.is_file()), None)
 
+    def _library(self, name: str) -> Path | None:
+        """The library of a backend that was compiled for Triton."""
+        named = self._configs.get(name, {}).get(LIBRARY_OPTION)
+        if named:
+            return Path(named)
+        if self._directory is None or not NAME.fullmatch(name):
+            return None
+        found = self._directory / name / LIBRARY.format(name)
+        return found if found.is_file() else None
+
     def _looked_in(self) -> str:
         place = f", nor is it in the backend directory '{self._directory}'" if self._directory else ""
         return f": it is none of {', '.join((*BUILTIN, *_entry_points()))}{place}"
+
+
+def _compiled(config: Mapping[str, str], name: str, library: Path) -> Backend:
+    found: type[Backend] = importlib.import_module("backends.triton_api").TritonApiBackend
+    make: Callable[..., Backend] = found
+    return make(config, name, library)
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:

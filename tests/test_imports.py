@@ -71,6 +71,7 @@ RULES = (
         ),
         may_not=TRANSPORT,
     ),
+    Rule("backends.triton_api", may=("backends.api", "backends.python"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.*", may=("_native", "backends.agreement", "backends.api", "backends.parameters"), may_not=TRANSPORT),
     Rule("backends", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("server.errors", may_not=(*TRANSPORT, *FRAMEWORKS)),

@@ -123,7 +123,7 @@ class Maker:
             lambda: configuration.config_to_json(config),
             from_client=prepared.source.from_client,
         )
-        backend = None if spec.ensemble else self._loader.backend(spec.backend)
+        backend = None if spec.ensemble else self._loader.backend_of_model(spec.backend, (source.path, folder.path))
         for left in reversed(range(self._retries + 1)):
             halt.check()
             try:

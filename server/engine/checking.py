@@ -67,8 +67,8 @@ def _look_at(
     try:
         prepared = configuration.prepare(folder, options, loader)
         if prepared.spec.ensemble is None:
-            backend = loader.backend(prepared.spec.backend)
             for version in prepared.versions:
+                backend = loader.backend_of_model(prepared.spec.backend, (folder.version_path(version), folder.path))
                 text = partial(configuration.config_to_json, prepared.config)
                 backend.check(ModelSource(prepared.spec, version, folder.version_path(version), text))
     except ServerError as error:

@@ -107,7 +107,7 @@ class Settings:
     # -- Backends and instances --
 
     backend_directory: Path | None = None
-    """Folder with further backends: one Python module or package each."""
+    """Folder with further backends: a Python module or package each, or a library compiled for Triton."""
 
     backend_config: tuple[str, ...] = ()
     """BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times."""

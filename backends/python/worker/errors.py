@@ -89,20 +89,22 @@ ERROR_CODES = (
 )
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 (pathlib costs memory)
+_OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "backends/triton_api/")  # noqa: PTH118, PTH120
+"""What the files begin with whose frames are none of the model's; those of extensions are relative to the sources."""
 
 
 def exception_text(error: BaseException) -> str:
     """An exception as callers see it: type, text, and where in the model it was raised, innermost first.
 
     That is the form in which Triton's Python backend reports one. A TritonModelException raised by this package for
-    wrong use of it, which Triton raises in C++, has no frames of this package either.
+    wrong use of it, which Triton raises in C++, has no frames of this package either, nor of the server's own programs.
     """
     text = f"{type(error).__name__}: {error}"
     frames = []
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:
         frame: FrameType = traceback.tb_frame
-        if not frame.f_code.co_filename.startswith(_HERE):
+        if not frame.f_code.co_filename.startswith(_OURS):
             frames.append(f"  {frame.f_code.co_filename}({traceback.tb_lineno}): {frame.f_code.co_name}\n")
         traceback = traceback.tb_next
     if frames:

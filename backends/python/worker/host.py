@@ -53,17 +53,19 @@ class Host:
     # -----------------------------------------------------------------------------------------------------------------
     # Life
 
-    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the model complete its configuration.
+    def complete(self, config: Mapping[str, Any], args: dict[str, str]) -> dict[str, Any]:
+        """Have the model complete its configuration; one of the server's own programs is told what `load` would tell.
 
         Raises:
             TritonModelException: it does not return a ModelConfig.
             Exception: whatever the model raises.
         """
         found: Any = ModelConfig(config)
-        complete = getattr(model_class(import_model(self._file, self._package)), "auto_complete_config", None)
-        if complete is not None:
-            found = complete(found)
+        model = model_class(import_model(self._file, self._package))
+        if hasattr(model, "complete_with_arguments"):
+            found = model.complete_with_arguments(found, args)
+        elif hasattr(model, "auto_complete_config"):
+            found = model.auto_complete_config(found)
         if not isinstance(found, ModelConfig):
             raise TritonModelException(
                 f"auto_complete_config function in model '{self.name}' must return a valid pb.ModelConfig object."

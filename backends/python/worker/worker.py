@@ -170,7 +170,7 @@ class Worker:
         said: dict[str, Any] = {}
         try:
             if config["mode"] == "complete":
-                said["config"] = self._host.complete(config["config"])
+                said["config"] = self._host.complete(config["config"], args)
             else:
                 self._host.load(args)
                 said["is_ready"] = self._host.has_is_ready

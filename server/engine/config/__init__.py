@@ -104,12 +104,13 @@ def prepare(
         warn_carried(config, source)
         warn_parameters(config, source)
         return Prepared(config, to_spec(config, folder.path, source), tuple(versions), source)
+    folders = (folder.version_path(versions[-1]), folder.path)
     scalars: Collection[str] = ()
     if options.auto_complete:
         _complete_by_model(config, source, folder, versions, loader)
-    if options.auto_complete and needs_signature(config, source) and _inspects(config, source, loader):
+    if options.auto_complete and needs_signature(config, source) and _inspects(config, source, loader, folders):
         raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
-        backend = _backend(config, source, loader)
+        backend = _backend(config, source, loader, folders)
         raise_any(_broken_backend_rules(config, backend), config.name, source)
         incomplete = ModelSource(
             to_spec(config, folder.path, source),
@@ -120,7 +121,7 @@ def prepare(
         signature = backend.inspect(incomplete)
         if signature is not None:
             scalars = complete(config, signature, source, options.default_max_batch_size)
-    backend = _backend(config, source, loader)
+    backend = _backend(config, source, loader, folders)
     validate(config, source, scalars, options.gpus, backend.needs_tensors)
     warn_carried(config, source)
     raise_any(_broken_backend_rules(config, backend), config.name, source)
@@ -136,11 +137,11 @@ def _complete_by_model(
     config: pb.ModelConfig, source: Source, folder: ModelFolder, versions: Sequence[int], loader: BackendLoader
 ) -> None:
     """Take over what the model's own code says: as in Triton, tensors, batching and the transaction policy alone."""
-    backend = _backend(config, source, loader)
+    version = versions[-1]
+    backend = _backend(config, source, loader, (folder.version_path(version), folder.path))
     if not backend.completes:
         return
     raise_any(refusals(config), config.name, source)  # before the model's code runs
-    version = versions[-1]
     incomplete = ModelSource(
         to_spec(config, folder.path, source),
         version,
@@ -226,13 +227,13 @@ def config_path(model_dir: Path, options: Options) -> Path:
     return named if options.config_name and named.exists() else model_dir / FILE
 
 
-def _inspects(config: pb.ModelConfig, source: Source, loader: BackendLoader) -> bool:
+def _inspects(config: pb.ModelConfig, source: Source, loader: BackendLoader, folders: Sequence[Path]) -> bool:
     """Whether the backend looks into model files at all."""
-    return type(_backend(config, source, loader)).inspect is not Backend.inspect
+    return type(_backend(config, source, loader, folders)).inspect is not Backend.inspect
 
 
-def _backend(config: pb.ModelConfig, source: Source, loader: BackendLoader) -> Backend:
+def _backend(config: pb.ModelConfig, source: Source, loader: BackendLoader, folders: Sequence[Path]) -> Backend:
     try:
-        return loader.backend(config.backend)
+        return loader.backend_of_model(config.backend, folders)
     except BackendError as error:
         raise ConfigError(f"{source.at('backend')}: {error} for model '{config.name}'") from error

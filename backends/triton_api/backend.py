@@ -1,0 +1,77 @@
+"""Backends compiled for Triton: `libtriton_<name>.so`, loaded unmodified by the worker process of each instance."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from backends.api import Backend, BackendError, ModelSource
+from backends.python.backend import PythonModel
+from backends.python.options import ENVIRONMENT, KEYS
+from backends.python.program import run_program
+
+log = logging.getLogger("inferd.backends")
+
+PROGRAM = "triton_api_backend.py"
+HOST = "backends.triton_api._host"
+COMPLETES = b"TRITONBACKEND_ModelSetConfig"
+"""What a library imports that completes configurations."""
+
+
+class TritonApiBackend(Backend):
+    """Serves the models of one library."""
+
+    name = "triton_api"
+    completes = True
+    needs_tensors = False
+
+    def __init__(self, config: Mapping[str, str], name: str, library: Path) -> None:
+        """A backend.
+
+        Args:
+            config: what `--backend-config` says; the library is told all of it.
+            name: that models know it by.
+            library: `libtriton_<name>.so`.
+        """
+        super().__init__(config)
+        self._name = name
+        self._library = library
+
+    def load(self, source: ModelSource) -> PythonModel:
+        """Describe the workers; each loads the library by itself."""
+        if not self._library.is_file():
+            raise BackendError(f"backend '{self._name}': there is no file '{self._library}'")
+        found = importlib.util.find_spec(HOST)
+        if found is None or not found.origin:
+            raise BackendError(f"backend '{self._name}' needs the extension {HOST}, which is not built")
+        told = {
+            "host": found.origin,
+            "library": str(self._library.absolute()),
+            "backend": self._name,
+            "config": {"backend-directory": str(self._library.absolute().parent.parent), **self.config},
+            "logs_verbosely": log.isEnabledFor(logging.DEBUG),
+        }
+        # A backend may know that parameter itself, as Triton's for Python does: here it means the worker's interpreter,
+        # which must be the one that the host was built for.
+        parameters = {key: value for key, value in source.spec.parameters.items() if key != ENVIRONMENT}
+        source = replace(source, spec=replace(source.spec, parameters=parameters))
+        workers = {key: value for key, value in self.config.items() if key in KEYS}
+        return run_program(PROGRAM, source, workers, self.services, {"triton_api": json.dumps(told)})
+
+    def check(self, source: ModelSource) -> None:
+        """Look for the library without running it."""
+        self.load(source)
+
+    def complete(self, source: ModelSource) -> str | None:
+        """Have the library complete the configuration, in a process that ends with it."""
+        try:
+            if COMPLETES not in self._library.read_bytes():
+                return None
+        except OSError as error:
+            text = (error.strerror or str(error)).lower()
+            raise BackendError(f"backend '{self._name}': '{self._library}': {text}") from error
+        return json.dumps(self.load(source).complete())

@@ -1,0 +1,186 @@
+/* Backends, models and instances, and the memory that they ask for. */
+
+#define _POSIX_C_SOURCE 200809L
+
+#include <stdlib.h>
+
+#include "objects.h"
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Memory */
+
+TRITONSERVER_Error *TRITONBACKEND_MemoryManagerAllocate(TRITONBACKEND_MemoryManager *manager, void **buffer,
+                                                        TRITONSERVER_MemoryType memory_type, int64_t memory_type_id,
+                                                        uint64_t byte_size) {
+    (void)manager, (void)memory_type_id;
+    if (memory_type != TRITONSERVER_MEMORY_CPU)
+        return inferd_refuse(TRITONSERVER_ERROR_UNSUPPORTED, "memory of type %s is not allocated here: expected CPU",
+                             TRITONSERVER_MemoryTypeString(memory_type));
+    if (posix_memalign(buffer, ALIGNMENT, byte_size ? byte_size : 1) != 0)
+        return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for %llu bytes", (unsigned long long)byte_size);
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_MemoryManagerFree(TRITONBACKEND_MemoryManager *manager, void *buffer,
+                                                    TRITONSERVER_MemoryType memory_type, int64_t memory_type_id) {
+    (void)manager, (void)memory_type, (void)memory_type_id;
+    free(buffer);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Backends */
+
+#define GETTER(function, handle, type, expression)             \
+    TRITONSERVER_Error *function(handle *object, type *value) { \
+        *value = expression;                                   \
+        return NULL;                                           \
+    }
+
+#define STATE(name, handle)                                                          \
+    GETTER(TRITONBACKEND_##name##State, handle, void *, object->state)               \
+    TRITONSERVER_Error *TRITONBACKEND_##name##SetState(handle *object, void *state) { \
+        object->state = state;                                                       \
+        return NULL;                                                                 \
+    }
+
+GETTER(TRITONBACKEND_BackendName, TRITONBACKEND_Backend, const char *, object->name)
+GETTER(TRITONBACKEND_BackendConfig, TRITONBACKEND_Backend, TRITONSERVER_Message *, object->config)
+GETTER(TRITONBACKEND_BackendExecutionPolicy, TRITONBACKEND_Backend, TRITONBACKEND_ExecutionPolicy, object->policy)
+GETTER(TRITONBACKEND_BackendMemoryManager, TRITONBACKEND_Backend, TRITONBACKEND_MemoryManager *,
+       (TRITONBACKEND_MemoryManager *)object)
+STATE(Backend, TRITONBACKEND_Backend)
+
+TRITONSERVER_Error *TRITONBACKEND_BackendSetExecutionPolicy(TRITONBACKEND_Backend *backend,
+                                                            TRITONBACKEND_ExecutionPolicy policy) {
+    backend->policy = policy; /* an instance has its process to itself: both policies come to the same */
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_BackendArtifacts(TRITONBACKEND_Backend *backend, TRITONBACKEND_ArtifactType *type,
+                                                   const char **location) {
+    *type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
+    *location = backend->folder;
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Models */
+
+GETTER(TRITONBACKEND_ModelName, TRITONBACKEND_Model, const char *, object->name)
+GETTER(TRITONBACKEND_ModelVersion, TRITONBACKEND_Model, uint64_t, object->version)
+GETTER(TRITONBACKEND_ModelAutoCompleteConfig, TRITONBACKEND_Model, bool, object->completes)
+GETTER(TRITONBACKEND_ModelBackend, TRITONBACKEND_Model, TRITONBACKEND_Backend *, object->backend)
+/* No function takes a server but those of unsupported.c; backends ask for one all the same. */
+GETTER(TRITONBACKEND_ModelServer, TRITONBACKEND_Model, TRITONSERVER_Server *, (TRITONSERVER_Server *)object)
+STATE(Model, TRITONBACKEND_Model)
+
+TRITONSERVER_Error *TRITONBACKEND_ModelRepository(TRITONBACKEND_Model *model, TRITONBACKEND_ArtifactType *type,
+                                                  const char **location) {
+    *type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
+    *location = model->folder;
+    return NULL;
+}
+
+static TRITONSERVER_Error *check_config_version(uint32_t version) {
+    if (version == 1) return NULL;
+    return inferd_refuse(TRITONSERVER_ERROR_UNSUPPORTED, "model configuration version %u is not supported: expected 1",
+                         version);
+}
+
+/* The caller's, who deletes it. */
+TRITONSERVER_Error *TRITONBACKEND_ModelConfig(TRITONBACKEND_Model *model, uint32_t config_version,
+                                              TRITONSERVER_Message **config) {
+    TRITONSERVER_Error *error = check_config_version(config_version);
+    if (error) return error;
+    return TRITONSERVER_MessageNewFromSerializedJson(config, model->config->text, model->config->size);
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelSetConfig(TRITONBACKEND_Model *model, uint32_t config_version,
+                                                 TRITONSERVER_Message *config) {
+    TRITONSERVER_Error *error = check_config_version(config_version);
+    if (error) return error;
+    TRITONSERVER_Message *copy = inferd_message(config->text, config->size);
+    if (copy == NULL) return inferd_refuse(TRITONSERVER_ERROR_INTERNAL, "no memory for a configuration");
+    TRITONSERVER_MessageDelete(model->config);
+    model->config = copy;
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelReportMemoryUsage(TRITONBACKEND_Model *model,
+                                                         TRITONSERVER_BufferAttributes **usage, uint32_t count) {
+    (void)model, (void)usage, (void)count; /* nobody asks for it */
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+/* Instances */
+
+GETTER(TRITONBACKEND_ModelInstanceName, TRITONBACKEND_ModelInstance, const char *, object->name)
+GETTER(TRITONBACKEND_ModelInstanceKind, TRITONBACKEND_ModelInstance, TRITONSERVER_InstanceGroupKind, object->kind)
+GETTER(TRITONBACKEND_ModelInstanceDeviceId, TRITONBACKEND_ModelInstance, int32_t, object->device)
+GETTER(TRITONBACKEND_ModelInstanceHostPolicy, TRITONBACKEND_ModelInstance, TRITONSERVER_Message *, object->host_policy)
+GETTER(TRITONBACKEND_ModelInstanceModel, TRITONBACKEND_ModelInstance, TRITONBACKEND_Model *, object->model)
+STATE(ModelInstance, TRITONBACKEND_ModelInstance)
+
+#define CONSTANT(function, type, constant)                                          \
+    TRITONSERVER_Error *function(TRITONBACKEND_ModelInstance *instance, type *value) { \
+        (void)instance;                                                             \
+        *value = constant;                                                          \
+        return NULL;                                                                \
+    }
+
+CONSTANT(TRITONBACKEND_ModelInstanceIsPassive, bool, false)
+CONSTANT(TRITONBACKEND_ModelInstanceProfileCount, uint32_t, 0)
+CONSTANT(TRITONBACKEND_ModelInstanceSecondaryDeviceCount, uint32_t, 0)
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportMemoryUsage(TRITONBACKEND_ModelInstance *instance,
+                                                                 TRITONSERVER_BufferAttributes **usage,
+                                                                 uint32_t count) {
+    (void)instance, (void)usage, (void)count;
+    return NULL;
+}
+
+/* The server counts executions and takes their times by itself: what a backend reports is dropped. */
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportStatistics(TRITONBACKEND_ModelInstance *instance,
+                                                                TRITONBACKEND_Request *request, bool success,
+                                                                uint64_t execution_start, uint64_t compute_start,
+                                                                uint64_t compute_end, uint64_t execution_end) {
+    (void)instance, (void)request, (void)success;
+    (void)execution_start, (void)compute_start, (void)compute_end, (void)execution_end;
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReportBatchStatistics(TRITONBACKEND_ModelInstance *instance,
+                                                                     uint64_t batch_size, uint64_t execution_start,
+                                                                     uint64_t compute_start, uint64_t compute_end,
+                                                                     uint64_t execution_end) {
+    (void)instance, (void)batch_size;
+    (void)execution_start, (void)compute_start, (void)compute_end, (void)execution_end;
+    return NULL;
+}
+
+static char nothing; /* what handles of statistics point to */
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceResponseStatisticsNew(
+    TRITONBACKEND_ModelInstanceResponseStatistics **statistics) {
+    *statistics = (TRITONBACKEND_ModelInstanceResponseStatistics *)&nothing;
+    return NULL;
+}
+
+#define DROPPED(function, ...)                                                                        \
+    TRITONSERVER_Error *function(TRITONBACKEND_ModelInstanceResponseStatistics *statistics __VA_ARGS__) { \
+        (void)statistics;                                                                             \
+        return NULL;                                                                                  \
+    }
+#define ARGUMENT(type) , __attribute__((unused)) type value
+
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsDelete)
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance, ARGUMENT(TRITONBACKEND_ModelInstance *))
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory, ARGUMENT(TRITONBACKEND_ResponseFactory *))
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart, ARGUMENT(uint64_t))
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart, ARGUMENT(uint64_t))
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseEnd, ARGUMENT(uint64_t))
+DROPPED(TRITONBACKEND_ModelInstanceResponseStatisticsSetError, ARGUMENT(TRITONSERVER_Error *))
+DROPPED(TRITONBACKEND_ModelInstanceReportResponseStatistics)

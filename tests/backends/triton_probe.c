@@ -1,0 +1,289 @@
+/* A backend for Triton's C API that does what the first number of its input asks for: see test_triton_api.py. */
+
+#define _GNU_SOURCE
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/triton_api/api.h"
+
+enum { FAILS = -1, FAILS_WITH_ALL = -2, CRASHES = -3, FORGETS = -4, LATER = -5, SHORT = -6, ASKS_FOR_MORE = -7, COUNTS = -8 };
+
+#define TRY(call)                           \
+    do {                                    \
+        TRITONSERVER_Error *failed_ = call; \
+        if (failed_) return failed_;        \
+    } while (0)
+
+extern TRITONSERVER_Error *TRITONSERVER_ServerInferAsync(TRITONSERVER_Server *server, void *request, void *trace);
+
+static TRITONSERVER_Metric *counted;
+static TRITONSERVER_MetricFamily *family;
+
+static TRITONSERVER_Error *error(TRITONSERVER_Error_Code code, const char *text) {
+    return TRITONSERVER_ErrorNew(code, text);
+}
+
+/* -- life */
+
+TRITONSERVER_Error *TRITONBACKEND_Initialize(TRITONBACKEND_Backend *backend) {
+    uint32_t major, minor;
+    TRITONSERVER_Message *config;
+    const char *text;
+    size_t size;
+    TRY(TRITONBACKEND_ApiVersion(&major, &minor));
+    TRY(TRITONBACKEND_BackendConfig(backend, &config));
+    TRY(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
+    if (strstr(text, "\"needs-major\":\"2\"") && major != 2)
+        return error(TRITONSERVER_ERROR_UNSUPPORTED, "the probe needs version 2 of the API");
+    TRY(TRITONSERVER_MetricFamilyNew(&family, TRITONSERVER_METRIC_KIND_COUNTER, "probe_requests", "Requests."));
+    TRITONSERVER_Parameter *label = TRITONSERVER_ParameterNew("by", TRITONSERVER_PARAMETER_STRING, "probe");
+    const TRITONSERVER_Parameter *labels[] = {label};
+    TRY(TRITONSERVER_MetricNew(&counted, family, labels, 1));
+    TRITONSERVER_ParameterDelete(label);
+    return TRITONBACKEND_BackendSetState(backend, (void *)(intptr_t)7);
+}
+
+TRITONSERVER_Error *TRITONBACKEND_Finalize(TRITONBACKEND_Backend *backend) {
+    void *state;
+    TRY(TRITONBACKEND_BackendState(backend, &state));
+    if ((intptr_t)state != 7) abort();
+    TRITONSERVER_MetricDelete(counted);
+    TRITONSERVER_MetricFamilyDelete(family);
+    return TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, "the probe has ended");
+}
+
+static TRITONSERVER_Error *complete(TRITONBACKEND_Model *model) {
+    static const char ALL[] =
+        "{\"max_batch_size\": 4,"
+        "\"input\": [{\"name\": \"x\", \"data_type\": \"TYPE_INT32\", \"dims\": [-1]}],"
+        "\"output\": [{\"name\": \"y\", \"data_type\": \"TYPE_INT32\", \"dims\": [-1]}]}";
+    TRITONSERVER_Message *message;
+    TRY(TRITONSERVER_MessageNewFromSerializedJson(&message, ALL, strlen(ALL)));
+    TRITONSERVER_Error *failed = TRITONBACKEND_ModelSetConfig(model, 1, message);
+    TRITONSERVER_MessageDelete(message);
+    return failed;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
+    TRITONSERVER_Message *config;
+    const char *text;
+    size_t size;
+    bool completes;
+    TRY(TRITONBACKEND_ModelConfig(model, 1, &config));
+    TRY(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
+    TRY(TRITONBACKEND_ModelAutoCompleteConfig(model, &completes));
+    bool incomplete = strstr(text, "TYPE_") == NULL;
+    bool decoupled = strstr(text, "\"decoupled\":true") != NULL;
+    bool refused = strstr(text, "refuse_me") != NULL;
+    TRITONSERVER_MessageDelete(config);
+    if (refused) return error(TRITONSERVER_ERROR_INVALID_ARG, "the probe refuses this model");
+    TRY(TRITONBACKEND_ModelSetState(model, (void *)(intptr_t)decoupled));
+    return completes && incomplete ? complete(model) : NULL;
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance *instance) {
+    (void)instance;
+    return error(TRITONSERVER_ERROR_INTERNAL, "the probe does not want to end");
+}
+
+/* -- answers */
+
+static TRITONSERVER_Error *copied(TRITONBACKEND_Response *response, const char *to, TRITONBACKEND_Input *input,
+                                  int32_t add) {
+    TRITONSERVER_DataType datatype;
+    TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_GPU;
+    const int64_t *shape;
+    const void *from;
+    uint64_t size;
+    uint32_t rank, buffers;
+    int64_t id;
+    TRITONBACKEND_Output *output;
+    void *buffer;
+    TRY(TRITONBACKEND_InputProperties(input, NULL, &datatype, &shape, &rank, &size, &buffers));
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, to, datatype, shape, rank));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, size, &memory, &id));
+    if (memory != TRITONSERVER_MEMORY_CPU) abort();
+    for (uint32_t at = 0; at < buffers; at++) {
+        TRY(TRITONBACKEND_InputBuffer(input, at, &from, &size, &memory, &id));
+        memcpy(buffer, from, size);
+        buffer = (char *)buffer + size;
+    }
+    if (datatype == TRITONSERVER_TYPE_INT32)
+        for (uint64_t at = 0; at < size / 4; at++) ((int32_t *)((char *)buffer - size))[at] += add;
+    return NULL;
+}
+
+static int32_t first_of(TRITONBACKEND_Request *request) {
+    TRITONBACKEND_Input *input;
+    TRITONSERVER_MemoryType memory;
+    const void *from;
+    uint64_t size;
+    int64_t id;
+    TRITONSERVER_Error *failed = TRITONBACKEND_RequestInputByIndex(request, 0, &input);
+    if (failed == NULL) failed = TRITONBACKEND_InputBuffer(input, 0, &from, &size, &memory, &id);
+    if (failed) abort();
+    int32_t first = 0;
+    if (size >= 4) memcpy(&first, from, 4);
+    return first;
+}
+
+static TRITONSERVER_Error *tell(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, uint32_t count) {
+    uint32_t flags, parameters, outputs;
+    uint64_t sequence = 0;
+    const char *id;
+    bool cancelled;
+    TRY(TRITONBACKEND_RequestId(request, &id));
+    TRY(TRITONBACKEND_RequestFlags(request, &flags));
+    TRY(TRITONBACKEND_RequestCorrelationId(request, &sequence));
+    TRY(TRITONBACKEND_RequestOutputCount(request, &outputs));
+    TRY(TRITONBACKEND_RequestIsCancelled(request, &cancelled));
+    TRY(TRITONBACKEND_ResponseSetStringParameter(response, "id", id));
+    TRY(TRITONBACKEND_ResponseSetIntParameter(response, "batch", count));
+    TRY(TRITONBACKEND_ResponseSetIntParameter(response, "flags", flags));
+    TRY(TRITONBACKEND_ResponseSetIntParameter(response, "sequence", (int64_t)sequence));
+    TRY(TRITONBACKEND_ResponseSetIntParameter(response, "outputs", outputs));
+    TRY(TRITONBACKEND_ResponseSetBoolParameter(response, "cancelled", cancelled));
+    TRY(TRITONBACKEND_RequestParameterCount(request, &parameters));
+    for (uint32_t at = 0; at < parameters; at++) {
+        const char *key;
+        TRITONSERVER_ParameterType type;
+        const void *value;
+        TRY(TRITONBACKEND_RequestParameter(request, at, &key, &type, &value));
+        if (type == TRITONSERVER_PARAMETER_STRING) TRY(TRITONBACKEND_ResponseSetStringParameter(response, key, value));
+        if (type == TRITONSERVER_PARAMETER_INT)
+            TRY(TRITONBACKEND_ResponseSetIntParameter(response, key, *(const int64_t *)value));
+        if (type == TRITONSERVER_PARAMETER_BOOL)
+            TRY(TRITONBACKEND_ResponseSetBoolParameter(response, key, *(const bool *)value));
+        if (type == TRITONSERVER_PARAMETER_DOUBLE)
+            TRY(TRITONBACKEND_ResponseSetDoubleParameter(response, key, *(const double *)value));
+    }
+    TRY(TRITONSERVER_MetricIncrement(counted, 1));
+    if (first_of(request) != COUNTS) return NULL;
+    double value;
+    TRY(TRITONSERVER_MetricValue(counted, &value));
+    return TRITONBACKEND_ResponseSetDoubleParameter(response, "counted", value);
+}
+
+/* The sum of a sequence: the state and the input. */
+static TRITONSERVER_Error *summed(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response,
+                                  TRITONBACKEND_Input *input, TRITONBACKEND_Input *state) {
+    int64_t shape[] = {1, 1}, id;
+    const void *a, *b;
+    uint64_t size;
+    TRITONSERVER_MemoryType memory;
+    TRITONBACKEND_State *next;
+    TRITONBACKEND_Output *output;
+    void *buffers[2];
+    TRY(TRITONBACKEND_InputBuffer(input, 0, &a, &size, &memory, &id));
+    TRY(TRITONBACKEND_InputBuffer(state, 0, &b, &size, &memory, &id));
+    int32_t sum = *(const int32_t *)a + *(const int32_t *)b;
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffers[0], 4, &memory, &id));
+    TRY(TRITONBACKEND_StateNew(&next, request, "sum_out", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_StateBuffer(next, &buffers[1], 4, &memory, &id));
+    for (int at = 0; at < 2; at++) memcpy(buffers[at], &sum, 4);
+    return TRITONBACKEND_StateUpdate(next);
+}
+
+static TRITONSERVER_Error *made(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, uint32_t count) {
+    TRITONBACKEND_Input *input, *state;
+    TRY(TRITONBACKEND_RequestInput(request, "x", &input));
+    TRY(tell(request, response, count));
+    TRITONSERVER_Error *none = TRITONBACKEND_RequestInput(request, "sum", &state);
+    if (none == NULL) return summed(request, response, input, state);
+    TRITONSERVER_ErrorDelete(none);
+    if (first_of(request) == ASKS_FOR_MORE) return TRITONSERVER_ServerInferAsync(NULL, NULL, NULL);
+    if (first_of(request) == FAILS) return error(TRITONSERVER_ERROR_NOT_FOUND, "the probe does not find it");
+    if (first_of(request) == SHORT) {
+        TRITONBACKEND_Output *output;
+        TRITONSERVER_MemoryType memory;
+        void *buffer;
+        int64_t shape[] = {1, 9}, id;
+        TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+        return TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id);
+    }
+    return copied(response, "y", input, 0);
+}
+
+static void answer(TRITONBACKEND_Request *request, uint32_t count) {
+    TRITONBACKEND_Response *response;
+    if (TRITONBACKEND_ResponseNew(&response, request)) abort();
+    TRITONSERVER_Error *failed = made(request, response, count);
+    if (TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, failed)) abort();
+    TRITONSERVER_ErrorDelete(failed);
+}
+
+static void release(TRITONBACKEND_Request *request) {
+    if (TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL)) abort();
+}
+
+static void *answer_later(void *request) {
+    answer(request, 1);
+    release(request);
+    return NULL;
+}
+
+/* As many responses as the input says, which count up, and then the end; after the request has been released. */
+struct Stream {
+    TRITONBACKEND_ResponseFactory *factory;
+    int32_t count;
+};
+
+static void *stream(void *given) {
+    struct Stream *stream = given;
+    for (int32_t number = 0; number < stream->count; number++) {
+        TRITONBACKEND_Response *response;
+        TRITONBACKEND_Output *output;
+        TRITONSERVER_MemoryType memory;
+        int64_t shape[] = {1, 1}, id;
+        void *buffer;
+        if (TRITONBACKEND_ResponseNewFromFactory(&response, stream->factory) ||
+            TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2) ||
+            TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id))
+            abort();
+        memcpy(buffer, &number, 4);
+        if (TRITONBACKEND_ResponseSend(response, 0, NULL)) abort();
+    }
+    if (TRITONBACKEND_ResponseFactorySendFlags(stream->factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL)) abort();
+    TRITONBACKEND_ResponseFactoryDelete(stream->factory);
+    free(stream);
+    return NULL;
+}
+
+static void start(void *(*function)(void *), void *argument) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, function, argument) || pthread_detach(thread)) abort();
+}
+
+static void start_stream(TRITONBACKEND_Request *request) {
+    struct Stream *made = malloc(sizeof *made);
+    made->count = first_of(request);
+    if (TRITONBACKEND_ResponseFactoryNew(&made->factory, request)) abort();
+    release(request);
+    start(stream, made);
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance *instance,
+                                                       TRITONBACKEND_Request **requests, uint32_t count) {
+    TRITONBACKEND_Model *model;
+    void *decoupled;
+    TRY(TRITONBACKEND_ModelInstanceModel(instance, &model));
+    TRY(TRITONBACKEND_ModelState(model, &decoupled));
+    if (first_of(requests[0]) == FAILS_WITH_ALL) return error(TRITONSERVER_ERROR_UNAVAILABLE, "the probe is not there");
+    for (uint32_t at = 0; at < count; at++) {
+        int32_t first = first_of(requests[at]);
+        if (first == CRASHES) *(volatile int *)8 = 0;
+        if (decoupled && first >= 0) {
+            start_stream(requests[at]);
+        } else if (first == LATER) {
+            start(answer_later, requests[at]);
+        } else {
+            if (first != FORGETS) answer(requests[at], count);
+            release(requests[at]);
+        }
+    }
+    return NULL;
+}
