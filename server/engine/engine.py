@@ -477,7 +477,9 @@ class Engine:
         """The entry of a model that is loaded on demand: what is not there need not be missing."""
         assert self._demand is not None
         if error := self._demand.failure(entry.name):
-            return entry if entry.reason else replace(entry, state="UNAVAILABLE", reason=str(error))
+            if entry.reason:
+                return entry
+            return replace(entry, state="UNAVAILABLE", reason=str(error), needs=self._models.needs(entry.name))
         return replace(entry, reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry
 
     # -- requests --

@@ -120,6 +120,8 @@ class Loading:
         composed = await on_thread(configuration.compose, own) if ensembles else own
         for name, candidate in self.candidates.items():
             found = composed.get(name)
+            if candidate.own is not None:
+                self._models[name].steps = candidate.steps
             if candidate.own is None:
                 self._fail(candidate, Failure(name, candidate.problem))
             elif isinstance(found, configuration.Prepared):

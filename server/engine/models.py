@@ -36,12 +36,17 @@ _FAMILIES: dict[Status, type[ServerError]] = {
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One line of the repository index; version and state are empty for a model that was never loaded."""
+    """One line of the repository index; version and state are empty for a model that was never loaded.
+
+    Attributes:
+        needs: the models that the reason may speak of: those of the steps of an ensemble, and of the steps of these.
+    """
 
     name: str
     version: str
     state: str
     reason: str
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +91,7 @@ class ModelState:
         marks: of its files, as they were then.
         override: holds the folder, where it is not one of a repository.
         is_own: it lies in a repository and was loaded with its own configuration.
+        steps: the models of its steps, as the configuration says that was last read; also when it was not loaded.
         explicit: somebody asked for it by its name; an ensemble's step may be loaded without.
         problem: why it is not loaded, when no version could even be named.
         departing: versions that requests find only in sequences that have begun there, the last one to go first.
@@ -98,6 +104,7 @@ class ModelState:
     marks: Marks = field(default_factory=dict)
     override: TemporaryDirectory[str] | None = None
     is_own: bool = True
+    steps: frozenset[str] = frozenset()
     explicit: bool = False
     problem: str = ""
     departing: list[Departing] = field(default_factory=list)
@@ -334,7 +341,8 @@ class Models:
         if state is None:
             return entries
         if not state.versions:
-            entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem))
+            needs = self.needs(name) if state.problem else frozenset()
+            entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem, needs))
         going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
         for version in sorted({*state.versions, *going_on}):
             entry = state.versions.get(version, VersionState(UNLOADING))
@@ -348,8 +356,21 @@ class Models:
             try:
                 self.find(name, str(version))
             except ServerError as error:
-                return IndexEntry(name, str(version), UNAVAILABLE, str(error))
-        return IndexEntry(name, str(version), entry.state, entry.reason)
+                return IndexEntry(name, str(version), UNAVAILABLE, str(error), self.needs(name))
+        needs = self.needs(name) if entry.reason else frozenset()
+        return IndexEntry(name, str(version), entry.state, entry.reason, needs)
+
+    def needs(self, name: str) -> frozenset[str]:
+        """The models of which an error of this one may tell: those of its steps, and of the steps of these."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            state = self._states.get(left.pop())
+            if state is not None:
+                served = configuration.models_of(state.prepared.spec) if state.prepared else frozenset()
+                left.extend((state.steps | served) - found)
+                found |= state.steps | served
+        return frozenset(found)
 
     def layers(self) -> list[list[str]]:
         """All models, each ensemble in a later list than the models of its steps."""

@@ -35,7 +35,8 @@ class Repository:
         hidden = {f"'{entry.name}'" async for entry in in_slices(entries) if not call.may_use(entry.name)}
         async for entry in in_slices(entries):
             if (entry.state == "READY" or not request.ready) and f"'{entry.name}'" not in hidden:
-                reason = HIDDEN if entry.reason and any(name in entry.reason for name in hidden) else entry.reason
+                told = all(map(call.may_use, entry.needs)) and not any(name in entry.reason for name in hidden)
+                reason = entry.reason if told else HIDDEN
                 response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=reason)
         return response
 

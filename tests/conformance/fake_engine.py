@@ -53,6 +53,7 @@ class Entry:
     version: str
     state: str
     reason: str = ""
+    needs: frozenset[str] = frozenset()
 
 
 class Loaded:

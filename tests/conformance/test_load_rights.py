@@ -43,6 +43,8 @@ def served(request, tmp_path_factory):
         write(root, name)
     write(root, "mine_ensemble", ENSEMBLE.format(step="secret"))
     write(root, "mine_missing", ENSEMBLE.format(step="not_there"))
+    write(root, "mine_misfit", ENSEMBLE.format(step="secret").replace('key: "INPUT0"', 'key: "INPUT9"'))
+    write(root, "mine_around", ENSEMBLE.format(step="mine_misfit"))
     write(root, "mine_own", ENSEMBLE.format(step="mine_step"))
     write(root, "mine_code", model_py=MODEL.format(factor=2))
     (root / "elsewhere.py").write_text(MODEL.format(factor=7))
@@ -154,6 +156,20 @@ def test_the_index_names_no_model_that_is_not_allowed(operator, loader):
     index = loader.index()
     assert set(index) == {name for name in operator.index() if name.startswith("mine")}
     assert "secret" not in "".join(entry.reason for entry in index.values())
+
+
+def test_the_index_gives_no_reasons_that_tell_of_models_that_are_not_allowed(operator, loader):
+    """Nor of one that is not there: a model that does not fit its ensemble is described, with its tensors."""
+    assert "in model secret" in operator.load("mine_misfit")
+    assert operator.load("mine_around") != ""
+    assert operator.load("mine_missing") != ""
+    told = {name: entry.reason for name, entry in operator.index().items()}
+    assert "its inputs: INPUT0" in told["mine_misfit"]
+    assert "not_there" in told["mine_missing"]
+    hidden = {loader.index()[name].reason for name in ("mine_misfit", "mine_around", "mine_missing")}
+    assert hidden == {"it depends on a model that the token does not allow"}
+    assert operator.load("mine_code", CODE | {"default_model_filename": "absent.py"}) != ""
+    assert loader.index()["mine_code"].reason == operator.index()["mine_code"].reason != "", "its own reasons are told"
 
 
 # ---- overrides are a right of their own ------------------------------------------------------------------------------
