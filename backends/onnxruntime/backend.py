@@ -135,7 +135,9 @@ class OnnxModel(Model):
         with self._lock:
             if self._session is None:
                 providers = cpu_providers(self.spec, from_client=self.source.from_client)
-                settings = options.for_model(self.spec, self.parameters, self.config)
+                settings = options.for_model(
+                    self.spec, self.parameters, self.config, from_client=self.source.from_client
+                )
                 self._session = open_session(self.source, settings, providers)
                 check_active(self._session, providers, f"model '{self.spec.name}'")
             return self._session

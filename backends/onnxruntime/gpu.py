@@ -84,7 +84,8 @@ class OnnxGpuInstance(GpuInstance):
             from_client=source.from_client,
             cache=lambda: engine_cache(source),
         )
-        self.session = self._open(source, options.for_model(spec, parameters, config), providers, instance)
+        settings = options.for_model(spec, parameters, config, from_client=source.from_client)
+        self.session = self._open(source, settings, providers, instance)
         self.device = instance.device
         self.inputs = tuple((tensor.name, ELEMENTS[tensor.datatype]) for tensor in spec.model_inputs)
         self.outputs = spec.model_outputs

@@ -33,6 +33,10 @@ KNOWN = CUDA_PARAMETERS | {
     SHARE_SESSION,
 }
 
+OF_FILES = ("file", "path", "folder", "settings")
+"""What the names of entries for the session have in them whose values are, or contain, names of files: to be read, as
+those of weights and of the layout of a graph, or to be written, as those of statistics."""
+
 # The severity of the runtime's own log. Its errors come as exceptions too, so it need not print them as well.
 LOG_NOTHING_BUT_FATAL = 4
 
@@ -53,13 +57,16 @@ def for_inspection(config: Parameters) -> onnxruntime.SessionOptions:
     return settings
 
 
-def for_model(spec: ModelSpec, parameters: Parameters, config: Parameters) -> onnxruntime.SessionOptions:
+def for_model(
+    spec: ModelSpec, parameters: Parameters, config: Parameters, *, from_client: bool = False
+) -> onnxruntime.SessionOptions:
     """The session options of one model.
 
     Args:
         spec: the model's configuration.
         parameters: its parameters.
         config: the backend's configuration.
+        from_client: the configuration came with a load: it names no files.
 
     Raises:
         BackendError: a value is out of range.
@@ -74,6 +81,8 @@ def for_model(spec: ModelSpec, parameters: Parameters, config: Parameters) -> on
     settings.enable_mem_pattern = parameters.flag(MEM_PATTERN, True)
     for key, value in spec.parameters.items():
         if key.startswith("session."):
+            if from_client and any(word in key for word in OF_FILES):
+                raise parameters.error(key, "expected nothing: a configuration that a client brings names no files")
             settings.add_session_config_entry(key, value)
     if not _use_global_threads(settings, config):
         settings.intra_op_num_threads = parameters.integer(INTRA_OP_THREADS) or default_intra_op_threads()

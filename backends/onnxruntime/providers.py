@@ -68,6 +68,8 @@ PATHS = frozenset(
     }
 )
 """Options that name files and libraries anywhere."""
+NAMES = frozenset({"int8_calibration_table_name", "trt_engine_cache_prefix", "trt_int8_calibration_table_name"})
+"""Options whose values are parts of the names of files."""
 CACHES: Mapping[str, str] = MappingProxyType(
     {"trt_engine_cache_enable": "trt_engine_cache_path", "trt_timing_cache_enable": "trt_timing_cache_path"}
 )
@@ -216,6 +218,8 @@ def _check_options(spec: ModelSpec, accelerator: AcceleratorSpec, *, from_client
             raise BackendError(f"{where}: '{key}' is an address in the server: remove it")
         if key in PATHS and from_client:
             raise BackendError(f"{where}: '{key}' names files, which a configuration that a client brings must not")
+        if key in NAMES and from_client and "/" in value:
+            raise BackendError(f"{where}: '{key}' is '{value}', expected the name of a file without a folder")
         if key in OF_THE_SERVER:
             raise BackendError(f"{where}: '{key}' follows from the instance group: remove it")
         if key in GRAPHS and value.strip().lower() not in ("0", "false"):

@@ -430,6 +430,27 @@ def test_parameters_reach_the_session():
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "collect_node_memory_stats_to_file",
+        "layer_assignment_settings",
+        "model_external_initializers_file_folder_path",
+        "node_partition_config_file",
+        "optimized_model_filepath",
+        "resource_cuda_partitioning_settings",
+    ],
+)
+def test_a_client_names_no_files_of_the_session(name):
+    """Some of which ONNX Runtime would write."""
+    parameters = {f"session.{name}": "/tmp/x", "session.intra_op.allow_spinning": "0"}
+    spec = source(None, parameters=parameters).spec
+    texts = Parameters(parameters, "model 'm'"), Parameters({}, "backend 'onnxruntime'")
+    with pytest.raises(BackendError, match=f"'session.{name}' is '/tmp/x', expected nothing: a configuration that a "):
+        options.for_model(spec, *texts, from_client=True)
+    assert options.for_model(spec, *texts).get_session_config_entry(f"session.{name}") == "/tmp/x"
+
+
+@pytest.mark.parametrize(
     ("level", "expected"),
     [(None, "ENABLE_ALL"), (0, "ENABLE_ALL"), (1, "ENABLE_EXTENDED"), (-1, "ENABLE_BASIC"), (2, "DISABLE_ALL")],
 )

@@ -134,6 +134,15 @@ def test_a_client_names_no_libraries_and_no_files(built, key):
         providers(None, accelerator, from_client=True)
 
 
+@pytest.mark.parametrize("key", ["trt_engine_cache_prefix", "int8_calibration_table_name"])
+def test_a_client_names_no_folder_by_a_part_of_a_files_name(built, key):
+    for name in ("../x", "/tmp/x", "a/b"):
+        with pytest.raises(BackendError, match=f"'{key}' is '{name}', expected the name of a file without a folder"):
+            providers(None, AcceleratorSpec("tensorrt", {key: name}), from_client=True)
+        providers(None, AcceleratorSpec("tensorrt", {key: name}))
+    providers(None, AcceleratorSpec("tensorrt", {key: "plain"}), from_client=True)
+
+
 def test_what_is_built_is_kept_apart_from_that_of_other_models(built, folder, tmp_path, monkeypatch):
     """Without a path the provider would keep engines in the working directory, and mistake them for another model's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
