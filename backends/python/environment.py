@@ -60,7 +60,7 @@ def find_environment(
         return Environment(SERVERS_OWN, variables)
     place = model_dir / path.replace(MODEL_DIRECTORY, str(model_dir)) if anywhere else _in_model(path, model_dir)
     if place.is_file():
-        place = unpack(place, cache)
+        place = unpack(place, cache, variables)
     if not place.is_dir():
         raise BackendError(f"{ENVIRONMENT}: there is no environment '{place}'")
     for name in ("python", "python3"):  # Debian's own has the latter alone
@@ -104,8 +104,13 @@ def _prepend(folder: Path, paths: str) -> str:
     return f"{folder}{os.pathsep}{paths}" if paths else str(folder)
 
 
-def unpack(archive: Path, cache: Path) -> Path:
+def unpack(archive: Path, cache: Path, variables: Mapping[str, str] | None = None) -> Path:
     """The folder with the content of an archive; unpacked once for each file, time and size, also by several servers.
+
+    Args:
+        archive: with an environment.
+        cache: where it is unpacked.
+        variables: of the program in it that corrects its paths; None: all of the server's that are passed on.
 
     Raises:
         BackendError: it is not an archive, or cannot be unpacked.
@@ -121,14 +126,14 @@ def unpack(archive: Path, cache: Path) -> Path:
             if not (place / COMPLETE).exists():
                 log.info("unpacking the environment '%s' to '%s'", archive, place)
                 shutil.rmtree(place, ignore_errors=True)  # what is left of an attempt that was interrupted
-                _unpack_to(archive, place)
+                _unpack_to(archive, place, passed_on(os.environ, ("*",)) if variables is None else variables)
                 (place / COMPLETE).touch()
     except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
         raise BackendError(f"{ENVIRONMENT}: '{archive}' cannot be unpacked to '{place}': {error}") from error
     return place
 
 
-def _unpack_to(archive: Path, place: Path) -> None:
+def _unpack_to(archive: Path, place: Path, variables: Mapping[str, str]) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
     try:
         with tarfile.open(archive) as content:
@@ -143,7 +148,13 @@ def _unpack_to(archive: Path, place: Path) -> None:
     fixer = place / "bin" / "conda-unpack"
     if fixer.exists():  # replaces the paths of the machine on which it was packed
         try:
-            subprocess.run([place / "bin" / "python", fixer], check=True, capture_output=True, text=True)
+            subprocess.run(
+                [place / "bin" / "python", fixer],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=activated(place, variables),
+            )
         except subprocess.CalledProcessError as error:
             shutil.rmtree(place, ignore_errors=True)
             raise BackendError(f"{ENVIRONMENT}: conda-unpack of '{archive}' failed: {error.stderr}") from error

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_an_archive_is_unpacked_once_and_its_paths_are_mended(tmp_path):
     assert mended.read_text() == "mended\n"
     os.utime(packed, (1, 1))
     assert unpack(packed, tmp_path / "cache") != mended.parent.parent
+
+
+def test_what_an_archive_brings_to_mend_its_paths_gets_no_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+    monkeypatch.setenv("SEEN", "seen")
+    archive(tmp_path, 'echo "${TRITONCACHE_REDIS_PASSWORD:-none} ${SEEN:-none}" > "$(dirname "$0")/told"\n')
+    for number, (passed, told) in enumerate([(("*",), "none seen\n"), (("PATH",), "none none\n")]):
+        cache = tmp_path / f"cache{number}"
+        python = find_environment("environment.tar.gz", tmp_path, cache, passed).python
+        assert Path(python).with_name("told").read_text() == told
 
 
 def test_other_users_of_the_machine_can_keep_no_lock_of_the_cache(tmp_path):
