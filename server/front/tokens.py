@@ -11,8 +11,9 @@ every model may be used. `overrides` lets a load bring a configuration and files
 The line `*` is of callers that send no token; without it they may do nothing. Several tokens may have the same rights,
 so that one can replace another. A comment begins a line or follows a blank.
 
-A line that was cut could allow more than the whole one. So the last line must end, too, and a file that has changed is
-used when two looks have found it the same.
+A line that was cut could allow more than the whole one, and so could one of which a disk has kept zeros. So the last
+line must end, too, a control character makes the file wrong, and a file that has changed is used when two looks have
+found it the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ ALL = "all"
 OVERRIDES = "overrides"
 MAX_TOKEN = 256
 EXPECTED = "expected TOKEN [all] [groups=A,B] [models=PATTERN,PATTERN] [overrides]"
+_HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")  # of which some would end lines, or patterns
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # b64token of RFC 6750
+
+_OTHERS = {stat.S_IROTH: "read", stat.S_IWOTH: "change", stat.S_IROTH | stat.S_IWOTH: "read and change"}
 
 SETTLING = 0.02
 """Seconds between two looks at the start, where nobody waits for more."""
@@ -76,6 +80,9 @@ def parse(data: bytes, name: str, key: bytes) -> TokenTable:
         text = data.decode()
     except UnicodeDecodeError:
         raise TokenFileError(f"{name}: is not UTF-8") from None
+    if hidden := _HIDDEN.search(text):
+        number = text.count("\n", 0, hidden.start()) + 1
+        raise TokenFileError(f"{name}:{number}: the line has a control character: a disk may have lost a part of it")
     table, known, anybody = TokenTable(key), dict[str, int](), False
     for number, words in _lines(text):
         where = f"{name}:{number}"
@@ -190,8 +197,8 @@ class TokenFile:
             self._seen = None
             return None  # it is being written
         self._used = look
-        if look[-1] & stat.S_IROTH:
-            log.warning("%s: every user of this machine can read the tokens: expected mode 600 or 640", self._path)
+        if verb := _OTHERS.get(look[-1] & (stat.S_IROTH | stat.S_IWOTH)):
+            log.warning("%s: every user of this machine can %s the tokens: expected mode 600 or 640", self._path, verb)
         return parse(data, str(self._path), self._key)
 
     def _look(self) -> _Look:
