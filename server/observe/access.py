@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,9 @@ from server.errors import Status
 
 access_log = logging.getLogger("inferd.access")
 slow_log = logging.getLogger("inferd.slow")
+
+_PLAIN = re.compile(r"""[^\s="']*""")
+"""What stands in a line as it is; other texts, which clients may have chosen, could pass for several fields."""
 
 
 class AccessLog:
@@ -60,5 +65,11 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
 def _text(record: Mapping[str, Any]) -> str:
     said = fields(record)
     said["received_bytes"], said["sent_bytes"] = f"{said['received_bytes']}B", f"{said['sent_bytes']}B"
-    head = f"{said.pop('peer')} {said.pop('method')} {said.pop('model')}/{said.pop('version')} {said.pop('status')}"
-    return " ".join([head, *(f"{name}={value}" for name, value in said.items() if value not in ("", False))])
+    model = f"{_word(said.pop('model'))}/{said.pop('version')}"
+    head = f"{said.pop('peer')} {said.pop('method')} {model} {said.pop('status')}"
+    return " ".join([head, *(f"{name}={_word(value)}" for name, value in said.items() if value not in ("", False))])
+
+
+def _word(value: Any) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -182,6 +182,7 @@ def test_requests_are_logged_where_that_is_asked_for(tmp_path):
     assert [line["request_id"] for line in access[:2]] == ['id "1"\n', 'id "3"\n']
     assert len(access) == 3
     line = access[0]
+    assert f" request_id={json.dumps(line['request_id'])} " in line["message"], "it cannot pass for other fields"
     assert (line["model"], line["version"], line["status"], line["method"]) == ("plain", 1, "OK", "ModelInfer")
     assert line["peer"].startswith("ipv4:127.0.0.1:")
     assert line["batch_size"] == 2
