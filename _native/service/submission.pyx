@@ -163,14 +163,15 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
 
 cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
     # who asks, as far as it is known: a token, else whom the connection is of; 0: it is not
-    if caller == 0 or caller == TRUSTED:
-        return request.asker.identity
-    return caller if caller != CALLER_SERVER else 0
+    return request.asker.identity if caller == 0 or caller == TRUSTED else caller
 
 
 cdef inline void set_apart(const Submission *self, Request *request, uint64_t caller) noexcept nogil:
-    # callers who are known have sequences of their own
-    cdef uint64_t who = asker(request, caller)
+    # Callers who are known have sequences of their own. What a model asks is for the audience of whom it serves.
+    cdef uint64_t who
+    if caller == CALLER_SERVER:
+        return
+    who = asker(request, caller)
     request.correlation.owner = 0 if self.sequences_shared else who
     request.asker.audience = who if self.answers_apart else 0
 

@@ -174,7 +174,7 @@ cdef void forget(BlsCall *call) noexcept nogil:
 # Their life
 
 cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
-    # the deadline and the trace; False: nobody waits for the request on whose behalf the call is made
+    # the deadline, the trace, and who asks; False: nobody waits for the request on whose behalf the call is made
     cdef Slot *slot
     cdef int64_t left
     cdef bint waits = True
@@ -186,6 +186,7 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
         waits = not load32(&slot.request.abandonment.happened)
         record_inner(request, slot.request)
         request.asker.client = slot.request.asker.client
+        request.asker.audience = slot.request.asker.audience
         if slot.request.deadline_ns:
             left = max(<int64_t>0, slot.request.deadline_ns - now_ns())
             call.timeout_ns = left if call.timeout_ns < 0 else min(left, call.timeout_ns)

@@ -239,13 +239,13 @@ class Pending:
     """A submitted request."""
 
     def __init__(
-        self, engine: Engine, message: pb.ModelInferRequest | bytes, timeout_ns: int = -1, user: int = -1
+        self, engine: Engine, message: pb.ModelInferRequest | bytes, timeout_ns: int = -1, user: int = -1, **who: int
     ) -> None:
         self.answers: list[Answer] = []
         self._done = asyncio.Event()
         self._submitting = True
         encoded = message if isinstance(message, bytes) else message.SerializeToString()
-        self.ticket = engine.submit(encoded, self._deliver, timeout_ns=timeout_ns, user=user)
+        self.ticket = engine.submit(encoded, self._deliver, timeout_ns=timeout_ns, user=user, **who)
         self._submitting = False
 
     def _deliver(self, status: int, text: str, response: bytes | None) -> None:

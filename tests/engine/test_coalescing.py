@@ -79,6 +79,20 @@ async def test_parameters_that_the_model_sees_are_part_of_the_question(tmp_path)
         assert engine.infer.reuse()["followers"] == 1
 
 
+async def test_callers_who_are_kept_apart_share_no_execution(tmp_path):
+    """A follower is quicker than who has it executed, so it could tell what another asks at the moment."""
+    gate = Gate(double)
+    async with serving(tmp_path, gate, m=COALESCING) as engine:
+        engine.infer.set_callers_apart(sequences=True, answers=True)
+        who = [{"caller": 7}, {"caller": 7}, {"caller": 8}, {"identity": 9}, {}, {}]
+        pending = [Pending(engine, request(x=row(1)), **each) for each in who]
+        gate.go(len(who))
+        for each in pending:
+            assert (await each.answer()).array().tolist() == [[2]]
+        assert engine.infer.reuse()["followers"] == 2, "the second one of caller 7, and of those who are not known"
+        assert sum(requests for requests, _ in gate.batches) == 4
+
+
 async def test_followers_have_their_own_deadlines(tmp_path):
     gate = Gate(double)
     async with serving(tmp_path, gate, m=COALESCING) as engine:

@@ -92,6 +92,20 @@ async def test_a_chain_of_three(tmp_path):
         assert [answer.array().item() for answer in answers] == [value + 3 for value in range(50)]
 
 
+async def test_what_is_called_is_kept_for_the_caller_who_is_served(tmp_path):
+    """Where callers are kept apart, none learns by the cache of a model what others ask the models that call it."""
+    add_model(tmp_path, "a", CHAIN, CONFIG + "response_cache { enable: true }")
+    async with serving(tmp_path, ab=CHAIN) as engine:
+        engine.infer.keep_answers(1 << 20)
+        engine.infer.set_callers_apart(sequences=True, answers=True)
+        hits = []
+        for caller in (7, 7, 8, 8, 0, 0):
+            answer = await Pending(engine, request("ab", x=row(1)), caller=caller).answer()
+            assert answer.array().item() == 3
+            hits.append(engine.infer.reuse()["hits"])
+        assert hits == [0, 1, 1, 2, 2, 3]
+
+
 async def test_errors_of_the_called_come_to_the_caller(tmp_path):
     async with serving(tmp_path, a=CHAIN, ab=CHAIN, x=CHAIN.replace("[:-1]", " + 'none'")) as engine:
         answer = await ask(engine, -1, model="ab")
