@@ -11,7 +11,7 @@ more when it has come: by group and by model, both by the line that is in force 
 is kept. So a line that is changed or taken away holds from the next message on, also for a stream that is open.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -296,7 +296,7 @@ cdef void gate_note(Gate *gate, const Stream *stream, const char *text) noexcept
         return
     with gil:
         (<Judge>gate.judge).note((<Connection>stream.conn.owner).peer, stream.method.path.decode("utf-8", "replace"),
-                                 text.decode("utf-8", "replace"))
+                                 text.decode("utf-8", "replace"), stream.conn.user)
 
 
 # Those of one listener
@@ -308,9 +308,11 @@ cdef bint passage_wants(void *context, const uint8_t *name, size_t size) noexcep
 
 cdef bint passage_admits(void *context, Stream *stream) noexcept nogil:
     cdef const Passage *passage = <const Passage *>context
+    cdef char *text
     if not passage.groups & INFERENCE:
-        stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL,
-                      format_text("%s calls are not served at this address", group_text(INFERENCE)))
+        text = format_text("%s calls are not served at this address", group_text(INFERENCE))
+        gate_note(passage.gate, stream, text)
+        stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL, text)
         return False
     if passage.trusted:
         stream.caller = TRUSTED
@@ -374,9 +376,9 @@ cdef class Judge:
         self.gate.tokens = &table.tokens
         self.table = table
 
-    def note(self, peer: str, method: str, text: str) -> None:
-        """Keep a refusal for the log."""
-        key = (peer, method, text)
+    def note(self, peer: str, method: str, text: str, int64_t user=-1) -> None:
+        """Keep a refusal for the log; `user` is that of the peer's process, -1 where the kernel does not tell."""
+        key = (peer if user < 0 else f"{peer} user {user}", method, text)
         self.gate.noted += 1
         if self.on_note is not None:
             self.on_note()

@@ -145,12 +145,12 @@ cdef void note_denied(Gate *gate, const Request *request) noexcept nogil:
         gate_note(gate, <const Stream *>request.sink, request.response.details)
         return
     with gil:
-        note_ticket(<Judge>gate.judge, <Ticket>request.sink, request.response.details)
+        note_ticket(<Judge>gate.judge, <Ticket>request.sink, request.response.details, request.asker.user)
 
 
-cdef void note_ticket(Judge judge, Ticket ticket, const char *text):
+cdef void note_ticket(Judge judge, Ticket ticket, const char *text, int64_t user):
     judge.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
-               text_or_no_memory(text).decode("utf-8", "replace"))
+               text_or_no_memory(text).decode("utf-8", "replace"), user)
 
 
 cdef class Ticket:

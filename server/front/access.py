@@ -15,7 +15,7 @@ from _native.service.access import TRUSTED_CALLER, Judge
 from server.errors import Denied, Status
 from server.front.lobby import Place
 from server.front.tokens import TokenFile, TokenFileError
-from server.rpc.call import Metadata
+from server.rpc.call import Metadata, PeerCredentials
 from server.rpc.service import GROUP_OF
 
 log = logging.getLogger("inferd.access")
@@ -85,6 +85,9 @@ class Access:
         except TokenFileError as error:
             log.error("the tokens stay as they were: %s", error)
             return
+        except Exception:  # as when memory runs out: the next look may do
+            log.exception("the tokens stay as they were")
+            return
         if table is not None:
             self.judge.set_tokens(table)
             for watcher in self._watchers:
@@ -143,10 +146,17 @@ class Access:
 
     # -- the log of refusals --
 
-    def note(self, peer: str, path: str, error: BaseException) -> None:
-        """Keep for the log that a call was refused; nothing happens if `error` is not about rights."""
+    def note(self, peer: str, path: str, error: BaseException, process: PeerCredentials | None = None) -> None:
+        """Keep for the log that a call was refused; nothing happens if `error` is not about rights.
+
+        Args:
+            peer: the client's address.
+            path: the method.
+            error: what the call ended with.
+            process: of the client, where the kernel tells.
+        """
         if isinstance(error, Denied):
-            self.judge.note(peer, path, str(error))
+            self.judge.note(peer, path, str(error), -1 if process is None else process.uid)
 
     def _tell(self) -> None:
         """Log the refusals since the last time: a line for each of the first ones, and one for all others."""

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server.errors import Denied, ServerError
 from server.front.access import Access
 from server.front.door import STOPPING
+from server.front.peer import process_of
 from server.front.refusal import refuse
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         try:
             self._access.require(caller, PREFIX + method, model)
         except Denied as error:
-            self._access.note(context.peer(), PREFIX + method, error)
+            self._access.note(context.peer(), PREFIX + method, error, process_of(context))
             await refuse(context, error)
 
 

@@ -34,6 +34,7 @@ from server.front.door import STOPPING
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from server.front.lobby import ClientLimits, Lobby, Place
+from server.front.peer import Peer
 from server.front.protocol import NativeProtocol
 from server.front.refusal import rich_details
 from server.front.serving import serve
@@ -351,7 +352,8 @@ class NativeDoor:
             use = self._begin_stream(call, handler)
         except (Denied, Exhausted) as error:
             if self._access is not None:
-                self._access.note(str(call.connection.peer), call.path, error)
+                client: Peer = call.connection.client
+                self._access.note(client.address, call.path, error, client.credentials)
             call.end(error.status, str(error), rich_details(error))
             return
         if not handler.request_streaming:

@@ -56,6 +56,11 @@ def peer_of(transport: Any) -> Peer:
     return Peer(address, credentials, auth, identity_of({**auth, SUBJECT: _subject(tls)} if auth else auth, user))
 
 
+def process_of(context: Any) -> PeerCredentials | None:
+    """The client's process, as the context of a call has it; grpc.aio's does not."""
+    return getattr(context, "peer_credentials", None)
+
+
 def _subject(tls: ssl.SSLObject) -> list[bytes]:
     """The names in the subject of the client's certificate, all of them; nothing where it has shown none."""
     certificate: Any = tls.getpeercert() or {}
@@ -75,11 +80,18 @@ def _auth(tls: ssl.SSLObject) -> AuthContext:
         for key, value in attributes:
             if key == "commonName":
                 found.setdefault(COMMON_NAME, []).append(value.encode())
-    names = [value.encode() for _, value in certificate.get("subjectAltName", ())]
+    names = [_text(value).encode() for _, value in certificate.get("subjectAltName", ())]
     if names:
         found[ALTERNATIVE_NAME] = names
     found[CERTIFICATE] = [ssl.DER_cert_to_PEM_cert(der).encode()]
     return found
+
+
+def _text(name: str | Sequence[Sequence[tuple[str, str]]]) -> str:
+    """An alternative name; that of a directory has parts, as a subject has."""
+    if isinstance(name, str):
+        return name
+    return ",".join(f"{key}={value}" for parts in name for key, value in parts)
 
 
 def identity_key(auth: AuthContext) -> str | None:

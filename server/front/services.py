@@ -29,7 +29,7 @@ from server.front.access import Access
 from server.front.door import Door
 from server.front.health import Health, follow
 from server.front.lobby import host_of
-from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of
+from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of, process_of
 from server.front.refusal import refuse
 from server.observe.load import TRAILER, LoadMeter
 from server.observe.metrics.calls import Calls
@@ -245,7 +245,7 @@ async def _abort(context: Context, method: Method, policy: Policy, error: Except
 def _note(access: Access | None, context: Context, path: str, error: Exception) -> None:
     """Keep for the log who was refused."""
     if access is not None:
-        access.note(context.peer(), path, error)
+        access.note(context.peer(), path, error, process_of(context))
 
 
 class ContextCall:
@@ -291,7 +291,7 @@ class ContextCall:
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
-        return getattr(self._context, "peer_credentials", None)  # grpc.aio's context has none
+        return process_of(self._context)
 
     @property
     def identity(self) -> int:

@@ -19,6 +19,7 @@ from server.front.lobby import ClientLimits, Lobby, Place, client_name
 from server.front.peer import Peer
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import PeerCredentials
+from server.rpc.service import SERVICE
 from server.settings import Settings
 from tests import richerrors
 from tests.conformance import doors
@@ -132,6 +133,10 @@ def test_native_inference_may_be_kept_from_an_address(repository, tmp_path):
         code, details = refusal(admin.ModelInfer, request("simple", floats(1)))
         assert (code, details) == (grpc.StatusCode.UNIMPLEMENTED, "inference calls are not served at this address")
         assert admin.RepositoryIndex(pb.RepositoryIndexRequest()).models
+        assert refusal(admin.ServerMetadata, pb.ServerMetadataRequest())[0] is grpc.StatusCode.UNIMPLEMENTED
+        for group, method in (("inference", "ModelInfer"), ("metadata", "ServerMetadata")):
+            line = process.says(f"/{SERVICE}/{method}: {group} calls are not served at this address")
+            assert f"refused: unix: user {os.geteuid()} /" in line
 
 
 def test_a_socket_whose_callers_are_trusted(repository, tmp_path):

@@ -130,6 +130,8 @@ def test_a_client_must_show_a_certificate_of_the_root(door, authority, stranger,
         nameless = told(process.address, authority, authority.issue("plain"))
         assert nameless["identity_key"] == "x509_common_name"
         assert nameless["identities"] == nameless["names"] == ["plain"]
+        named = authority.issue("directory", "dirName:other\n[other]\nCN=inner")  # a name that has parts itself
+        assert told(process.address, authority, named)["names"][0] == "directory"
 
 
 @both_doors
