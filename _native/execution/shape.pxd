@@ -29,6 +29,18 @@ cdef inline void reshape(const int64_t *given, uint32_t given_rank, const int64_
             count += 1
 
 
+# Whether `shape` has the dimensions of `pattern`, of which -1 stands for any.
+cdef inline bint shape_fits(const int64_t *pattern, uint32_t pattern_rank, const int64_t *shape,
+                            uint32_t rank) noexcept nogil:
+    cdef uint32_t i
+    if rank != pattern_rank:
+        return False
+    for i in range(rank):
+        if pattern[i] != -1 and pattern[i] != shape[i]:
+            return False
+    return True
+
+
 # The length to which a padded one is filled up: the smallest bucket that holds it; without one, the power of two, which
 # only tells who may share a batch.
 cdef inline int64_t bucket_of(const int64_t *buckets, uint32_t count, int64_t length) noexcept nogil:

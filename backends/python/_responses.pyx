@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from _native.execution.scatter cimport bytes_of_elements, request_set_state
+from _native.execution.shape cimport reshape, shape_fits
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.protobuf.codec cimport (
     PARAMETER_BOOL,
@@ -198,6 +199,17 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
     out.datatype = <Datatype>record.datatype
     out.rank = record.rank
     memcpy(out.shape, shape, record.rank * sizeof(int64_t))
+    if tensor.reshaped:
+        show_as_configured(tensor, request.signature.max_batch_size > 0, out)
+
+
+cdef inline void show_as_configured(const TensorSignature *tensor, bint batches, OutputData *out) noexcept nogil:
+    # A shape that fits `reshape` becomes one that fits `dims`. A model may also answer with `dims` itself.
+    if out.rank < <uint32_t>batches or not shape_fits(
+            tensor.model_dims, tensor.model_rank, out.shape + batches, out.rank - batches):
+        return
+    reshape(tensor.model_dims, tensor.model_rank, tensor.dims, tensor.rank, out.shape + batches)
+    out.rank = tensor.rank + batches
 
 
 # ---------------------------------------------------------------------------------------------------------------------

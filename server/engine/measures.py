@@ -21,7 +21,7 @@ log = logging.getLogger("inferd.engine")
 KINDS = ("counter", "gauge", "histogram")
 
 MOST = 10_000
-"""Metrics of all models together; further ones are not kept."""
+"""Families, metrics and buckets of all models together; further ones are not kept."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -58,6 +58,11 @@ class _Metric:
     counts: list[int] = field(default_factory=list)  # between the bounds
     users: Counter[object] = field(default_factory=Counter)
 
+    @property
+    def size(self) -> int:
+        """How much it takes of `MOST`."""
+        return 1 + len(self.counts)
+
     def sample(self, labels: Labels) -> Sample:
         total, buckets = 0, []
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=False):
@@ -82,6 +87,7 @@ class Measures:
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
+        self._size = 0  # of `MOST`
         self._guard = threading.Lock()
 
     def change(self, user: object, change: Mapping[str, Any]) -> None:
@@ -116,7 +122,7 @@ class Measures:
                 for labels, metric in tuple(family.metrics.items()):
                     metric.users.pop(user, None)
                     if not metric.users:
-                        del family.metrics[labels]
+                        self._drop(family, labels)
                 self._tidy(name, family)
 
     def snapshot(self) -> list[FamilySnapshot]:
@@ -158,14 +164,19 @@ class Measures:
             metric.users[user] -= 1
             metric.users += Counter()
             if not metric.users:
-                del family.metrics[labels]
+                self._drop(family, labels)
             return ""
         return _apply(metric, operation, float(change["value"]))
 
     def _add_family(self, user: object, name: str, description: str, kind: str) -> str:
         if kind not in KINDS:
             return f"family '{name}' is of no kind: '{kind}'"
-        family = self._families.setdefault(name, _Family(description, kind))
+        family = self._families.get(name)
+        if family is None:
+            if self._size >= MOST:
+                return f"family '{name}' is one more than {MOST} families, metrics and buckets: it is not counted"
+            family = self._families[name] = _Family(description, kind)
+            self._size += 1
         if family.kind != kind:
             return f"family '{name}' is a {family.kind} already and cannot be a {kind}, too: it is not counted"
         family.users[user] += 1
@@ -174,18 +185,26 @@ class Measures:
     def _add_metric(self, user: object, name: str, family: _Family, labels: Labels, bounds: Sequence[float]) -> str:
         metric = family.metrics.get(labels)
         if metric is None:
-            if sum(len(each.metrics) for each in self._families.values()) >= MOST:
-                return f"metric {dict(labels)} of family '{name}' is one more than {MOST}: it is not counted"
             metric = _Metric(tuple(map(float, bounds)))
             if family.kind == "histogram":
                 metric.counts = [0] * (len(metric.bounds) + 1)
+            if self._size + metric.size > MOST:
+                return (
+                    f"metric {dict(labels)} of family '{name}' is more than {MOST} families, metrics and buckets: "
+                    "it is not counted"
+                )
             family.metrics[labels] = metric
+            self._size += metric.size
         metric.users[user] += 1
         return ""
+
+    def _drop(self, family: _Family, labels: Labels) -> None:
+        self._size -= family.metrics.pop(labels).size
 
     def _tidy(self, name: str, family: _Family) -> None:
         if not family.users and not family.metrics:
             del self._families[name]
+            self._size -= 1
 
 
 def _apply(metric: _Metric, operation: str, number: float) -> str:

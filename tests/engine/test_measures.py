@@ -86,5 +86,25 @@ def test_there_is_an_end_to_them(caplog):
     for number in range(MOST + 1):
         make(measures, "u", {"n": str(number)})
     [family] = measures.snapshot()
-    assert len(family.samples) == MOST
-    assert "one more than" in caplog.text
+    assert len(family.samples) == MOST - 1, "beside the family"
+    assert "is more than" in caplog.text
+
+
+def test_families_without_metrics_and_buckets_are_counted_too(caplog):
+    measures = Measures()
+    for number in range(MOST + 1):
+        measures.change("u", {"op": "family", "name": f"f{number}", "description": "", "kind": "counter"})
+    assert len(measures.snapshot()) == MOST
+    assert "is one more than" in caplog.text
+    measures.release("u")
+    bounds = list(range(MOST - 3))  # beside the family, the metric, and the bucket without a bound
+    for name, buckets, kept in (("h", [*bounds, MOST], 0), ("i", bounds, 1)):
+        measures.change("u", {"op": "family", "name": name, "description": "", "kind": "histogram"})
+        measures.change("u", {"op": "metric", "family": name, "labels": {}, "buckets": buckets})
+        assert sum(len(each.samples) for each in measures.snapshot()) == kept
+        measures.change("u", {"op": "delete_family", "family": name})
+    make(measures, "u", {})
+    assert len(measures.snapshot()) == 1, "the room that is full has none for another family"
+    measures.release("u")
+    make(measures, "u", {})
+    assert [each.name for each in measures.snapshot()] == ["f"]

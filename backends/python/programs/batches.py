@@ -31,9 +31,6 @@ class Batches:
             for each in config.get("batch_input", ())
             for name in each["target_name"]
         ]
-        self._shown = {
-            each["name"]: [int(dim) for dim in each["dims"]] for each in config.get("output", ()) if "reshape" in each
-        }
         self._scattered = {
             name: each["source_input"][0] for each in config.get("batch_output", ()) for name in each["target_name"]
         }
@@ -72,17 +69,12 @@ class Batches:
             TritonModelException: an output has not the rows of the group.
         """
         if not self.batching:
-            whole = [
-                _tensor(name, value.reshape(self._shown[name]) if name in self._shown else value)
-                for name, value in outputs.items()
-            ]
-            return [pb_utils.InferenceResponse(whole)]
+            return [pb_utils.InferenceResponse([_tensor(name, value) for name, value in outputs.items()])]
         parts: list[list[Any]] = [[] for _ in requests]
         for name, value in outputs.items():
             cut = self._cut_by_shapes if name in self._scattered else _cut
-            for part, piece, count in zip(parts, cut(name, value, requests, rows), rows):
-                dims = self._shown.get(name)
-                part.append(_tensor(name, piece if dims is None else piece.reshape([count, *dims])))
+            for part, piece in zip(parts, cut(name, value, requests, rows)):
+                part.append(_tensor(name, piece))
         return [pb_utils.InferenceResponse(part) for part in parts]
 
     def _cut_by_shapes(self, name: str, value: Any, requests: list[Any], _: list[int]) -> list[Any]:
