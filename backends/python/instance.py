@@ -36,7 +36,8 @@ class PythonInstance(NativeInstance):
         self._services = services
         self._changed: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._asked: Future[bool] | None = None  # is_ready() of the model
+        self._asked = False  # is_ready() of the model
+        self._askers: set[Future[bool]] = set()  # those who still wait for the answer
         self._questions = 0
         self._asking = 0  # CALLs under way
         self._asking_bytes = 0
@@ -73,25 +74,32 @@ class PythonInstance(NativeInstance):
         """What the model's is_ready() says; those who ask while it is thinking share its answer."""
         if not self._attendant.said.get("is_ready"):
             return None
+        own: Future[bool] = Future()
         with self._lock:
             if not self._attendant.up:  # nobody would answer, as _on_change has been here or will be
-                unready: Future[bool] = Future()
-                unready.set_result(False)
-                return unready
-            if self._asked is None or self._asked.done():
-                self._asked = Future()
+                own.set_result(False)
+                return own
+            if not self._asked:
+                self._asked = True
                 self._questions += 1
                 self._attendant.link.send_side(protocol.IS_READY, self._questions)
-            return self._shared(self._asked)
-
-    @staticmethod
-    def _shared(asked: Future[bool]) -> Future[bool]:
-        """A future of the same answer that its holder may cancel."""
-        own: Future[bool] = Future()
-        asked.add_done_callback(
-            lambda done: own.set_result(done.result()) if own.set_running_or_notify_cancel() else None
-        )
+            self._askers.add(own)
+        own.add_done_callback(self._forget_asker)
         return own
+
+    def _forget_asker(self, asker: Future[bool]) -> None:
+        """It has its answer, or did not wait: a model may think for ever."""
+        with self._lock:
+            self._askers.discard(asker)
+
+    def _answer_askers(self, ready: bool, number: int | None = None) -> None:
+        with self._lock:
+            if number not in (None, self._questions):
+                return  # the answer to an earlier question
+            askers, self._askers, self._asked = self._askers, set(), False
+        for asker in askers:
+            if asker.set_running_or_notify_cancel():
+                asker.set_result(ready)
 
     def drain(self) -> None:
         """See Instance."""
@@ -103,25 +111,16 @@ class PythonInstance(NativeInstance):
 
     def _on_change(self) -> None:
         if not self._attendant.up:
-            with self._lock:
-                asked, self._asked = self._asked, None
-            if asked is not None and not asked.done():
-                asked.set_result(False)
+            self._answer_askers(False)
             self._forget_measures()
         for changed in self._changed:
             changed()
-
-    def _answered(self, number: int, ready: bool) -> None:
-        with self._lock:
-            asked = self._asked if number == self._questions else None
-        if asked is not None and not asked.done():
-            asked.set_result(ready)
 
     def _on_packet(self, kind: int, flags: int, code: int, number: int, record: bytes) -> None:
         if kind == protocol.HEALTH:
             if record:
                 log.debug("%s: is_ready(): %s", self._name, record.decode("utf-8", "backslashreplace"))
-            self._answered(number, bool(flags & protocol.TRUE))
+            self._answer_askers(bool(flags & protocol.TRUE), number)
         elif kind == protocol.CALL:
             self._serve_call(self._attendant.link.life, number, record)
         elif kind == protocol.METRIC and self._services is not None:

@@ -41,6 +41,9 @@ from tests.conformance import sums
 MIB = 1 << 20
 GROWTH_LIMIT = 48 * MIB
 P99_LIMIT_MS = 10.0
+GENEROSITY = 15
+"""Steps of niceness by which the load stands back behind the server and the polite client: it stands for clients on
+other machines, and would take whole cores."""
 
 
 def write_models(folder: Path) -> Path:
@@ -90,6 +93,7 @@ def drive(server: ServerProcess, unix: str, arguments: argparse.Namespace) -> tu
     command = [sys.executable, "-m", "bench.mixed", "--probe", server.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as polite:
         try:
+            os.nice(GENEROSITY)
             with MemoryWatch(server, 1.0) as memory:
                 threads = [] if arguments.polite else hostile.start(world)
                 asyncio.run(clients.run(world, arguments.seed, frozenset(arguments.only or ())))

@@ -1,8 +1,10 @@
 """Workers die, hang, and print what they like; the server and the other models do not notice."""
 
 import asyncio
+import gc
 import json
 import logging
+import weakref
 
 import numpy as np
 import psutil
@@ -190,6 +192,27 @@ async def test_is_ready_of_the_model_is_asked(tmp_path):
         (tmp_path / "m" / "ready").touch()
         assert await asyncio.gather(*(engine.model("m").check() for _ in range(10))) == [True] * 10
         assert await engine.check()
+
+
+async def test_who_asks_a_model_that_thinks_for_ever_leaves_nothing_behind(tmp_path):
+    code = """
+    import time
+    class TritonPythonModel:
+        def is_ready(self):
+            time.sleep(3600)
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, m=code) as engine:
+        [instance] = engine.model("m")._instances.live
+        left = []
+        for _ in range(3):
+            asked = instance.check()
+            left.append(weakref.ref(asked))
+            asked.cancel()
+        del asked
+        gc.collect()
+        assert [each() for each in left] == [None] * 3
 
 
 async def test_the_model_is_finalized(tmp_path):

@@ -22,7 +22,7 @@ class TritonPythonModel:
     def answer(self, x):
         shapes = np.array([x.shape[1:]] * len(x), np.int64)
         return pb_utils.InferenceResponse([
-            pb_utils.Tensor("seen", shapes), pb_utils.Tensor("same", x), pb_utils.Tensor("sum", x.sum((1, 2))),
+            pb_utils.Tensor("seen", shapes), pb_utils.Tensor("same", x), pb_utils.Tensor("sum", x.sum(axis=(1, 2))),
             pb_utils.Tensor("asked", x.reshape(len(x), -1, 2)),
         ])
 """
