@@ -9,11 +9,12 @@ from libc.string cimport memcpy, memset
 
 from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
+from _native.execution.shape cimport reshape
 from _native.memory.arena cimport arena_holds
 from _native.memory.resource cimport Block
 from _native.request.record cimport Record
 from _native.request.request cimport InputData, Request
-from _native.request.signature cimport Signature
+from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
 from _native.traceparent cimport TRACEPARENT, traceparent_write
 from backends.python._channel cimport Channel
 from backends.python._parameters cimport parameters_size, parameters_write
@@ -102,6 +103,11 @@ cdef size_t extra_size(const Request *request, uint32_t wanted) noexcept nogil:
     return aligned(size, 8)
 
 
+cdef inline uint32_t seen_rank(const TensorSignature *tensor, const InputData *data) noexcept nogil:
+    # the rank that the model sees
+    return data.rank - tensor.rank + tensor.model_rank if tensor.reshaped else data.rank
+
+
 cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noexcept nogil:
     # of the record without tensors
     cdef size_t size = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
@@ -114,7 +120,7 @@ cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noex
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
             if data.present:
-                size += sizeof(TensorRecord) + data.rank * sizeof(int64_t)
+                size += sizeof(TensorRecord) + seen_rank(&batch.signature.inputs[input], data) * sizeof(int64_t)
                 size += sizeof(CudaMemory) if is_on_device(data) else 0
         wanted = wanted_outputs(request)
         if has_extra(request, wanted):
@@ -177,10 +183,14 @@ cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogi
 
 cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t index,
                        const InputData *data) noexcept nogil:
+    cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
+    cdef int64_t seen[MAX_RANK]
+    cdef const int64_t *shape = data.shape
+    cdef bint batches = signature.max_batch_size > 0
     out.index = <uint16_t>index
-    out.datatype = <uint8_t>signature.inputs[index].datatype
-    out.rank = <uint8_t>data.rank
+    out.datatype = <uint8_t>tensor.datatype
+    out.rank = <uint8_t>seen_rank(tensor, data)
     out.size = data.size
     if is_on_device(data):
         out.place = PLACE_CUDA
@@ -194,9 +204,13 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
         if data.size:
             memcpy(writer.record + writer.data_at, data.data, data.size)
         writer.data_at += aligned(data.size, TENSOR_ALIGNMENT)
+    if tensor.reshaped:
+        memcpy(seen, data.shape, data.rank * sizeof(int64_t))
+        reshape(tensor.dims, tensor.rank, tensor.model_dims, tensor.model_rank, seen + batches)
+        shape = seen
     writer.at += sizeof(TensorRecord)
-    memcpy(writer.record + writer.at, data.shape, data.rank * sizeof(int64_t))
-    writer.at += data.rank * sizeof(int64_t)
+    memcpy(writer.record + writer.at, shape, out.rank * sizeof(int64_t))
+    writer.at += out.rank * sizeof(int64_t)
     if is_on_device(data):
         write_cuda_memory(writer, data)
 
