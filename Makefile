@@ -6,7 +6,7 @@
 #                 environment of its own
 #   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
-#   make test     all tests, in JOBS=3 processes, then lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make test     all tests, in JOBS=4 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story
@@ -32,7 +32,7 @@ SECONDS ?= 1800
 SEEDS ?= 1000
 SEED ?=
 TARGET ?= cpu
-JOBS ?= 3
+JOBS ?= 4
 ARGS ?=
 WITH ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -124,10 +124,9 @@ serve: setup $(DEMO)
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.
-test: setup
+test: setup lint
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS) || \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none
-	$(MAKE) --no-print-directory lint
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -146,6 +145,7 @@ soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 soak-release: setup
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
+	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse
 	$(PY) -m bench.chaos

@@ -434,7 +434,7 @@ def test_a_decoder_after_a_refusal_is_as_new():
 
 
 @given(st.lists(strategies.requests, min_size=1, max_size=3), st.integers(0, 3))
-@thorough(700)
+@thorough(300)
 def test_any_well_formed_request(requests, cut):
     decoder = messages.Decoder()
     for data in requests:

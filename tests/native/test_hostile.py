@@ -269,7 +269,7 @@ def test_more_calls_at_once_than_may_be_open(native_counters):
     and the first ones are served."""
     echo = Echo()
     peer = Peer(echo.endpoint)
-    streams = [peer.open("/test/Echo") for _ in range(8000)]
+    streams = [peer.open("/test/Echo") for _ in range(3000)]
     for stream in streams:
         peer.send(stream, framed(b""), end=True)
     peer.pump()

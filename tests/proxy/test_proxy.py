@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -105,8 +106,11 @@ def test_a_rolling_restart_under_load_fails_no_call(address, servers):
 
 
 @pytest.mark.slow
-def test_a_minute_of_updates_fails_no_call(installed, tmp_path):
-    """Two servers under load for 60 s: each is restarted twice, and models are loaded anew on both all the time."""
+def test_updates_under_load_fail_no_call(installed, tmp_path):
+    """Two servers under load: each is restarted twice, and models are loaded anew on both all the time.
+
+    INFERD_UPDATE_SECONDS says how long, if that takes no longer anyway.
+    """
     proxy, program = installed
     if not proxy.asks_health:
         pytest.skip(f"{proxy.name} asks for no health")
@@ -114,7 +118,7 @@ def test_a_minute_of_updates_fails_no_call(installed, tmp_path):
     models.write_repository(repository)
     explicit = ("--model-control-mode=explicit", "--load-model=*")
     servers = [Server(repository, *explicit) for _ in range(2)]
-    end = time.monotonic() + 60
+    end = time.monotonic() + float(os.environ.get("INFERD_UPDATE_SECONDS", "15"))
     loads = restarts = 0
     try:
         with running(proxy, program, tmp_path, [server.port for server in servers]) as address:
