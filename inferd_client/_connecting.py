@@ -13,6 +13,8 @@ from inferd_client._native.link import Link
 if TYPE_CHECKING:
     import ssl
 
+    from inferd_client._native.tls import Tls
+
 CONNECT_SECONDS = 20.0
 """How long a connection may take to be made; the deadline of a call can make it shorter."""
 
@@ -132,15 +134,19 @@ class Handshake:
         return self.connection.version() is not None and not self.outgoing.pending
 
 
-def made_link(sock: socket.socket, target: Target, options: Options, shake: Handshake | None, evented: bool) -> Link:
+def secured(shake: Handshake | None, target: Target) -> Tls | None:
+    """TLS after its handshake.
+
+    Raises:
+        OSError: the server does not speak HTTP/2.
+    """
+    if shake is None:
+        return None
     from inferd_client._native.tls import Tls
 
-    tls = None
-    if shake is not None:
-        if shake.connection.selected_alpn_protocol() != "h2":
-            raise OSError(f"{target.text} speaks TLS, but not HTTP/2 (ALPN: h2)")
-        tls = Tls(shake.connection, shake.incoming, shake.outgoing)
-    return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive, evented=evented)
+    if shake.connection.selected_alpn_protocol() != "h2":
+        raise OSError(f"{target.text} speaks TLS, but not HTTP/2 (ALPN: h2)")
+    return Tls(shake.connection, shake.incoming, shake.outgoing)
 
 
 def prepare(sock: socket.socket) -> None:
@@ -155,6 +161,16 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
 
     Raises:
         OSError: none can be made; TimeoutError: not in time.
+    """
+    sock, tls = opened(target, options, timeout)
+    return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive)
+
+
+def opened(target: Target, options: Options, timeout: float | None) -> tuple[socket.socket, Tls | None]:
+    """A socket that is connected and does not block, and its TLS.
+
+    Raises:
+        OSError: there is none; TimeoutError: not in time.
     """
     ends = time.monotonic() + min(timeout if timeout is not None else CONNECT_SECONDS, CONNECT_SECONDS)
     left = max(ends - time.monotonic(), 0.001)
@@ -179,7 +195,7 @@ def connect(target: Target, options: Options, timeout: float | None) -> Link:
                 if not shake.connection.version():
                     take(shake, sock.recv(1 << 16), target)
         sock.setblocking(False)
-        return made_link(sock, target, options, shake, evented=False)
+        return sock, secured(shake, target)
     except BaseException:
         sock.close()
         raise

@@ -9,8 +9,11 @@ from typing import Any
 
 from inferd_client._calling import INTERNAL, TRANSPARENT, UNAVAILABLE, RetryOptions, error_of, plain
 from inferd_client._channel import HeaderList, Pieces
-from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, made_link, prepare, take
+from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
+
+MOST_UNSENT = 1 << 20
+"""Bytes of a stream's requests that wait for the server to take them, before the next is asked for."""
 
 
 class Polled:
@@ -23,6 +26,7 @@ class Polled:
         self._polled = True
         self._writing = False
         self._flushing = False
+        self._senders: list[asyncio.Future[None]] = []
         self._alarm: asyncio.TimerHandle | None = None
         loop.add_reader(self._fd, self._ready)
 
@@ -31,7 +35,12 @@ class Polled:
         self._polls()
 
     def _polls(self) -> None:
-        """Poll for what is to be polled for."""
+        """Poll for what is to be polled for, and tell those who have more to send."""
+        if self._senders:
+            senders, self._senders = self._senders, []
+            for each in senders:
+                if not each.done():
+                    each.set_result(None)
         if self.link.dead:
             self.forget()
         elif self._polled and self.link.blocked != self._writing:
@@ -55,6 +64,13 @@ class Polled:
         if self.link.dead:
             self.link.news()
         self._polls()
+
+    async def room(self, call: Call) -> None:
+        """Wait until the server has taken the call's messages, but for the last MOST_UNSENT bytes, or it has ended."""
+        while call.unsent > MOST_UNSENT and not call.done and not self.link.dead:
+            waiting = self._loop.create_future()
+            self._senders.append(waiting)
+            await waiting
 
     def keep_alive(self) -> None:
         """See to PINGs, now and later."""
@@ -243,7 +259,8 @@ async def _connect_in_loop(target: Target, options: Options) -> Link:
                 await loop.sock_sendall(sock, data)
                 if not shake.connection.version():
                     take(shake, await loop.sock_recv(sock, 1 << 16), target)
-        return made_link(sock, target, options, shake, evented=True)
+        tls = secured(shake, target)
+        return Link(sock.detach(), target.text, tls, limit=options.limit, keepalive=options.keepalive, evented=True)
     except BaseException:
         sock.close()
         raise

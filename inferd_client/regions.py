@@ -79,12 +79,15 @@ class SharedArrays:
             raise
         return self
 
+    def _unregister(self) -> None:
+        self._client.unregister_system_shared_memory(self.name)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             with contextlib.suppress(InferenceServerException):  # it is gone, or the server is
-                self._client.unregister_system_shared_memory(self.name)
+                self._unregister()
         finally:
             self._remove()
 
@@ -94,7 +97,7 @@ class SharedArrays:
         with contextlib.suppress(BufferError):  # somebody has a view still: the memory goes with it
             self._object.close()
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> Any:
         """A view of an array in the region."""
         return self._arrays[name]
 
@@ -116,3 +119,58 @@ class SharedArrays:
         wanted = InferRequestedOutput(name)
         wanted.set_shared_memory(self.name, size, offset)
         return wanted
+
+
+class DeviceArrays(SharedArrays):
+    """Arrays in one region of a CUDA device's memory, which needs cuda-bindings; else as SharedArrays.
+
+        with client.shared({"image": pixels, "probabilities": ((1, 10), "float32")}, device=0) as region:
+            client.infer("digits", [region.input("image")], outputs=[region.output("probabilities")])
+            torch.from_dlpack(region["probabilities"])  # a view of what the model wrote
+
+    Args:
+        client, arrays, name: see SharedArrays; the arrays are copied to the device.
+        device: its number.
+
+    Raises:
+        CudaSharedMemoryException: there is no such device, or no memory on it.
+        RuntimeError: cuda-bindings is not installed.
+    """
+
+    def __init__(
+        self, client: InferenceServerClient, arrays: Mapping[str, Any], name: str | None = None, device: int = 0
+    ) -> None:
+        from inferd_client.utils import cuda_shared_memory
+
+        super().__init__(client, arrays, name)
+        self._cuda = cuda_shared_memory
+        self._device = device
+
+    def __enter__(self) -> Self:
+        self._region = self._cuda.create_shared_memory_region(self.name, self.byte_size, self._device)
+        try:
+            for key, array in self._given.items():
+                self._cuda.set_shared_memory_region(self._region, [array], self._places[key][0])
+            handle = self._cuda.get_raw_handle(self._region)
+            self._client.register_cuda_shared_memory(self.name, handle, self._device, self.byte_size)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def _unregister(self) -> None:
+        self._client.unregister_cuda_shared_memory(self.name)
+
+    def _remove(self) -> None:
+        self._cuda.destroy_shared_memory_region(self._region)
+
+    def __getitem__(self, name: str) -> Any:
+        """A view of an array in the region, which speaks DLPack."""
+        offset, _, shape, datatype = self._place(name)
+        return self._cuda.as_shared_memory_tensor(self._region, datatype, shape, offset)
+
+    def numpy(self, name: str) -> np.ndarray:
+        """A copy of an array in the region."""
+        offset, shape, kind = self._places[name]
+        copied: np.ndarray = self._cuda.get_contents_as_numpy(self._region, kind, shape, offset)
+        return copied

@@ -5,7 +5,7 @@ What they need is imported when one of them is run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -212,9 +212,8 @@ def infer(
 
 
 def perf(
-    model: str = "",
-    *,
-    model_name: Annotated[str, Parameter(name=("--model-name", "-m"))] = "",
+    *model: str,
+    model_name: Annotated[tuple[str, ...], Parameter(name=("--model-name", "-m"), negative=())] = (),
     model_version: Annotated[str, Parameter(name=("--model-version", "-x"))] = "",
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 1,
     concurrency_range: Annotated[str, Parameter(name=("--concurrency-range", "--concurrency"))] = "1",
@@ -235,9 +234,15 @@ def perf(
     shape: Several = (),
     input_data: str = "random",
     string_length: int = 128,
-    shared_memory: Literal["none", "system"] = "none",
+    shared_memory: Literal["none", "system", "cuda"] = "none",
     output_shared_memory_size: int = 102400,
+    cuda_device: int = 0,
     streaming: Switch = False,
+    grpc_compression_algorithm: Literal["none", "gzip", "deflate"] = "none",
+    sequence_length: int = 20,
+    sequence_length_variation: float = 20.0,
+    sequence_id_range: str = "1",
+    num_of_sequences: int = 4,
     out: Annotated[tuple[Path, ...], Parameter(name=("--out", "--profile-export-file", "-f"), negative=())] = (),
     server: Server = HERE,
 ) -> int:
@@ -247,7 +252,7 @@ def perf(
     per second, whether or not the server keeps up, and latency counts from when a request was due.
 
     Args:
-        model: Its name.
+        model: Its name; of several, each is put under the whole load, all at the same time.
         model_name: Its name, as perf_analyzer has it.
         model_version: One of its versions; the one that the server would use unless given.
         batch_size: Rows of each request.
@@ -269,18 +274,25 @@ def perf(
         shape: INPUT:SIZE,SIZE where the model leaves it open.
         input_data: random, zero, or a JSON file as perf_analyzer reads it.
         string_length: Letters of strings that are made up.
-        shared_memory: system: tensors are in a region of shared memory.
+        shared_memory: Tensors are in a region of shared memory: system, or cuda, which is memory of a GPU.
         output_shared_memory_size: Bytes of an output in it whose size the model does not tell.
+        cuda_device: The GPU of --shared-memory cuda.
         streaming: Requests go through streams; for decoupled models they do anyhow.
+        grpc_compression_algorithm: Of requests, which are compressed before they are sent the first time.
+        sequence_length: Requests of a sequence, for models that have sequences.
+        sequence_length_variation: Per cent by which the length of one may differ from that.
+        sequence_id_range: FIRST or FIRST:LAST number of sequences.
+        num_of_sequences: With a rate, how many there are at a time; else as many as requests in flight.
         out: .json or .csv file of the results; may be given several times.
     """
-    from server.tools.perf.plan import Files, Plan, range_of
+    from server.tools.perf.plan import Files, Plan, ids_of, range_of
     from server.tools.perf.running import run
 
-    if bool(model) == bool(model_name):
-        raise Misused("perf: name a model: inferd perf MODEL")
+    names = (*model, *model_name)
+    if not names or len(set(names)) != len(names):
+        raise Misused("perf: name a model, or several different ones: inferd perf MODEL")
     plan = Plan(
-        model=model or model_name,
+        model=names[0],
         version=model_version,
         rows=batch_size,
         concurrency=None if request_rate_range else range_of("--concurrency-range", concurrency_range),
@@ -300,11 +312,17 @@ def perf(
         shapes=shape,
         data=input_data,
         letters=string_length,
-        shared=shared_memory == "system",
+        shared="" if shared_memory == "none" else shared_memory,
+        device=cuda_device,
         output_bytes=output_shared_memory_size,
         streaming=streaming,
+        compression="" if grpc_compression_algorithm == "none" else grpc_compression_algorithm,
+        sequence_length=sequence_length,
+        sequence_variation=sequence_length_variation / 100,
+        sequence_ids=ids_of(sequence_id_range),
+        sequences=num_of_sequences,
     )
-    return run(server.reach(), plan, Files(out))
+    return run(server.reach(), [replace(plan, model=name) for name in names], Files(out))
 
 
 def plot(*run: Path, out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("perf.html")) -> int:

@@ -72,6 +72,7 @@ cdef struct Line:
     bint reading             # a thread has its turn
     bint polling             # it is in poll(), and nobody has woken it
     bint blocked             # the socket takes no more for now
+    uint64_t emptied         # how often everything that was serialised had been written
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
     Wire *flight             # those in flight

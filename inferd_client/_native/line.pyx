@@ -21,7 +21,7 @@ from inferd_client._native.session cimport (
     CONNECTION_LOST, STREAM_RESET, Ending, Exchange, Session, session_close, session_collect, session_ping,
     session_receive, session_reset, session_submit,
 )
-from inferd_client._native.tls cimport Tls
+from inferd_client._native.tls cimport tls_receive, tls_write
 
 cdef uint64_t NEVER_NS = <uint64_t> 1 << 60
 
@@ -202,6 +202,7 @@ cdef bint keep_message(Line *line, Wire *wire) noexcept nogil:
     else:
         wire.last.next = arrived
     wire.last = arrived
+    wire.exchange.held = wire.many  # until it is taken
     if wire.many and wire.in_flight:
         if wire.announces:
             announce(line, wire)
@@ -261,35 +262,12 @@ cdef void line_receive(Line *line) noexcept nogil:
         line.heard_ns = now_ns()
         line.pinged_ns = 0
         if line.tls != NULL:
-            if not receive_encrypted(line, size):
+            if not tls_receive(line.tls, &line.session, line.buffer, READ_SIZE, size):
                 line_kill(line)
         elif not session_receive(&line.session, line.buffer, size):
             line_kill(line)
         if size < READ_SIZE:
             return
-
-
-cdef bint receive_encrypted(Line *line, size_t size) noexcept with gil:
-    """What lies in the buffer, which is used again for what it means."""
-    cdef Tls tls = <Tls> line.tls
-    cdef ssize_t found
-    try:
-        tls.take(line.buffer, size)
-        while True:
-            found = tls.read(line.buffer, READ_SIZE)
-            if found <= 0:
-                return found == 0
-            if not session_receive(&line.session, line.buffer, found):
-                return False
-    except Exception:
-        return False
-
-
-cdef Written write_encrypted(Line *line) noexcept with gil:
-    try:
-        return (<Tls> line.tls).write(&line.session.output, line.fd)
-    except Exception:
-        return WRITE_FAILED
 
 
 cdef void line_flush(Line *line) noexcept nogil:
@@ -302,12 +280,14 @@ cdef void line_flush(Line *line) noexcept nogil:
             line.blocked = False
             return
         if line.tls != NULL:
-            written = write_encrypted(line)
+            written = tls_write(line.tls, &line.session.output, line.fd)
         else:
             written = output_write(&line.session.output, line.fd)
         if written == WRITE_FAILED:
             line_kill(line)
             return
+        if output_empty(&line.session.output):
+            line.emptied += 1
         line.blocked = written != WROTE_ALL
         if line.blocked:
             line_wake_reader(line)  # it is to poll for writing, too

@@ -1,5 +1,7 @@
 # Calls and connections for Python.
 
+from libc.stdint cimport uint64_t
+
 from inferd_client._native.line cimport Arrived, Line, Wire
 from inferd_client._native.linux cimport iovec
 from inferd_client._native.nghttp2 cimport nghttp2_nv
@@ -16,7 +18,9 @@ cdef class Call:
     cdef nghttp2_nv *headers
     cdef size_t header_count
     cdef list texts          # of the headers
-    cdef list pieces         # what the parts are of
+    cdef list pieces         # what the parts are of; the first `sealed` were serialised when `emptied` was the line's
+    cdef size_t sealed
+    cdef uint64_t emptied
     cdef public object owner
 
     cdef iovec *parts_of(self, list pieces, iovec *room) except NULL

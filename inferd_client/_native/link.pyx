@@ -28,12 +28,13 @@ from inferd_client._native.nghttp2 cimport (
 )
 from inferd_client._native.output cimport output_empty
 from inferd_client._native.session cimport (
-    CONNECTION_LOST, STREAM_RESET, session_open, session_resume, session_terminate,
+    CONNECTION_LOST, STREAM_RESET, session_open, session_release, session_resume, session_terminate,
 )
 
 cdef enum:
     SLICE_NS = 200000000     # how long a thread waits without looking for signals
     BATCH = 64               # calls of which one takes the news at once
+    CONNECTION_WINDOW = (1 << 30) - 1  # of flow control: no stream holds up another
 
 STATUS_CANCELLED, STATUS_UNKNOWN, STATUS_DEADLINE_EXCEEDED, STATUS_PERMISSION_DENIED = 1, 2, 4, 7
 STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED, STATUS_INTERNAL, STATUS_UNAVAILABLE = 8, 12, 13, 14
@@ -117,17 +118,29 @@ cdef class Call:
         return parts
 
     @property
+    def unsent(self):
+        """Bytes of its messages that the server does not take yet."""
+        return self.wire.exchange.unsent
+
+    @property
     def done(self):
         """Whether it has ended."""
         return self.wire.done
 
     def messages(self):
-        """Those that have arrived and were not taken yet: pairs (Message, the encoding it is compressed with)."""
+        """Those that have arrived and were not taken yet: pairs (Message, the encoding it is compressed with).
+
+        While some are not taken, the server may send no more than the window of a stream. On a link of an event loop
+        this is to be followed by `flush`, which tells the server that it may go on.
+        """
         cdef Arrived *arrived
         with nogil:
             pthread_mutex_lock(&self.link.line.lock)
             arrived = self.wire.first
             self.wire.first = self.wire.last = NULL
+            session_release(&self.link.line.session, &self.wire.exchange)
+            if not self.link.line.evented:
+                line_flush(&self.link.line)
             pthread_mutex_unlock(&self.link.line.lock)
         return self.taken(arrived)
 
@@ -222,14 +235,14 @@ cdef class Link:
         fd: a connected socket that does not block; the link's from now on.
         peer: who is at the other end, for texts.
         tls: a Tls whose handshake is done, or None.
-        window: of flow control, bytes.
+        window: of flow control, bytes of each stream.
         limit: bytes of a received message.
         keepalive: seconds between a sign of life and a PING, seconds to wait for its answer, and whether also while no
             call is in flight; None: no PINGs.
         evented: an event loop polls.
     """
 
-    def __cinit__(self, int fd, str peer, tls=None, *, int32_t window=(1 << 30) - 1, size_t limit=(1 << 31) - 1,
+    def __cinit__(self, int fd, str peer, tls=None, *, int32_t window=1 << 23, size_t limit=(1 << 31) - 1,
                   keepalive=None, bint evented=False):
         self.line.fd = fd
         self.line.wake = -1
@@ -244,7 +257,7 @@ cdef class Link:
             self.line.ping_every_ns = <uint64_t> (<double> keepalive[0] * 1e9)
             self.line.ping_timeout_ns = <uint64_t> (<double> keepalive[1] * 1e9)
             self.line.ping_idle = keepalive[2]
-        if not line_open(&self.line) or not session_open(&self.line.session, window, 1 << 20):
+        if not line_open(&self.line) or not session_open(&self.line.session, window, CONNECTION_WINDOW, 1 << 20):
             raise MemoryError
 
     def __dealloc__(self):
@@ -371,11 +384,13 @@ cdef class Link:
         cdef iovec *joined
         cdef iovec *old
         cdef bint drained, no_memory = False
-        cdef size_t i
+        cdef size_t i, sent, written
+        cdef uint64_t emptied
         with nogil:
             pthread_mutex_lock(&self.line.lock)
             left = call.wire.exchange.part_count - call.wire.exchange.part
-            drained = left == 0 and output_empty(&self.line.session.output)
+            drained = output_empty(&self.line.session.output)
+            emptied = self.line.emptied
             joined = <iovec *> calloc(left + count + 1, sizeof(iovec))
             old = call.parts
             if joined == NULL:
@@ -402,7 +417,11 @@ cdef class Link:
             free(old)
         if no_memory:
             raise MemoryError
-        call.pieces = pieces if drained else call.pieces + pieces
+        # let go of those that are written
+        sent = len(call.pieces) - left
+        written = sent if drained else call.sealed if emptied != call.emptied else 0
+        call.pieces = call.pieces[<Py_ssize_t> written:] + pieces
+        call.sealed, call.emptied = sent - written, emptied
 
     def give_up(self, Call call not None, *, bint expired=False):
         """The caller wants no answer: it ends with CANCELLED, or DEADLINE_EXCEEDED."""

@@ -30,6 +30,8 @@ cdef extern from "nghttp2/nghttp2.h" nogil:
         nghttp2_data_source_read_callback read_callback
     ctypedef struct nghttp2_priority_spec:
         pass
+    ctypedef struct nghttp2_option:
+        pass
     ctypedef struct nghttp2_settings_entry:
         int32_t settings_id
         uint32_t value
@@ -78,7 +80,14 @@ cdef extern from "nghttp2/nghttp2.h" nogil:
     void nghttp2_session_callbacks_set_data_source_read_length_callback(
         nghttp2_session_callbacks *,
         ssize_t (*)(nghttp2_session *, uint8_t, int32_t, int32_t, int32_t, uint32_t, void *) noexcept nogil)
-    int nghttp2_session_client_new(nghttp2_session **, const nghttp2_session_callbacks *, void *)
+    int nghttp2_option_new(nghttp2_option **)
+    void nghttp2_option_del(nghttp2_option *)
+    void nghttp2_option_set_no_auto_window_update(nghttp2_option *, int)
+    int nghttp2_session_client_new2(nghttp2_session **, const nghttp2_session_callbacks *, void *,
+                                    const nghttp2_option *)
+    int nghttp2_session_consume(nghttp2_session *, int32_t, size_t)
+    int nghttp2_session_consume_connection(nghttp2_session *, size_t)
+    int nghttp2_session_consume_stream(nghttp2_session *, int32_t, size_t)
     void nghttp2_session_del(nghttp2_session *)
     int nghttp2_session_set_local_window_size(nghttp2_session *, uint8_t, int32_t, int32_t)
     void *nghttp2_session_get_stream_user_data(nghttp2_session *, int32_t)

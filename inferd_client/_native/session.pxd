@@ -26,6 +26,8 @@ cdef struct Exchange:
     # the answer
     int32_t http_status      # 0: none seen
     int32_t grpc_status      # -1: none seen
+    bint held                # the owner has enough of it for now: the peer may send no more than its window
+    size_t unacknowledged    # bytes that came since then
 
 # A header or trailer of an answer, other than :status and grpc-status.
 ctypedef void (*header_fn)(Session *session, Exchange *exchange, const uint8_t *name, size_t name_size,
@@ -49,8 +51,10 @@ cdef struct Session:
     int32_t last_large       # the stream of the latest of them
     Output output
 
-# Begin the handshake; the hooks are set, everything else is 0. False when there is no memory.
-cdef bint session_open(Session *session, int32_t window, uint32_t max_frame_size) noexcept nogil
+# Begin the handshake; the hooks are set, everything else is 0. The windows of flow control are in bytes: of each stream
+# and of the connection. False when there is no memory.
+cdef bint session_open(Session *session, int32_t stream_window, int32_t window,
+                       uint32_t max_frame_size) noexcept nogil
 cdef void session_close(Session *session) noexcept nogil
 # Say GOAWAY.
 cdef void session_terminate(Session *session) noexcept nogil
@@ -61,6 +65,8 @@ cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv 
 cdef void session_reset(Session *session, Exchange *exchange) noexcept nogil
 # It has further parts, or goes on no longer.
 cdef void session_resume(Session *session, Exchange *exchange) noexcept nogil
+# Its answer is held no longer: the peer may go on.
+cdef void session_release(Session *session, Exchange *exchange) noexcept nogil
 cdef void session_ping(Session *session) noexcept nogil
 
 # What was read. False: the connection is of no use any more.

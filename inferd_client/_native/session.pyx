@@ -19,10 +19,10 @@ cdef enum:
     SMALL_PART = 256          # shorter ones are copied into a slice that is written from where it lies
 
 
-cdef bint session_open(Session *session, int32_t window, uint32_t max_frame_size) noexcept nogil:
+cdef bint session_open(Session *session, int32_t stream_window, int32_t window, uint32_t max_frame_size) noexcept nogil:
     cdef nghttp2_settings_entry[3] settings
     settings[0] = nghttp2_settings_entry(NGHTTP2_SETTINGS_ENABLE_PUSH, 0)
-    settings[1] = nghttp2_settings_entry(NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, window)
+    settings[1] = nghttp2_settings_entry(NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, stream_window)
     settings[2] = nghttp2_settings_entry(NGHTTP2_SETTINGS_MAX_FRAME_SIZE, max_frame_size)
     session.http2 = new_session(session)
     session.output.arena = <uint8_t *> calloc(1, ARENA)
@@ -36,16 +36,22 @@ cdef bint session_open(Session *session, int32_t window, uint32_t max_frame_size
 cdef nghttp2_session *new_session(Session *session) noexcept nogil:
     """NULL when there is no memory."""
     cdef nghttp2_session_callbacks *callbacks
+    cdef nghttp2_option *option
     cdef nghttp2_session *http2 = NULL
     if nghttp2_session_callbacks_new(&callbacks) != 0:
         return NULL
+    if nghttp2_option_new(&option) != 0:
+        nghttp2_session_callbacks_del(callbacks)
+        return NULL
+    nghttp2_option_set_no_auto_window_update(option, 1)  # see on_data
     nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header)
     nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data)
     nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_close)
     nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, on_frame)
     nghttp2_session_callbacks_set_send_data_callback(callbacks, send_slice)
     nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, slice_limit)
-    nghttp2_session_client_new(&http2, callbacks, session)
+    nghttp2_session_client_new2(&http2, callbacks, session, option)
+    nghttp2_option_del(option)
     nghttp2_session_callbacks_del(callbacks)
     return http2
 
@@ -75,6 +81,8 @@ cdef bint session_submit(Session *session, Exchange *exchange, const nghttp2_nv 
     exchange.began = False
     exchange.http_status = 0
     exchange.grpc_status = -1
+    exchange.held = False
+    exchange.unacknowledged = 0
     provider.source.ptr = exchange
     provider.read_callback = read_body
     if session.in_order and exchange.unsent >= LARGE:
@@ -97,6 +105,13 @@ cdef void session_reset(Session *session, Exchange *exchange) noexcept nogil:
 
 cdef void session_resume(Session *session, Exchange *exchange) noexcept nogil:
     nghttp2_session_resume_data(session.http2, exchange.stream)
+
+
+cdef void session_release(Session *session, Exchange *exchange) noexcept nogil:
+    if exchange.unacknowledged != 0 and exchange.stream >= 0:
+        nghttp2_session_consume_stream(session.http2, exchange.stream, exchange.unacknowledged)
+    exchange.unacknowledged = 0
+    exchange.held = False
 
 
 cdef void session_ping(Session *session) noexcept nogil:
@@ -234,14 +249,17 @@ cdef int on_header(nghttp2_session *http2, const nghttp2_frame *frame, const uin
 cdef int on_data(nghttp2_session *http2, uint8_t flags, int32_t stream, const uint8_t *data, size_t size,
                  void *user_data) noexcept nogil:
     cdef Session *session = <Session *> user_data
-    cdef Exchange *exchange
+    cdef Exchange *exchange = <Exchange *> nghttp2_session_get_stream_user_data(http2, stream)
     session.bytes_received += size
-    if session.data == NULL:
-        return 0
-    exchange = <Exchange *> nghttp2_session_get_stream_user_data(http2, stream)
-    if exchange == NULL or session.data(session, exchange, data, size):
-        return 0
-    return NGHTTP2_ERR_CALLBACK_FAILURE
+    if exchange != NULL and session.data != NULL and not session.data(session, exchange, data, size):
+        return NGHTTP2_ERR_CALLBACK_FAILURE
+    if exchange != NULL and exchange.held:
+        # others' answers on the connection go on
+        exchange.unacknowledged += size
+        nghttp2_session_consume_connection(http2, size)
+    else:
+        nghttp2_session_consume(http2, stream, size)
+    return 0
 
 
 cdef int on_close(nghttp2_session *http2, int32_t stream, uint32_t error, void *user_data) noexcept nogil:

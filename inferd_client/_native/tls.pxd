@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t
 
 from inferd_client._native.output cimport Output, Written
+from inferd_client._native.session cimport Session
 
 
 cdef class Tls:
@@ -20,3 +21,8 @@ cdef class Tls:
     # Encrypt all of the output, and write.
     cdef Written write(self, Output *output, int fd) except *
     cdef int encrypt(self, Output *output) except -1
+
+# For connections, whose `tls` is a Tls. What lies in a buffer of so much room, which is used again for what it means.
+# False: the connection is of no use any more.
+cdef bint tls_receive(void *tls, Session *session, uint8_t *buffer, size_t room, size_t size) noexcept with gil
+cdef Written tls_write(void *tls, Output *output, int fd) noexcept with gil

@@ -7,6 +7,7 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from inferd_client._native.linux cimport MSG_NOSIGNAL, send
 from inferd_client._native.output cimport WOULD_BLOCK, WRITE_FAILED, WROTE_ALL, Output, Written
+from inferd_client._native.session cimport Session, session_receive
 
 
 cdef class Tls:
@@ -60,3 +61,24 @@ cdef class Tls:
         output.first = output.count = 0
         output.used = 0
         return 0
+
+
+cdef bint tls_receive(void *tls, Session *session, uint8_t *buffer, size_t room, size_t size) noexcept with gil:
+    cdef ssize_t found
+    try:
+        (<Tls> tls).take(buffer, size)
+        while True:
+            found = (<Tls> tls).read(buffer, room)
+            if found <= 0:
+                return found == 0
+            if not session_receive(session, buffer, found):
+                return False
+    except Exception:
+        return False
+
+
+cdef Written tls_write(void *tls, Output *output, int fd) noexcept with gil:
+    try:
+        return (<Tls> tls).write(output, fd)
+    except Exception:
+        return WRITE_FAILED

@@ -10,6 +10,7 @@ The modules, in the order in which a call meets them:
     connection  one HTTP/2 connection: its socket, its session, the slots of its calls
     tally       what happened; histogram: how long it took
     workload    makes requests and judges answers; `Fixed` sends given messages in turn
+    sequences   those of sequences: `Sequences`
     driver      all of it for Python
 
 Everything that varies between calls derives from (seed, index), so a run can be repeated.
@@ -17,7 +18,8 @@ Everything that varies between calls derives from (seed, index), so a run can be
 
 from inferd_client._native.session import NGHTTP2
 from inferd_client.driver.driver import INFER_PATH, Driver
+from inferd_client.driver.sequences import Sequences
 from inferd_client.driver.tally import VERDICTS
 from inferd_client.driver.workload import Fixed, Workload
 
-__all__ = ["Driver", "Fixed", "Workload", "INFER_PATH", "NGHTTP2", "VERDICTS"]
+__all__ = ["Driver", "Fixed", "Sequences", "Workload", "INFER_PATH", "NGHTTP2", "VERDICTS"]

@@ -10,7 +10,7 @@ cdef enum:
 
 cdef struct Call:
     Exchange exchange        # its stream is -1 where the slot is free
-    iovec part               # what it sends, of `body`
+    iovec parts[2]           # what it sends: `head` and `body`
     uint64_t index           # number of this request within its run, from 0
     uint64_t nonce           # pseudo-random, a function of the run's seed and the index only
     uint64_t due_ns          # when it was (or, in an open loop, should have been) sent
@@ -22,12 +22,18 @@ cdef struct Call:
     uint32_t timeout_us      # grpc-timeout; 0: none
     char timeout_text[16]
     # written by `prepare`
-    const uint8_t *body      # framed gRPC message
+    const uint8_t *head      # what comes before the body
+    size_t head_size         # 0: nothing
+    const uint8_t *body      # framed gRPC message, or the rest of it after the head
     size_t body_size
     bint body_stays          # unchanged until the end of the run: sent by reference
     # memory for the workload, kept from call to call
     uint8_t *scratch
     size_t scratch_capacity
+    # the sequence that its slot is at, kept from call to call
+    uint64_t sequence
+    uint32_t step            # requests of it that were made
+    uint32_t steps           # of all that it has
     # the answer; its bytes are kept only when the workload judges
     uint8_t *answer
     size_t answer_size

@@ -1,5 +1,6 @@
 # One HTTP/2 connection and the slots of its calls.
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from inferd_client.driver.call cimport Call
@@ -8,7 +9,7 @@ from inferd_client._native.session cimport Ending, Session
 
 cdef enum:
     READ_SIZE = 1 << 18
-    HEADERS = 7              # of a request, the last one is grpc-timeout
+    MOST_HEADERS = 32        # of a request
 
 # A call has ended; its slot is the callee's, to start another call on it or to give it back.
 ctypedef void (*call_ended_fn)(Connection *connection, Call *call, Ending ending) noexcept nogil
@@ -21,18 +22,22 @@ cdef struct Connection:
     uint8_t *buffer          # READ_SIZE bytes to read into, of the owner
     bint keeps_answers       # else their bytes are dropped
     int fd
+    PyObject *tls            # a Tls, or NULL
     bint dead
     bint polls_write         # registered for EPOLLOUT
     bint no_memory           # for an answer; the connection is dead
     Call *calls
     uint32_t capacity
     Call *free_calls
+    Call *last_free
+    bint in_turn             # free slots are taken in turn: each has a state of its own
     uint64_t closed          # calls that ended here
     Call **doomed            # calls that will be reset
     uint32_t doomed_count
 
-# Connect and begin the handshake; owner, ended, epoll and buffer are set. Raises OSError or MemoryError.
-cdef int connection_open(Connection *connection, str address, int32_t window, uint32_t max_frame_size) except -1
+# Begin the handshake on a socket, which is the connection's from now on, with its Tls or None; owner, ended, epoll and
+# buffer are set. Raises MemoryError.
+cdef int connection_open(Connection *connection, int fd, object tls, int32_t window, uint32_t max_frame_size) except -1
 # Say GOAWAY, close and free what connection_open made.
 cdef void connection_close(Connection *connection) noexcept nogil
 
@@ -52,11 +57,19 @@ cdef inline Call *slot_take(Connection *connection) noexcept nogil:
 
 cdef inline void slot_give(Connection *connection, Call *call) noexcept nogil:
     call.exchange.stream = -1
+    if connection.in_turn and connection.free_calls != NULL:
+        call.next_free = NULL
+        connection.last_free.next_free = call
+        connection.last_free = call
+        return
     call.next_free = connection.free_calls
+    if call.next_free == NULL:
+        connection.last_free = call
     connection.free_calls = call
 
-# Start the call, whose request is prepared. False: the connection takes no more.
-cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers) noexcept nogil
+# Start the call, whose request is prepared. False: the connection takes no more. The last header is grpc-timeout.
+cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers,
+                            uint32_t count) noexcept nogil
 # The call is to be reset after so many others have ended.
 cdef void connection_doom(Connection *connection, Call *call, uint64_t after) noexcept nogil
 cdef void connection_spare(Connection *connection, Call *call) noexcept nogil

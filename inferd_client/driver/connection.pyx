@@ -4,8 +4,8 @@
 Bodies that stay until the end of the run are written from where they lie.
 """
 
-import socket
-
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_CLEAR, Py_INCREF
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -22,17 +22,21 @@ from inferd_client._native.session cimport (
     CONNECTION_LOST, Ending, Exchange, Session, session_close, session_collect, session_open, session_receive,
     session_reset, session_submit, session_terminate,
 )
+from inferd_client._native.tls cimport tls_receive, tls_write
 from inferd_client.driver.call cimport MESSAGE_LIMIT, Call
 
 # --- opening and closing
 
-cdef int connection_open(Connection *connection, str address, int32_t window, uint32_t max_frame_size) except -1:
+cdef int connection_open(Connection *connection, int fd, object tls, int32_t window, uint32_t max_frame_size) except -1:
     cdef epoll_event event
     connection.session.header = keep_message
     connection.session.data = keep_answer
     connection.session.ended = call_ended
-    connection.fd = dial(address)
-    if not session_open(&connection.session, window, max_frame_size):
+    connection.fd = fd
+    if tls is not None:
+        Py_INCREF(tls)
+        connection.tls = <PyObject *> tls
+    if not session_open(&connection.session, window, window, max_frame_size):
         connection_close(connection)
         raise MemoryError
     event.events = EPOLLIN
@@ -40,20 +44,6 @@ cdef int connection_open(Connection *connection, str address, int32_t window, ui
     epoll_ctl(connection.epoll, EPOLL_CTL_ADD, connection.fd, &event)
     connection_flush(connection)
     return 0
-
-
-cdef int dial(str address) except -1:
-    """A connected non-blocking socket's descriptor, owned by the caller."""
-    if address.startswith("unix:"):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # TCP's grows by itself
-        sock.connect(address.removeprefix("unix:"))
-    else:
-        host, _, port = address.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=10)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setblocking(False)
-    return sock.detach()
 
 
 cdef void connection_close(Connection *connection) noexcept nogil:
@@ -65,6 +55,9 @@ cdef void connection_close(Connection *connection) noexcept nogil:
             connection.dead = True
             close(connection.fd)
     session_close(&connection.session)
+    if connection.tls != NULL:
+        with gil:
+            Py_CLEAR(connection.tls)
 
 
 # --- slots for calls
@@ -97,19 +90,21 @@ cdef void connection_give_slots(Connection *connection) noexcept nogil:
     connection.doomed = NULL
 
 
-cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers) noexcept nogil:
-    cdef nghttp2_nv block[HEADERS]
-    cdef size_t count = HEADERS - 1
-    memcpy(block, headers, sizeof(block))
+cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers,
+                            uint32_t count) noexcept nogil:
+    cdef nghttp2_nv block[MOST_HEADERS]
+    memcpy(block, headers, count * sizeof(nghttp2_nv))
+    count -= 1
     if call.timeout_us != 0:
         block[count].value = <uint8_t *> call.timeout_text
         block[count].valuelen = snprintf(call.timeout_text, 16, b"%uu", call.timeout_us)
         count += 1
     call.answer_size = 0
     call.message[0] = 0
-    call.part = iovec(<void *> call.body, call.body_size)
-    call.exchange.parts = &call.part
-    call.exchange.part_count = 1
+    call.parts[0] = iovec(<void *> call.head, call.head_size)
+    call.parts[1] = iovec(<void *> call.body, call.body_size)
+    call.exchange.parts = &call.parts[call.head_size == 0]
+    call.exchange.part_count = 1 + (call.head_size != 0)
     call.exchange.stays = call.body_stays
     call.exchange.goes_on = False
     return session_submit(&connection.session, &call.exchange, block, count)
@@ -199,8 +194,14 @@ cdef void connection_receive(Connection *connection) noexcept nogil:
     cdef ssize_t size = read(connection.fd, connection.buffer, READ_SIZE)
     if size < 0 and (errno == EAGAIN or errno == EINTR):
         return
-    if size <= 0 or not session_receive(&connection.session, connection.buffer, size):
+    if size <= 0 or not understood(connection, size):
         connection_bury(connection)
+
+
+cdef inline bint understood(Connection *connection, ssize_t size) noexcept nogil:
+    if connection.tls != NULL:
+        return tls_receive(<void *> connection.tls, &connection.session, connection.buffer, READ_SIZE, size)
+    return session_receive(&connection.session, connection.buffer, size)
 
 
 cdef void connection_flush(Connection *connection) noexcept nogil:
@@ -209,15 +210,19 @@ cdef void connection_flush(Connection *connection) noexcept nogil:
         if not session_collect(&connection.session):
             connection_bury(connection)
             return
-        if output_empty(&connection.session.output):
+        if output_empty(&connection.session.output) and not (connection.polls_write and connection.tls != NULL):
             poll_write(connection, False)
             return
-        written = output_write(&connection.session.output, connection.fd)
+        if connection.tls != NULL:
+            written = tls_write(<void *> connection.tls, &connection.session.output, connection.fd)
+        else:
+            written = output_write(&connection.session.output, connection.fd)
         if written == WRITE_FAILED:
             connection_bury(connection)
         if written != WROTE_ALL:
             poll_write(connection, True)
             return
+        poll_write(connection, False)
 
 
 cdef void poll_write(Connection *connection, bint wanted) noexcept nogil:

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +11,13 @@ INFER_PATH: str
 class Driver:
     address: str
     def __init__(
-        self, address: str, *, connections: int = 1, window: int = ..., max_frame_size: int = 16384
+        self,
+        address: str,
+        *,
+        connections: int = 1,
+        window: int = ...,
+        max_frame_size: int = 16384,
+        context: SSLContext | None = None,
     ) -> None: ...
     def run(
         self,
@@ -22,6 +30,7 @@ class Driver:
         scattered: bool = False,
         path: str = ...,
         method: str = "POST",
+        headers: Sequence[tuple[bytes, bytes]] = (),
         cancel_fraction: float = 0.0,
         deadline_fraction: float = 0.0,
         deadline_us: tuple[int, int] = ...,

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from inferd_client._native.clock cimport now_ns
 from inferd_client.driver.connection cimport (
-    HEADERS, Connection, connection_give_slots, connection_refuses, connection_take_slots,
+    MOST_HEADERS, Connection, connection_give_slots, connection_refuses, connection_take_slots,
 )
 from inferd_client.driver.loop cimport TICK_MS, Loop, loop_close, loop_open, loop_run, loop_step
 from inferd_client._native.nghttp2 cimport (
@@ -18,6 +18,7 @@ from inferd_client.driver.splitmix cimport mix
 from inferd_client.driver.tally cimport tally_report
 from inferd_client.driver.workload cimport CORRECT, Workload
 
+from inferd_client._connecting import Options, opened, target_of
 from inferd_client.driver.report import Progress
 
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -32,21 +33,31 @@ cdef class Driver:
         connections: how many.
         window: flow-control window, in bytes, of each stream and of each connection.
         max_frame_size: the largest frame the server may send, in bytes.
+        context: an ssl.SSLContext; None: plain text.
 
     Raises:
         OSError: a connection cannot be made.
+        ValueError: the address is none.
         TimeoutError: a server does not answer the handshake within 10 seconds.
     """
     cdef Loop loop
     cdef readonly str address
+    cdef bint secure
 
     def __cinit__(self, str address, *, uint32_t connections=1, int32_t window=(1 << 30) - 1,
-                  uint32_t max_frame_size=16384):
+                  uint32_t max_frame_size=16384, context=None):
         self.loop.epoll = self.loop.timer = -1
         if connections == 0:
             raise ValueError("expected at least one connection, got 0")
         self.address = address
-        loop_open(&self.loop, address, connections, window, max_frame_size)
+        target, options = target_of(address), Options(context)
+        self.secure = context is not None
+
+        def dial():
+            sock, tls = opened(target, options, HANDSHAKE_SECONDS)
+            return sock.detach(), tls
+
+        loop_open(&self.loop, dial, connections, window, max_frame_size)
         self._shake_hands()
 
     def __dealloc__(self):
@@ -70,7 +81,8 @@ cdef class Driver:
         return True
 
     def run(self, Workload workload not None, *, uint32_t in_flight=1, uint64_t requests=0, double seconds=0.0,
-            double rate=0.0, bint scattered=False, str path=INFER_PATH, str method="POST", double cancel_fraction=0.0,
+            double rate=0.0, bint scattered=False, str path=INFER_PATH, str method="POST", headers=(),
+            double cancel_fraction=0.0,
             double deadline_fraction=0.0, deadline_us=(100, 20_000), uint64_t seed=1, double stall_seconds=30.0):
         """Drive the server and report; needs `requests`, `seconds` or both (whichever ends first).
 
@@ -78,6 +90,7 @@ cdef class Driver:
             in_flight: calls in flight on each connection; with `rate` the most there may be.
             rate: requests per second over all connections; 0 is the closed loop.
             scattered: with `rate`, requests come independently of each other instead of at fixed intervals.
+            headers: further ones of each request, pairs of bytes.
             cancel_fraction: this share of the calls is to be reset, half of them as soon as they are written, half
                 after up to 2 * in_flight other calls of their connection have ended; an answer may come before that.
             deadline_fraction: this share of the calls carries a grpc-timeout, drawn log-uniformly from `deadline_us`.
@@ -92,8 +105,9 @@ cdef class Driver:
             raise ValueError("expected requests or seconds, got neither")
         if not 0 < deadline_us[0] <= deadline_us[1] or in_flight == 0 or workload.prepare == NULL:
             raise ValueError("expected 0 < deadline_us[0] <= deadline_us[1], in_flight >= 1 and a usable workload")
-        kept = self._set_headers(path, method)
+        kept = self._set_headers(path, method, headers)
         loop.prepare, loop.judge, loop.context = workload.prepare, workload.judge, workload.context
+        loop.unfinished = workload.unfinished
         loop.stall_ns = <uint64_t> (stall_seconds * 1e9)
         loop.schedule = Schedule(
             seed=mix(seed), limit=requests,
@@ -115,17 +129,20 @@ cdef class Driver:
         del kept
         return self._report(elapsed, cpu)
 
-    cdef _set_headers(self, str path, str method):
+    cdef _set_headers(self, str path, str method, further):
         """Fill the header block; the strings it returns must live as long as the block is used."""
         host = "localhost" if self.address.startswith("unix:") else self.address
-        headers = [(b":method", method.encode()), (b":scheme", b"http"), (b":authority", host.encode()),
-                   (b":path", path.encode()), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
-                   (b"grpc-timeout", b"")]
+        headers = [(b":method", method.encode()), (b":scheme", b"https" if self.secure else b"http"),
+                   (b":authority", host.encode()), (b":path", path.encode()), (b"content-type", b"application/grpc"),
+                   (b"te", b"trailers"), *further, (b"grpc-timeout", b"")]
+        if len(headers) > MOST_HEADERS:
+            raise ValueError(f"expected at most {MOST_HEADERS - 7} further headers, got {len(headers) - 7}")
+        self.loop.header_count = <uint32_t> len(headers)
         for i, (name, value) in enumerate(headers):
             self.loop.headers[<size_t> i] = nghttp2_nv(
                 <uint8_t *> <char *> (<bytes> name), <uint8_t *> <char *> (<bytes> value), len(name), len(value),
                 NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE)
-        self.loop.headers[HEADERS - 1].flags |= NGHTTP2_NV_FLAG_NO_INDEX
+        self.loop.headers[self.loop.header_count - 1].flags |= NGHTTP2_NV_FLAG_NO_INDEX
         return headers
 
     cdef _take_slots(self, uint32_t in_flight):
@@ -136,6 +153,7 @@ cdef class Driver:
         for i in range(self.loop.connection_count):
             connection = &self.loop.connections[i]
             connection.keeps_answers = self.loop.judge != NULL
+            connection.in_turn = self.loop.unfinished != NULL
             if not connection_take_slots(connection, in_flight):
                 raise MemoryError
 

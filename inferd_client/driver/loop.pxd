@@ -2,11 +2,11 @@
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-from inferd_client.driver.connection cimport HEADERS, Connection
+from inferd_client.driver.connection cimport MOST_HEADERS, Connection
 from inferd_client._native.nghttp2 cimport nghttp2_nv
 from inferd_client.driver.schedule cimport Schedule
 from inferd_client.driver.tally cimport Tally
-from inferd_client.driver.workload cimport judge_fn, prepare_fn
+from inferd_client.driver.workload cimport judge_fn, prepare_fn, unfinished_fn
 
 cdef enum:
     TICK_MS = 200            # how often a run that nothing moves looks at the clock
@@ -22,15 +22,18 @@ cdef struct Loop:
     Schedule schedule
     uint64_t next_due_ns     # open loop
     uint64_t stall_ns        # give up when no call ends for so long
-    nghttp2_nv headers[HEADERS]
+    nghttp2_nv headers[MOST_HEADERS]  # the last is grpc-timeout, for calls that have one
+    uint32_t header_count
     prepare_fn prepare
     judge_fn judge
+    unfinished_fn unfinished
     void *context
     Tally tally
     bint no_memory           # for a request
 
-# Open so many connections to a server. Raises OSError or MemoryError; loop_close is due in any case.
-cdef int loop_open(Loop *loop, str address, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1
+# Open so many connections to a server, each of the descriptor and the Tls or None that `dial` returns. Raises what that
+# raises, or MemoryError; loop_close is due in any case.
+cdef int loop_open(Loop *loop, object dial, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1
 cdef void loop_close(Loop *loop) noexcept nogil
 # Wait for events once, at most so long, and serve them.
 cdef void loop_step(Loop *loop, int timeout_ms) noexcept nogil

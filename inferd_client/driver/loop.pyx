@@ -25,7 +25,7 @@ cdef enum:
     EVENTS = 64
 
 
-cdef int loop_open(Loop *loop, str address, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1:
+cdef int loop_open(Loop *loop, object dial, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1:
     cdef Connection *connection
     cdef epoll_event event
     cdef uint32_t _i
@@ -46,8 +46,9 @@ cdef int loop_open(Loop *loop, str address, uint32_t connections, int32_t window
         connection.ended = call_ended
         connection.epoll = loop.epoll
         connection.buffer = loop.buffer
-        connection_open(connection, address, window, max_frame_size)
-        loop.connection_count += 1
+        fd, tls = dial()
+        loop.connection_count += 1  # closed with the others, whatever becomes of it
+        connection_open(connection, fd, tls, window, max_frame_size)
     return 0
 
 
@@ -88,13 +89,13 @@ cdef void start(Loop *loop, Connection *connection, Call *call, uint64_t due_ns)
         loop.no_memory = True
         slot_give(connection, call)
         return
-    if not connection_submit(connection, call, loop.headers):
+    if not connection_submit(connection, call, loop.headers, loop.header_count):
         slot_give(connection, call)
         return
     if reset_after >= 0:
         connection_doom(connection, call, reset_after)
     loop.tally.issued += 1
-    loop.tally.bytes_sent += call.body_size
+    loop.tally.bytes_sent += call.head_size + call.body_size
     loop.tally.deadlines += call.timeout_us != 0
 
 
@@ -117,11 +118,15 @@ cdef void count(Loop *loop, Call *call, Ending ending) noexcept nogil:
         tally_answer(&loop.tally, call, judge(loop, call))
 
 
+cdef inline bint unfinished(Loop *loop, const Call *call) noexcept nogil:
+    return loop.unfinished != NULL and not loop.no_memory and loop.unfinished(loop.context, call)
+
+
 cdef void call_ended(Connection *connection, Call *call, Ending ending) noexcept nogil:
-    """Closed loop: the next one takes its place."""
+    """Closed loop: the next one takes its place; and so it does of a sequence that is to be ended."""
     cdef Loop *loop = <Loop *> connection.owner
     count(loop, call, ending)
-    if not is_open(loop) and not connection_refuses(connection) and may_start(loop):
+    if not is_open(loop) and not connection_refuses(connection) and (may_start(loop) or unfinished(loop, call)):
         start(loop, connection, call, now_ns())
     else:
         slot_give(connection, call)
@@ -209,16 +214,9 @@ cdef void bury_stalled(Loop *loop) noexcept nogil:
                 break
 
 
-cdef void loop_run(Loop *loop) noexcept nogil:
-    cdef uint64_t now = now_ns(), moved_ns = now, finished = 0
-    cdef uint32_t i
-    loop.next_due_ns = now
-    for i in range(loop.connection_count):
-        if not is_open(loop):
-            fill(loop, &loop.connections[i])
-        flush(&loop.connections[i])
-    if is_open(loop):
-        start_due(loop)
+cdef void go_on(Loop *loop, uint64_t now) noexcept nogil:
+    """Until everything that was started has ended and nothing more may start, or until nothing moves any more."""
+    cdef uint64_t moved_ns = now, finished = loop.tally.finished
     while loop.tally.finished < loop.tally.issued or (may_start(loop) and any_alive(loop)):
         loop_step(loop, TICK_MS)
         now = now_ns()
@@ -228,4 +226,39 @@ cdef void loop_run(Loop *loop) noexcept nogil:
         elif now - moved_ns > loop.stall_ns:
             bury_stalled(loop)
             break
+
+
+cdef void finish(Loop *loop) noexcept nogil:
+    """End sequences whose slots are idle."""
+    cdef Connection *connection
+    cdef Call *call
+    cdef uint32_t i, _j
+    for i in range(loop.connection_count):
+        connection = &loop.connections[i]
+        for _j in range(connection.capacity):
+            if connection.free_calls == NULL or connection_refuses(connection):
+                break
+            call = slot_take(connection)
+            if unfinished(loop, call):
+                start(loop, connection, call, now_ns())
+            else:
+                slot_give(connection, call)
+        flush(connection)
+
+
+cdef void loop_run(Loop *loop) noexcept nogil:
+    cdef uint64_t now = now_ns()
+    cdef uint32_t i
+    loop.next_due_ns = now
+    for i in range(loop.connection_count):
+        if not is_open(loop):
+            fill(loop, &loop.connections[i])
+        flush(&loop.connections[i])
+    if is_open(loop):
+        start_due(loop)
+    go_on(loop, now)
+    if loop.unfinished != NULL and is_open(loop):
+        loop.schedule.interval_ns = 0
+        finish(loop)
+        go_on(loop, now_ns())
     set_timer(loop, 0)

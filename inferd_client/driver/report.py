@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-def frame(message: bytes) -> bytes:
-    """A gRPC message as it travels in DATA frames: not compressed, length, bytes."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
+def frame(message: bytes, *, compressed: bool = False) -> bytes:
+    """A gRPC message as it travels in DATA frames: whether it is compressed, length, bytes."""
+    return (b"\1" if compressed else b"\0") + len(message).to_bytes(4, "big") + message
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,14 @@ cdef enum Verdict:
 ctypedef bint (*prepare_fn)(void *context, Call *call) noexcept nogil
 # Compare the answer with what the request asked for.
 ctypedef Verdict (*judge_fn)(void *context, Call *call) noexcept nogil
+# Whether further calls must follow on the slot of one that has ended, although the run is at its end.
+ctypedef bint (*unfinished_fn)(void *context, const Call *call) noexcept nogil
 
 cdef class Workload:
     # called without the GIL
     cdef prepare_fn prepare
     cdef judge_fn judge      # NULL: answers are counted, their bytes dropped
+    cdef unfinished_fn unfinished  # NULL: none must
     cdef void *context
 
 # Make call.scratch at least `size` bytes; its content is lost. False when there is no memory.

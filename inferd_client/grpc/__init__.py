@@ -34,13 +34,14 @@ __all__ = [
     "serialize_byte_tensor",
     "serialized_byte_size",
     "service_pb2",
+    "service_pb2_grpc",
     "triton_to_np_dtype",
 ]
 
 
 def __getattr__(name: str) -> object:
     """protobuf is imported when somebody asks for its messages."""
-    if name in ("service_pb2", "model_config_pb2"):
+    if name in ("service_pb2", "service_pb2_grpc", "model_config_pb2"):
         import importlib
 
         return importlib.import_module(f"{__name__}.{name}")

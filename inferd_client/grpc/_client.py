@@ -290,17 +290,18 @@ class InferenceServerClient(Rpcs):
 
     # ---- shared memory ----------------------------------------------------------------------------------------------
 
-    def shared(self, arrays: Mapping[str, Any], name: str | None = None) -> SharedArrays:
+    def shared(self, arrays: Mapping[str, Any], name: str | None = None, device: int | None = None) -> SharedArrays:
         """Arrays in a region that the server has registered, until the `with` statement ends; see SharedArrays.
 
         Args:
             arrays: by names: arrays, tensors of any framework that speaks DLPack, or pairs (shape, dtype) of room for
                 outputs.
             name: of the region; a new one unless given.
+            device: in the memory of the CUDA device of that number; see DeviceArrays. None: in the host's.
         """
-        from inferd_client.regions import SharedArrays
+        from inferd_client.regions import DeviceArrays, SharedArrays
 
-        return SharedArrays(self, arrays, name)
+        return SharedArrays(self, arrays, name) if device is None else DeviceArrays(self, arrays, name, device)
 
 
 def answer_type(method: str) -> Any:

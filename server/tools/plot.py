@@ -21,7 +21,7 @@ REST = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A file of `inferd perf --out`, with the name that it has in pictures."""
+    """What a file of `inferd perf --out` has of a model, with the name that it has in pictures."""
 
     name: str
     said: dict[str, Any]
@@ -50,7 +50,11 @@ def read(paths: Sequence[Path]) -> list[Run]:
             raise Misused(f"{path}: {error}") from None
         if not isinstance(said, dict) or said.get("tool") != "inferd perf" or not said.get("levels"):
             raise Misused(f"{path}: expected a file that `inferd perf --out run.json` has written")
-        found.append(Run(path.stem, said))
+        models = list(dict.fromkeys(each.get("model", said["model"]) for each in said["levels"]))
+        for model in models:
+            levels = [each for each in said["levels"] if each.get("model", model) == model]
+            name = f"{path.stem} {model}" if len(models) > 1 else path.stem
+            found.append(Run(name, {**said, "model": model, "levels": levels}))
     return found
 
 

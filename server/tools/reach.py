@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import inferd_client.grpc as grpcclient
+from inferd_client._connecting import tls_context
 from inferd_client.utils import InferenceServerException
 from server.errors import ServerError
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class CallFailed(ServerError):
@@ -37,6 +42,20 @@ class Reach:
     def metadata(self) -> dict[str, str]:
         """The headers."""
         return dict(self.headers)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How connections are encrypted; None: not at all.
+
+        Raises:
+            CallFailed: a file cannot be read, or is of no use.
+        """
+        if self.root_cert is None:
+            return None
+        chain, key = (str(path) if path else None for path in (self.client_cert, self.client_key))
+        try:
+            return tls_context(str(self.root_cert), key, chain)
+        except OSError as error:
+            raise CallFailed(f"--root-cert, --client-cert, --client-key: {error}") from None
 
     def client(self) -> grpcclient.InferenceServerClient:
         """A client of it.

@@ -27,7 +27,7 @@ from server.errors import Misused
 from server.pb import model_config_pb2 as pb
 from server.tools.perf.measuring import Level
 from server.tools.perf.plan import Plan, Range
-from server.tools.perf.running import chosen, levels_of
+from server.tools.perf.running import best_of, levels_of
 from server.tools.reach import CallFailed, Reach
 from server.tools.tables import table
 
@@ -414,10 +414,10 @@ def _measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wa
         if found.errors:
             return Tried(setting, None, trial.memory_mb(), found.sample or "calls failed")
         levels.append(found)
-        if chosen([found], plan) is None:
+        if not best_of([found], plan):
             break
     memory = trial.memory_mb()
-    best = chosen(levels, plan)
+    best = next(iter(best_of(levels, plan)), None)
     if wanted.memory_mb and memory > wanted.memory_mb:
         return Tried(setting, None, memory, f"{memory} MiB of memory")
     return Tried(setting, best, memory, "" if best else "no level is within the latency budget")

@@ -20,6 +20,7 @@ MODELS = (
     Identity("bool", (("BOOL", 1),), parameters=GATHER),
     Identity("text", (("BYTES", 1),), parameters=GATHER),
     Identity("pair", (("FP32", 1), ("BYTES", 1)), parameters=GATHER),
+    Identity("ordered", (("FP32", 1),), batching="sequence_batching { }", parameters=GATHER),
     Identity("late", (("FP32", 1),), batching="", parameters={**GATHER, "delay_us": "400000"}),
 )
 REPEAT = '''

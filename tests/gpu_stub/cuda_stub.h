@@ -1,5 +1,5 @@
 /* A CUDA driver without a GPU, for tests: the functions that `_native/cuda/driver.pxd` and the Python
- * backend's `worker/device.py` name, and nothing else.
+ * backend's `worker/device.py` name, what `inferd_client.utils.cuda_shared_memory` needs, and nothing else.
  *
  * It keeps the driver's promises and none that the driver does not make:
  *   - each stream is a thread; a copy happens when it runs, after a delay that the test chooses, not when submitted;

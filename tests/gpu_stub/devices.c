@@ -2,6 +2,27 @@
 
 #include "cuda_stub.h"
 
+#include <dlfcn.h>
+
+/* How cuda-bindings finds all others: by their names without a version. */
+CUresult cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *status) {
+    Dl_info self;
+    char name[128];
+    const char *const versions[] = {"_v3", "_v2", ""};
+    (void)version, (void)flags;
+    *found = NULL;
+    if (dladdr((void *)cuGetProcAddress_v2, &self)) {
+        void *library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+        for (int i = 0; library && i < 3 && !*found; i++) {
+            snprintf(name, sizeof name, "%s%s", symbol, versions[i]);
+            *found = dlsym(library, name);
+        }
+        if (library) dlclose(library);
+    }
+    if (status) *status = *found ? 0 : 1;
+    return *found ? OK : 500;
+}
+
 CUresult cuInit(unsigned flags) {
     pthread_mutex_lock(&guard);
     initialized = 1;

@@ -18,6 +18,8 @@ from server import cli
 from server.tools import tune
 from server.tools.tune import Setting, Tried
 from tests.backends.models import identity_onnx
+from tests.conformance import doors
+from tests.front.certificates import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOAT = 1  # of ONNX
@@ -256,10 +258,70 @@ def test_streams(inferd, tmp_path):
     inferd("perf", "fp32", "--shape", "INPUT0:4", "--streaming", *SHORT)
 
 
+def level_of(path):
+    """The only one of a run."""
+    (level,) = json.loads(path.read_text())["levels"]
+    return level
+
+
+@pytest.mark.parametrize(
+    "load", [["--concurrency", "3"], ["--rate", "300", "--num-of-sequences", "3"], ["--streaming"]]
+)
+def test_sequences(inferd, tmp_path, load):
+    """Guards that each sequence has its start, its end, and one request at a time: the server refuses others."""
+    out = tmp_path / "run.json"
+    more = ["--sequence-length", "5", "--sequence-length-variation", "40", "--sequence-id-range", "7:900000"]
+    inferd("perf", "ordered", "--shape", "INPUT0:4", *load, *more, *SHORT, "--out", out)
+    level = level_of(out)
+    assert not level["errors"]
+    assert level["requests"] >= 3
+    # all that were begun are ended: the first number is free
+    inferd("perf", "ordered", "--shape", "INPUT0:4", "--sequence-id-range", "7:9", "--sequence-length", "1", *SHORT)
+
+
+def test_several_models_at_once(inferd, tmp_path):
+    """Guards that each has the load, and a row, a place in the file and a colour of its own."""
+    out = tmp_path / "run.json"
+    told = inferd("perf", "fp32", "fp16", "repeat", "--shape", "INPUT0:4", "--shape", "IN:2", *SHORT, "--out", out)
+    assert [line.split()[:2] for line in told.splitlines()[:4]] == [
+        ["model", "in"], ["fp32", "1"], ["fp16", "1"], ["repeat", "1"],
+    ]  # fmt: skip
+    run = json.loads(out.read_text())
+    assert run["model"] == "fp32, fp16, repeat"
+    assert all(each["requests"] and not each["errors"] for each in run["levels"])
+    inferd("plot", out, "--out", tmp_path / "run.html", url=False)
+    assert "run repeat p99" in (tmp_path / "run.html").read_text()
+    assert "different ones" in inferd("perf", "fp32", "fp32", status=2)
+
+
+def test_compressed_requests(inferd):
+    """Guards --grpc-compression-algorithm: the server reads what it is sent, by unary calls and in streams."""
+    arguments = ["fp32", "--shape", "INPUT0:4000", "--input-data", "zero", *SHORT, "--grpc-compression-algorithm"]
+    for more in (["gzip"], ["deflate"], ["gzip", "--streaming"]):
+        inferd("perf", *arguments, *more)
+    assert "nothing to compress" in inferd("perf", *arguments, "gzip", "--shared-memory", "system", status=2)
+
+
+def test_a_server_that_wants_tls_and_a_header(models, tmp_path, inferd):
+    """Guards TLS both ways, and headers, with the native driver: closed loop, open loop, streams."""
+    authority = Authority(tmp_path / "tls")
+    pair, own = authority.issue("server", "IP:127.0.0.1"), authority.issue("client")
+    arguments = ("--grpc-use-ssl", "--grpc-use-ssl-mutual", f"--grpc-server-cert={pair.certificate}",
+                 f"--grpc-server-key={pair.key}", f"--grpc-root-cert={authority.root}",
+                 "--grpc-restricted-protocol=inference:key=open")  # fmt: skip
+    with doors.running_server("native", models, *arguments) as process:
+        to = ["--url", process.address, "--root-cert", authority.root, "--client-cert", own.certificate]
+        to += ["--client-key", own.key, "--header", "triton-grpc-protocol-key=open"]
+        command = ["perf", "fp32", "--shape", "INPUT0:40000", *SHORT, *to]
+        for load in (["--concurrency", "4"], ["--rate", "100"], ["--streaming"]):
+            inferd(*command, *load, url=False)
+        assert "calls that failed" in inferd(*command[:-2], url=False, status=1)
+        command[command.index(authority.root)] = tmp_path / "none"
+        assert "--root-cert" in inferd(*command, url=False, status=1)
+
+
 def test_calls_that_fail_are_counted(inferd):
     """Guards the status and the table of a model that refuses what is sent."""
-    told = inferd("perf", "fp32", "--shape", "INPUT0:4", "--header", "x=y", *SHORT, status=2)
-    assert "--streaming" in told
     address = ["--shared-memory", "system", "--output-shared-memory-size", "4"]
     told = inferd("perf", "fp32", "--shape", "INPUT0:16", *address, *SHORT, status=1)
     assert "calls that failed" in told or "shared memory" in told

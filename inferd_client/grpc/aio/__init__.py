@@ -232,6 +232,7 @@ class ResponseIterator:
                 pieces = _pieces(inputs)
                 self._polled.link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
                 self._polled.flush_soon()
+                await self._polled.room(self._call)
             self._polled.link.send(self._call, [], goes_on=False)
             self._polled.flush_soon()
         except Exception as error:
@@ -243,8 +244,8 @@ class ResponseIterator:
 
     def told(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
-        self._found.extend(call.messages())
         if done:
+            self._found.extend(call.messages())
             self._ended = True
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -262,6 +263,8 @@ class ResponseIterator:
 
     async def __anext__(self) -> tuple[InferResult | None, InferenceServerException | None]:
         while not self._found:
+            if self._take():
+                break
             if self._ended:
                 if self._error is not None:
                     raise self._error
@@ -270,6 +273,15 @@ class ResponseIterator:
             await self._news
         answer = stream_answer(self._found.popleft(), self._channel.options.limit)
         return answer["result"], answer["error"]
+
+    def _take(self) -> bool:
+        """Take what has arrived, so that the server may send more. Returns whether there was something."""
+        if self._polled is None:
+            return False
+        self._found.extend(self._call.messages())
+        if self._found:
+            self._polled.flush_soon()
+        return bool(self._found)
 
     def cancel(self) -> bool:
         """No further answers are wanted. Returns whether the stream was still going on."""

@@ -133,6 +133,17 @@ def get_contents_as_numpy(shm_handle: SharedMemoryRegion, datatype: Any, shape: 
             return np.ndarray(shape, datatype, buffer=memory, offset=offset)
         except (TypeError, ValueError) as error:
             raise SharedMemoryException(f"the region holds no such tensor: {error}") from None
+    return strings_at(memory, offset, shape)
+
+
+def strings_at(memory: Any, offset: int, shape: Sequence[int]) -> Any:
+    """A tensor of strings: each has its size before it.
+
+    Raises:
+        SharedMemoryException: there is none.
+    """
+    import numpy as np
+
     out = np.empty(int(np.prod(shape)), dtype=np.object_)
     try:
         for i in range(out.size):

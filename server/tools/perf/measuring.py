@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from inferd_client._calling import STATUSES
-from inferd_client.driver import Driver, Fixed
+from inferd_client._calling import ENCODINGS, STATUSES
+from inferd_client.driver import Driver, Fixed, Sequences, Workload
 from inferd_client.driver.report import Report
 from inferd_client.utils import InferenceServerException
 from server.tools.perf.plan import Plan
+from server.tools.perf.requests import Model
+from server.tools.reach import Reach
 
 BUSY = 0.9
 """Share of a core from which on the driver may have been what was slow."""
@@ -53,6 +57,7 @@ class Level:
     """What came of a level; times in microseconds.
 
     Attributes:
+        model: who was asked.
         level: requests in flight, or requests per second that were due.
         stable: whether the last windows agreed.
         errors: by gRPC status.
@@ -63,6 +68,7 @@ class Level:
         first, between: of streams: from a request to its first answer, and from answer to answer.
     """
 
+    model: str
     level: float
     kind: str
     stable: bool
@@ -195,18 +201,49 @@ class Load(Protocol):
     def window(self, seconds: float, requests: int) -> Window:
         """Make requests for so long, and until there were so many."""
 
+    def close(self) -> None:
+        """End connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model under load.
+
+    Attributes:
+        plan: what is measured of it.
+        load: what asks it.
+    """
+
+    plan: Plan
+    load: Load
+
 
 class Unary:
     """Calls of ModelInfer, made by the native driver."""
 
-    def __init__(self, url: str, plan: Plan, messages: Sequence[bytes], accounts: Accounts, level: float) -> None:
-        self._work = Fixed(messages)
+    def __init__(
+        self, reach: Reach, plan: Plan, model: Model, messages: Sequence[bytes], accounts: Accounts, level: float
+    ) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in reach.headers]
+        if plan.compression:
+            headers.append((b"grpc-encoding", plan.compression.encode()))
+        bodies = [packed(each, plan.compression) for each in messages]
+        self._work: Workload = Fixed(bodies, compressed=bool(plan.compression))
+        if model.sequences:
+            first, last = plan.sequence_ids
+            self._work = Sequences(
+                messages,
+                length=plan.sequence_length,
+                variation=plan.sequence_variation,
+                first_id=first,
+                last_id=last,
+            )
         self._accounts = accounts
-        self._driver = Driver(url, connections=plan.connections)
-        self._said: dict[str, Any] = {"in_flight": max(1, round(level / plan.connections))}
+        self._driver = Driver(reach.url, connections=plan.connections, context=reach.tls())
+        self._said: dict[str, Any] = {"headers": headers, "in_flight": max(1, round(level / plan.connections))}
         if plan.rate is not None:
-            in_flight = max(1, plan.most_in_flight // plan.connections)
-            self._said = {"rate": level, "scattered": plan.scattered, "in_flight": in_flight}
+            most = plan.sequences if model.sequences else plan.most_in_flight
+            self._said |= {"rate": level, "scattered": plan.scattered, "in_flight": max(1, most // plan.connections)}
 
     def window(self, seconds: float, requests: int) -> Window:
         """See Load."""
@@ -222,6 +259,14 @@ class Unary:
         self._driver.close()
 
 
+def packed(message: bytes, encoding: str) -> bytes:
+    """A message, compressed if there is an encoding."""
+    if not encoding:
+        return message
+    packer = zlib.compressobj(wbits=ENCODINGS[encoding])
+    return packer.compress(message) + packer.flush()
+
+
 def agree(windows: Sequence[Window], plan: Plan) -> bool:
     """Whether the last ones differ by no more than they may, in their rates and their latencies."""
     last = windows[-AGREEING:]
@@ -234,26 +279,40 @@ def agree(windows: Sequence[Window], plan: Plan) -> bool:
     return True
 
 
-def measure(load: Load, plan: Plan, level: float, ends: float, tell: Callable[[str], None]) -> Level:
-    """Windows until they agree, or there were as many as there may be, or time is up.
+def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callable[[str], None]) -> list[Level]:
+    """Windows of all models at the same time, until they agree, or there were as many as there may be, or time is up.
 
     Args:
         ends: of time.monotonic(); 0: never.
         tell: of progress.
+
+    Returns:
+        what came of each model.
     """
-    if plan.warm_up > 0:
-        load.window(plan.warm_up, 0)
-    windows: list[Window] = []
-    while len(windows) < plan.trials and not (ends and windows and time.monotonic() > ends):
-        windows.append(load.window(plan.window, plan.window_requests))
-        last = windows[-1].report
-        tell(
-            f"window {len(windows)}: {last.rate:.0f} requests/s, mean {last.latency.mean:.0f} us, "
-            f"p99 {last.latency.p99:.0f} us"
-        )
-        if agree(windows, plan) or last.answered == 0:
-            break
-    return summed(windows, plan, level)
+    plan = subjects[0].plan
+    windows: list[list[Window]] = [[] for _ in subjects]
+    with ThreadPoolExecutor(len(subjects)) as pool:
+
+        def at_once(seconds: float, requests: int) -> list[Window]:
+            if len(subjects) == 1:
+                return [subjects[0].load.window(seconds, requests)]
+            return [each.result() for each in [pool.submit(each.load.window, seconds, requests) for each in subjects]]
+
+        if plan.warm_up > 0:
+            at_once(plan.warm_up, 0)
+        while len(windows[0]) < plan.trials and not (ends and windows[0] and time.monotonic() > ends):
+            for known, found in zip(windows, at_once(plan.window, plan.window_requests), strict=True):
+                known.append(found)
+            last = [known[-1].report for known in windows]
+            tell(
+                f"window {len(windows[0])}: {sum(each.rate for each in last):.0f} requests/s, "
+                f"p99 {max(each.latency.p99 for each in last):.0f} us"
+            )
+            if all(agree(known, each.plan) for known, each in zip(windows, subjects, strict=True)):
+                break
+            if not any(each.answered for each in last):
+                break
+    return [summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True)]
 
 
 def summed(windows: Sequence[Window], plan: Plan, level: float) -> Level:
@@ -285,6 +344,7 @@ def summed(windows: Sequence[Window], plan: Plan, level: float) -> Level:
     first = [value for each in counted for value in each.first]
     between = [value for each in counted for value in each.between]
     return Level(
+        model=plan.model,
         level=level,
         kind="rate" if plan.rate is not None else "concurrency",
         stable=stable,

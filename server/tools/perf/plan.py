@@ -69,9 +69,15 @@ class Plan:
         warm_up: seconds before each level.
         longest: seconds of all levels; 0: as many as they need.
         shapes, data, letters: of the tensors that are sent; see `requests`.
-        shared: tensors go through shared memory.
+        shared: "system" or "cuda": tensors go through such shared memory.
+        device: of CUDA shared memory.
         output_bytes: of an output in shared memory whose size the model does not tell.
         streaming: each request goes through a stream.
+        compression: of requests, "gzip" or "deflate".
+        sequence_length: requests of a sequence, for models that have sequences.
+        sequence_variation: share by which the length of one may differ from that.
+        sequence_ids: the first and the last that are used.
+        sequences: with a rate: how many there are at a time; else each request in flight is of one.
     """
 
     model: str
@@ -94,9 +100,15 @@ class Plan:
     shapes: tuple[str, ...] = ()
     data: str = "random"
     letters: int = 128
-    shared: bool = False
+    shared: str = ""
+    device: int = 0
     output_bytes: int = 102400
     streaming: bool = False
+    compression: str = ""
+    sequence_length: int = 20
+    sequence_variation: float = 0.2
+    sequence_ids: tuple[int, int] = (1, (1 << 32) - 1)
+    sequences: int = 4
 
     def __post_init__(self) -> None:
         if self.search and not self.limit_ms:
@@ -107,6 +119,12 @@ class Plan:
             raise Misused("--batch-size, --connections, --measurement-interval, --max-trials: expected more than 0")
         if self.streaming and (self.rate is not None or self.shared):
             raise Misused("--streaming: it goes with --concurrency-range, and without shared memory")
+        if self.sequence_length < 1 or not 0 <= self.sequence_variation < 1 or self.sequences < 1:
+            raise Misused(
+                "--sequence-length, --num-of-sequences: expected more than 0; --sequence-length-variation: 0 to 99"
+            )
+        if self.shared and self.compression:
+            raise Misused("--grpc-compression-algorithm: with shared memory there is nothing to compress")
 
     @property
     def levels(self) -> Range:
@@ -119,6 +137,22 @@ class Plan:
     def metric(self) -> str:
         """What must be stable, by its name in Level."""
         return f"p{self.percentile}" if self.percentile else "mean"
+
+
+def ids_of(text: str) -> tuple[int, int]:
+    """Of "FIRST" or "FIRST:LAST", numbers of sequences.
+
+    Raises:
+        Misused: it is neither.
+    """
+    first, _, last = text.partition(":")
+    try:
+        found = int(first), int(last or (1 << 32) - 1)
+    except ValueError:
+        found = 0, 0
+    if not 0 < found[0] <= found[1]:
+        raise Misused(f"--sequence-id-range: expected FIRST or FIRST:LAST, numbers above 0, got {text!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

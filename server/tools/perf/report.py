@@ -19,7 +19,9 @@ ROWS = 16
 def level_table(levels: Sequence[Level]) -> str:
     """A row for each level."""
     kind = "requests/s due" if levels and levels[0].kind == "rate" else "in flight"
-    head = [kind, "requests/s", "inferences/s", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"]
+    named = len({each.model for each in levels}) > 1
+    head = ["model"] if named else []
+    head += [kind, "requests/s", "inferences/s", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"]
     servers, batches = any(each.server for each in levels), any(each.batch for each in levels)
     cpus = any(each.server_cpu for each in levels)
     head += [*PARTS] if servers else []
@@ -28,31 +30,33 @@ def level_table(levels: Sequence[Level]) -> str:
     rows = []
     for each in levels:
         times = (each.mean, each.p50, each.p90, each.p95, each.p99, each.p999, each.max)
-        row = [f"{each.level:g}", f"{each.rate:.1f}", f"{each.inferences:.1f}", *(f"{value:.0f}" for value in times)]
+        row = [each.model] if named else []
+        row += [f"{each.level:g}", f"{each.rate:.1f}", f"{each.inferences:.1f}", *(f"{value:.0f}" for value in times)]
         row += [f"{each.server[part]:.0f}" if each.server else "-" for part in PARTS] if servers else []
         row += [f"{each.batch:.1f}"] if batches else []
         row += [f"{each.client_cpu:.1f}"] + ([f"{each.server_cpu:.1f}"] if cpus else [])
         row += ["" if each.stable else "not stable"]
         rows.append(row)
-    return table(head, rows, "r" * (len(head) - 1))
+    return table(head, rows, ("l" if named else "r") + "r" * (len(head) - 2))
 
 
 def remarks(levels: Sequence[Level]) -> list[str]:
     """What one should know beside the table."""
     found = ["Times in microseconds; queue to output are the server's own account of a request."]
+    named = len({each.model for each in levels}) > 1
     for each in levels:
+        where = f"At {each.level:g}" + (f", {each.model}" if named else "")
         if each.errors:
             counted = ", ".join(f"{calls} {name}" for name, calls in sorted(each.errors.items()))
             found.append(
-                f"At {each.level:g}, calls that failed: {counted}."
-                + (f" One of them: {each.sample}" if each.sample else "")
+                f"{where}, calls that failed: {counted}." + (f" One of them: {each.sample}" if each.sample else "")
             )
         if each.driver_busy:
-            found.append(f"At {each.level:g} this program used its core up: it may have been slower than the server.")
+            found.append(f"{where}: this program used its core up: it may have been slower than the server.")
         for name, values in (("first answer", each.first), ("between answers", each.between)):
             if values:
                 said = ", ".join(f"{key} {values[key]:.0f}" for key in ("mean", "p50", "p95", "p99", "max"))
-                found.append(f"At {each.level:g}, {name}: {said}.")
+                found.append(f"{where}, {name}: {said}.")
     return found
 
 
@@ -69,7 +73,7 @@ def histogram_text(level: Level) -> str:
     while counts and counts[-1] == 0:
         counts.pop()
     most = max(counts)
-    lines = [f"latencies at {level.level:g}, {total} calls, up to so many microseconds:"]
+    lines = [f"latencies of {level.model} at {level.level:g}, {total} calls, up to so many microseconds:"]
     for i, calls in enumerate(counts):
         bar = "█" * round(calls / most * BAR) or ("▏" if calls else "")
         share = f"  {bar} {calls / total:.1%}" if calls else ""
@@ -82,7 +86,7 @@ def write(path: Path, levels: Sequence[Level], facts: dict[str, Any]) -> None:
     if path.suffix == ".json":
         path.write_text(json.dumps({**facts, "levels": [each.as_dict() for each in levels]}, indent=1) + "\n")
         return
-    names = ["kind", "level", "stable", "requests", "rate", "inferences"]
+    names = ["model", "kind", "level", "stable", "requests", "rate", "inferences"]
     names += ["mean", "p50", "p90", "p95", "p99", "p999", "max"]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -18,7 +18,7 @@ from inferd_client._tensors import request_pieces
 from inferd_client.utils import triton_to_np_dtype
 from server.errors import Misused
 from server.tools.perf.plan import Plan
-from server.tools.reach import Reach
+from server.tools.reach import CallFailed, Reach
 from server.tools.tensors import Wanted, array_of, made_up, shape_of, shapes_of
 
 MADE_UP = 16
@@ -35,12 +35,14 @@ class Model:
         outputs: (name, datatype, shape) of each.
         batches: whether a request has a batch dimension.
         decoupled: whether a request may have any number of answers.
+        sequences: whether requests belong to sequences.
     """
 
     inputs: tuple[Wanted, ...]
     outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
     batches: bool
     decoupled: bool
+    sequences: bool
 
 
 def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: Plan) -> Model:
@@ -66,6 +68,7 @@ def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: Plan)
         tuple((each.name, each.datatype, tuple(each.shape)) for each in metadata.outputs),
         batches,
         config.model_transaction_policy.decoupled,
+        config.HasField("sequence_batching"),
     )
 
 
@@ -167,10 +170,18 @@ class Messages:
             if any(size < 0 for size in dims):
                 dims = (self._plan.output_bytes // kind.itemsize,)
             arrays[f"output/{name}"] = (dims, kind)
-        return client.shared(arrays)
+        if self._plan.shared == "system":
+            return client.shared(arrays)
+        try:
+            return client.shared(arrays, device=self._plan.device)
+        except RuntimeError as error:
+            raise Misused(f"--shared-memory cuda: {error}") from None
 
     def __enter__(self) -> list[bytes]:
-        region = self._region.__enter__()
+        try:
+            region = self._region.__enter__()
+        except RuntimeError as error:
+            raise CallFailed(f"--shared-memory {self._plan.shared}: {error}") from None
         found = []
         for i, tensors in enumerate(self._tensors):
             if region is None:

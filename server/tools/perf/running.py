@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused
-from server.tools.perf.measuring import Accounts, Level, Unary, measure, process_of
+from server.tools.perf.measuring import Accounts, Level, Load, Subject, Unary, measure, process_of
 from server.tools.perf.plan import Files, Plan
 from server.tools.perf.report import histogram_text, level_table, remarks, write
 from server.tools.perf.requests import Messages, Model, model_of, tensors_of
@@ -19,39 +21,34 @@ from server.tools.reach import CallFailed, Reach, failure
 Tell = Callable[[str], None]
 
 
-def run(reach: Reach, plan: Plan, files: Files) -> int:
+def run(reach: Reach, plans: Sequence[Plan], files: Files) -> int:
     """Measure, print and write; the exit status of the command: 1 when a call failed, or no level is within the limit.
+
+    Args:
+        plans: of each model; they differ in nothing else.
 
     Raises:
         CallFailed: the server cannot be asked.
-        Misused: the plan makes no sense for the model.
+        Misused: a plan makes no sense for its model.
     """
-    if (reach.root_cert is not None or reach.headers) and not plan.streaming:
-        raise Misused("--root-cert, --header: only with --streaming; other loads of `inferd perf` are plain text")
+    plan = plans[0]
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    with reach.client() as client:
-        try:
-            server = client.get_server_metadata(headers=reach.metadata, client_timeout=reach.timeout)
-            model = model_of(client, reach, plan)
-            levels = _levels(client, reach, plan, model)
-        except InferenceServerException as error:
-            raise failure(reach, error) from None
-        except OSError as error:
-            raise CallFailed(f"{reach.url}: {error}") from None
+    levels, server = _asked(reach, plans, quiet=False)
     print(level_table(levels))
     print(*remarks(levels), sep="\n")
-    best = chosen(levels, plan)
+    best = best_of(levels, plan)
     if plan.limit_ms:
         what = f"{plan.metric} within {plan.limit_ms:g} ms"
-        print(f"{what}: {best.level:g} at most, {best.rate:.1f} requests/s" if best else f"{what}: at no level")
-    shown = best or levels[-1]
-    print(f"\n{histogram_text(shown)}")
+        rate = sum(each.rate for each in best)
+        print(f"{what}: {best[0].level:g} at most, {rate:.1f} requests/s" if best else f"{what}: at no level")
+    for shown in best or levels[-len(plans) :]:
+        print(f"\n{histogram_text(shown)}")
     facts = {
         "tool": "inferd perf",
         "started": started,
         "url": reach.url,
         "server": {"name": server.name, "version": server.version},
-        "model": plan.model,
+        "model": ", ".join(each.model for each in plans),
         "rows": plan.rows,
         "metric": plan.metric,
         "limit_ms": plan.limit_ms,
@@ -59,29 +56,39 @@ def run(reach: Reach, plan: Plan, files: Files) -> int:
     for path in files.out:
         write(path, levels, facts)
         print(f"written: {path}", file=sys.stderr)
-    return 1 if (plan.limit_ms and best is None) or any(each.errors for each in levels) else 0
+    return 1 if (plan.limit_ms and not best) or any(each.errors for each in levels) else 0
 
 
 def levels_of(reach: Reach, plan: Plan) -> list[Level]:
-    """The levels of a plan, of unary calls, without a word.
+    """The levels of a plan, without a word.
 
     Raises:
         CallFailed: the server cannot be asked.
         Misused: the plan makes no sense for the model.
     """
+    return _asked(reach, [plan], quiet=True)[0]
+
+
+def _asked(reach: Reach, plans: Sequence[Plan], *, quiet: bool) -> tuple[list[Level], Any]:
+    """The levels, and the server's metadata."""
     with reach.client() as client:
         try:
-            return _levels(client, reach, plan, model_of(client, reach, plan), quiet=True)
+            server = client.get_server_metadata(headers=reach.metadata, client_timeout=reach.timeout)
+            models = [model_of(client, reach, plan) for plan in plans]
+            return _levels(client, reach, plans, models, quiet=quiet), server
         except InferenceServerException as error:
             raise failure(reach, error) from None
         except OSError as error:
             raise CallFailed(f"{reach.url}: {error}") from None
 
 
-def chosen(levels: Sequence[Level], plan: Plan) -> Level | None:
-    """The level with the highest rate within the limit; without limit, with the highest."""
-    found = [each for each in levels if within(each, plan)]
-    return max(found, key=lambda each: each.rate, default=None)
+def best_of(levels: Sequence[Level], plan: Plan) -> list[Level]:
+    """Of each model, the level with the highest rate of all within the limit; without limit, with the highest."""
+    found: dict[float, list[Level]] = {}
+    for each in levels:
+        found.setdefault(each.level, []).append(each)
+    able = [group for group in found.values() if all(within(each, plan) for each in group)]
+    return max(able, key=lambda group: sum(each.rate for each in group), default=[])
 
 
 def within(level: Level, plan: Plan) -> bool:
@@ -89,56 +96,72 @@ def within(level: Level, plan: Plan) -> bool:
     return not plan.limit_ms or (level.requests > 0 and getattr(level, plan.metric) <= plan.limit_ms * 1e3)
 
 
-def _levels(client: Any, reach: Reach, plan: Plan, model: Model, *, quiet: bool = False) -> list[Level]:
-    accounts = Accounts(client, plan, reach.metadata, process_of(reach.url))
-    ends = time.monotonic() + plan.longest if plan.longest else 0.0
-    if plan.streaming or model.decoupled:
-        tensors = tensors_of(model, plan)
-        return _swept(plan, ends, lambda level: Streams(reach, plan, model, tensors, accounts, level), quiet)
-    with Messages(client, model, plan) as messages:
-        return _swept(plan, ends, lambda level: Unary(reach.url, plan, messages, accounts, level), quiet)
+def _levels(client: Any, reach: Reach, plans: Sequence[Plan], models: Sequence[Model], *, quiet: bool) -> list[Level]:
+    process = process_of(reach.url) if len(plans) == 1 else None  # whose CPU it is cannot be told of several
+    ends = time.monotonic() + plans[0].longest if plans[0].longest else 0.0
+    with contextlib.ExitStack() as stack:
+        makers: list[Callable[[float], Load]] = []
+        for plan, model in zip(plans, models, strict=True):
+            accounts = Accounts(client, plan, reach.metadata, process)
+            if plan.streaming or model.decoupled:
+                makers.append(partial(Streams, reach, plan, model, tensors_of(model, plan), accounts))
+            else:
+                if model.sequences and plan.compression:
+                    raise Misused(
+                        "--grpc-compression-algorithm: requests of sequences are compressed with --streaming only"
+                    )
+                messages = stack.enter_context(Messages(client, model, plan))
+                makers.append(partial(Unary, reach, plan, model, messages, accounts))
+        return _swept(plans, ends, makers, quiet)
 
 
-def _swept(plan: Plan, ends: float, make: Callable[[float], Any], quiet: bool) -> list[Level]:
-    measured: dict[float, Level] = {}
+def _swept(plans: Sequence[Plan], ends: float, makers: Sequence[Callable[[float], Load]], quiet: bool) -> list[Level]:
+    plan = plans[0]
+    measured: dict[float, list[Level]] = {}
 
-    def at(level: float) -> Level:
+    def at(level: float) -> bool:
+        """Measure. Returns whether it is within the limit."""
         said = f"{level:g} {'requests/s' if plan.rate is not None else 'in flight'}"
-        load = make(level)
+        loads: list[Load] = []
         try:
-            measured[level] = measure(
-                load, plan, level, ends, lambda text: None if quiet else _progress(f"{said}: {text}")
-            )
+            loads += [make(level) for make in makers]
+            subjects = [Subject(each, load) for each, load in zip(plans, loads, strict=True)]
+            tell = _silent if quiet else (lambda text: _progress(f"{said}: {text}"))
+            found = measured[level] = measure(subjects, level, ends, tell)
         finally:
-            load.close()
-        found = measured[level]
-        if quiet:
-            return found
-        _progress("")
-        print(f"{said}: {found.rate:.1f} requests/s, p99 {found.p99:.0f} us", file=sys.stderr, flush=True)
-        return found
+            for load in loads:
+                load.close()
+        if not quiet:
+            _progress("")
+            rate, p99 = sum(each.rate for each in found), max(each.p99 for each in found)
+            print(f"{said}: {rate:.1f} requests/s, p99 {p99:.0f} us", file=sys.stderr, flush=True)
+        return all(within(each, plan) for each in found)
 
     levels = plan.levels.levels()
     if plan.search:
-        _search(levels, at, plan)
+        _search(levels, at)
     else:
         for level in levels:
-            if not within(at(level), plan) or (ends and time.monotonic() > ends):
+            if not at(level) or (ends and time.monotonic() > ends):
                 break
-    return [measured[level] for level in sorted(measured)]
+    return [each for level in sorted(measured) for each in measured[level]]
 
 
-def _search(levels: Sequence[float], at: Callable[[float], Level], plan: Plan) -> None:
+def _search(levels: Sequence[float], at: Callable[[float], bool]) -> None:
     """Measure as few as tell the highest within the limit."""
     low, high = 0, len(levels) - 1
-    if not within(at(levels[low]), plan) or low == high or within(at(levels[high]), plan):
+    if not at(levels[low]) or low == high or at(levels[high]):
         return
     while high - low > 1:
         middle = (low + high) // 2
-        if within(at(levels[middle]), plan):
+        if at(levels[middle]):
             low = middle
         else:
             high = middle
+
+
+def _silent(text: str) -> None:
+    """Nobody wants to know."""
 
 
 def _progress(text: str) -> None:

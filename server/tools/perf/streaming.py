@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import inferd_client.grpc as grpcclient
@@ -24,7 +26,10 @@ class Streams:
     ) -> None:
         self._accounts = accounts
         requests = [inputs_of(model, each) for each in tensors]
-        self._streams = [Stream(reach, plan, model, requests, i) for i in range(max(1, round(level)))]
+        lengths = random.Random(1)
+        first, last = plan.sequence_ids
+        ids = itertools.cycle(range(first, last + 1))
+        self._streams = [Stream(reach, plan, model, requests, i, ids, lengths) for i in range(max(1, round(level)))]
 
     def window(self, seconds: float, requests: int) -> Window:  # noqa: ARG002 - streams end their requests
         """See Load; it ends when the requests that are under way have."""
@@ -47,18 +52,35 @@ class Streams:
 
 
 class Stream:
-    """A stream that sends the next request when the one before is answered to its end."""
+    """A stream that sends the next request when the one before is answered to its end.
 
-    def __init__(self, reach: Reach, plan: Plan, model: Model, requests: Sequence[Any], turn: int) -> None:
+    Args:
+        turn: the request to begin with.
+        ids, lengths: of sequences, for all streams.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        plan: Plan,
+        model: Model,
+        requests: Sequence[Any],
+        turn: int,
+        ids: Iterator[int],
+        lengths: random.Random,
+    ) -> None:
         self.idle = threading.Event()
         self._plan = plan
         self._model = model
         self._requests = requests
         self._turn = turn
+        self._ids = ids
+        self._lengths = lengths
+        self._sequence = self._step = self._steps = 0
         self._ends = self._sent = self._last = 0.0
         self._reset()
         self._client = reach.client()
-        self._client.start_stream(self._told, headers=reach.metadata)
+        self._client.start_stream(self._told, headers=reach.metadata, compression_algorithm=plan.compression or None)
 
     def _reset(self) -> None:
         self.whole: list[float] = []
@@ -82,12 +104,27 @@ class Stream:
             self._requests[self._turn % len(self._requests)],
             self._plan.version,
             enable_empty_final_response=self._model.decoupled,
+            **(self._place() if self._model.sequences else {}),
         )
+
+    def _place(self) -> dict[str, Any]:
+        """Of the next request, in a sequence."""
+        if self._step == self._steps:
+            least, most = (self._plan.sequence_length * (1 + way * self._plan.sequence_variation) for way in (-1, 1))
+            self._steps = self._lengths.randint(max(1, int(least)), max(1, int(most)))
+            self._sequence, self._step = next(self._ids), 0
+        self._step += 1
+        return {
+            "sequence_id": self._sequence,
+            "sequence_start": self._step == 1,
+            "sequence_end": self._step == self._steps,
+        }
 
     def _told(self, result: grpcclient.InferResult | None, error: Exception | None) -> None:
         now = time.perf_counter()
         if error is not None:
             self.failed += 1
+            self._step = self._steps  # the server has ended its sequence, too
             if self._model.decoupled:
                 return  # its end follows
         elif result is not None and result.names:
@@ -101,7 +138,7 @@ class Stream:
         ):
             return
         self.whole.append((now - self._sent) * 1e6)
-        if now < self._ends:
+        if now < self._ends or self._step != self._steps:
             self._send()
         else:
             self.idle.set()

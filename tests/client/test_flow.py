@@ -1,0 +1,164 @@
+"""Streams of inferd_client whose other side is slower: what is not read does not pile up, on either way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+import inferd_client.grpc as grpcclient
+import inferd_client.grpc.aio as aioclient
+from inferd_client.grpc import service_pb2 as pb
+from inferd_client.grpc import service_pb2_grpc
+
+SIZE = 1 << 18
+"""Elements of a message's tensor: 1 MiB."""
+MESSAGES = 150
+SOME = 60
+"""More than two windows have, and less than half of all."""
+PATIENCE = 60
+
+
+class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A server that streams answers, and counts them; it reads requests when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.reads = threading.Event()
+        self.read: list[int] = []
+
+    def ServerLive(self, request, context):  # noqa: N802 - the protocol's name
+        return pb.ServerLiveResponse(live=True)
+
+    def ModelStreamInfer(self, requests, context):  # noqa: N802
+        first = next(requests)
+        if first.model_name == "sink":
+            self.reads.wait(PATIENCE)
+            self.read = [int(first.id), *(int(each.id) for each in requests)]
+            yield answer(len(self.read), 1)
+            return
+        for i in range(MESSAGES):
+            self.sent += 1
+            yield answer(i, SIZE)
+
+
+def answer(number, size):
+    response = pb.ModelStreamInferResponse()
+    response.infer_response.id = str(number)
+    response.infer_response.outputs.add(name="OUT", datatype="FP32", shape=[size])
+    response.infer_response.raw_output_contents.append(np.full(size, number, np.float32).tobytes())
+    return response
+
+
+def right(result, number):
+    tensor = result.as_numpy("OUT")
+    return result.id == str(number) and tensor.size == SIZE and (tensor == number).all()
+
+
+@pytest.fixture
+def slow():
+    servicer = Slow()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield servicer
+    servicer.reads.set()
+    server.stop(None)
+
+
+def request(size=1):
+    return [grpcclient.InferInput("IN", [size], "FP32").set_data_from_numpy(np.zeros(size, np.float32))]
+
+
+def test_grpcio_itself_with_the_messages_and_stubs(slow):
+    """Guards service_pb2 and service_pb2_grpc: a channel of grpcio, both sides; what the server has not is refused."""
+    with grpc.insecure_channel(slow.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(pb.ServerLiveRequest()).live
+        slow.reads.set()
+        sent = [pb.ModelInferRequest(model_name="sink", id=str(i)) for i in range(3)]
+        assert [each.infer_response.id for each in stub.ModelStreamInfer(iter(sent))] == ["3"]
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.ServerReady(pb.ServerReadyRequest())
+        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_answers_that_a_coroutine_does_not_read_stay_with_the_server(slow):
+    """Guards flow control of one stream: it stops, other calls of the connection go on, and all of it comes."""
+
+    async def requests():
+        yield {"model_name": "source", "inputs": request()}
+
+    async with aioclient.InferenceServerClient(slow.address) as client:
+        answers = client.stream_infer(requests())
+        assert right((await anext(answers))[0], 0)
+        before, still = -1, 0
+        while still < 30:  # it has stopped when it is where it was, for as many calls
+            assert await client.is_server_live()
+            still = still + 1 if slow.sent == before else 0
+            before = slow.sent
+        assert slow.sent < SOME
+        number = 0
+        async for result, error in answers:
+            number += 1
+            assert error is None
+            assert right(result, number)
+        assert number == MESSAGES - 1
+
+
+def test_answers_for_a_callback_that_does_not_return_stay_with_the_server(slow):
+    """Guards the same of callbacks, while another thread reads from the connection."""
+    goes_on, wrong, count = threading.Event(), [], [0]
+    done = threading.Event()
+
+    def told(result, error):
+        goes_on.wait(PATIENCE)
+        if error is not None or not right(result, count[0]):
+            wrong.append(error or count[0])
+        count[0] += 1
+        if count[0] == MESSAGES:
+            done.set()
+
+    with grpcclient.InferenceServerClient(slow.address) as client:
+        client.start_stream(told)
+        client.async_stream_infer("source", request())
+        before, still = -1, 0
+        while still < 30 or not slow.sent:
+            assert client.is_server_live()
+            still = still + 1 if slow.sent == before else 0
+            before = slow.sent
+        assert slow.sent < SOME
+        goes_on.set()
+        assert done.wait(PATIENCE)
+    assert not wrong
+
+
+async def test_requests_that_a_server_does_not_read_are_not_asked_for(slow):
+    """Guards the other way: the iterator of requests waits for the server, and all of them come, in order."""
+    asked = 0
+
+    async def requests():
+        nonlocal asked
+        for i in range(MESSAGES):
+            asked += 1
+            yield {"model_name": "sink", "inputs": request(SIZE), "request_id": str(i)}
+
+    async with aioclient.InferenceServerClient(slow.address) as client:
+        answers = client.stream_infer(requests())
+        waits = asyncio.ensure_future(anext(answers))
+        before, still = -1, 0
+        while still < 30 or not asked:
+            assert await client.is_server_live()
+            still = still + 1 if asked == before else 0
+            before = asked
+        assert asked < SOME
+        slow.reads.set()
+        result, error = await asyncio.wait_for(waits, PATIENCE)
+        assert error is None
+        assert result.id == str(MESSAGES)
+        assert slow.read == list(range(MESSAGES))
