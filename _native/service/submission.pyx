@@ -195,6 +195,19 @@ cdef void submit_message(Submission *self, Request *request, Block *block, const
     submit_call(self, request, block, data, size, 0, timeout_ns, caller, context)
 
 
+cdef void refuse_full(const Submission *self, Request *request, Block *block, const uint8_t *data,
+                      size_t size) noexcept nogil:
+    # as cheaply as can be; but the client of a stream knows by its id which of its requests it is
+    if request.single:
+        request.block = block
+    elif not request_decode(request, block, data, size):
+        return
+    request_fail(request, STATUS_UNAVAILABLE, format_text(
+        "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
+        self.bridge.in_house))
+    request.response.reason = "SERVER_FULL"
+
+
 cdef void submit_call(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
                       size_t forwarded, int64_t timeout_ns, uint64_t caller,
                       const TraceContext *context) noexcept nogil:
@@ -203,11 +216,7 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
     request.bridge = self.bridge
     request.arrived_ns = now
     if caller != CALLER_SERVER and self.max_inflight and self.bridge.in_house >= self.max_inflight:
-        request.block = block
-        request_fail(request, STATUS_UNAVAILABLE, format_text(
-            "Exceeds maximum queue size: the server has %u requests in the house, which is its limit",
-            self.bridge.in_house))
-        request.response.reason = "SERVER_FULL"
+        refuse_full(self, request, block, data, size)
         give_back(request)
         return
     request.admitted = True

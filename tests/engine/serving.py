@@ -147,6 +147,7 @@ async def serving(
     placement: Placement | None = None,
     control: ModelControl | None = None,
     cache: CacheConfig = None,
+    max_inflight: int = 0,
     **configs: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
@@ -155,7 +156,15 @@ async def serving(
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         (root / name / "config.pbtxt").write_text(config)
     models = execute if isinstance(execute, Mapping) else dict.fromkeys(configs, execute)
-    engine = Engine([root], Loader(models), Options(), placement=placement, control=control, cache=cache)
+    engine = Engine(
+        [root],
+        Loader(models),
+        Options(),
+        placement=placement,
+        control=control,
+        cache=cache,
+        max_inflight=max_inflight,
+    )
     try:
         problems = await engine.start()
         assert not problems, problems

@@ -255,6 +255,28 @@ async def test_streamed_answers_and_errors_carry_the_id(tmp_path):
         assert (status, response.error_message) == (Status.NOT_FOUND, text)
 
 
+async def test_what_a_full_house_refuses_on_a_stream_carries_the_id(tmp_path):
+    """Answers of decoupled models come in any order, so a client finds by the id which request was refused."""
+    gate = Gate()
+    async with serving(tmp_path, gate, max_inflight=1) as engine:
+        first = Pending(engine, request(x=row(0)))
+        await gate.entered()
+        refused = asyncio.get_running_loop().create_future()
+        for_it = request(request_id="which", x=row(1)).SerializeToString()
+        engine.submit(for_it, lambda *answer: refused.set_result(answer), stream=True)
+        status, text, data = await asyncio.wait_for(refused, 30)
+        assert (status, text) == (
+            Status.UNAVAILABLE,
+            "Exceeds maximum queue size: the server has 1 requests in the house, which is its limit",
+        )
+        assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == "which"
+        garbage = asyncio.get_running_loop().create_future()
+        engine.submit(b"\xff\xff", lambda *answer: garbage.set_result(answer), stream=True)
+        assert (await asyncio.wait_for(garbage, 30))[0] == Status.INTERNAL
+        gate.go()
+        assert (await first.answer()).status == OK
+
+
 # -- statistics --
 
 

@@ -44,7 +44,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED_HASHES)
-    logging.getLogger("inferd").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
     sandbox = Sandbox()
     scale = Scale(**{key: tuple(value) if key == "models" else value for key, value in arguments.scale.items()})
     if arguments.seed is not None:
@@ -109,7 +109,8 @@ class Totals:
     """Over all simulations."""
 
     def __init__(self) -> None:
-        self.simulations = self.calls = self.cancelled = self.batches = self.switches = self.failed_takes = 0
+        self.simulations = self.calls = self.cancelled = self.streamed = self.hostile = 0
+        self.batches = self.switches = self.failed_takes = 0
         self.virtual_ns = 0
         self.statuses: Counter[int] = Counter()
         self.began = time.monotonic()
@@ -118,6 +119,8 @@ class Totals:
         self.simulations += 1
         self.calls += outcome.calls
         self.cancelled += outcome.cancelled
+        self.streamed += outcome.streamed
+        self.hostile += outcome.hostile
         self.batches += outcome.batches
         self.switches += outcome.switches
         self.failed_takes += outcome.failed_takes
@@ -131,7 +134,9 @@ class Totals:
         return {
             "simulations": self.simulations,
             "calls": self.calls,
+            "on streams": self.streamed,
             "cancelled": self.cancelled,
+            "hostile peers": self.hostile,
             "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
             "batches of Python models": self.batches,
             "changes of threads": self.switches,

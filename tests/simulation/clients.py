@@ -11,9 +11,13 @@ import numpy as np
 from _native.transport.connection import Connection
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.models import IDLE_US, SCALE, Kind
-from tests.simulation.wire import Stream, Violation, Wire
+from tests.simulation.regions import SLOT, Region
+from tests.simulation.talks import LONGEST, Talk, open_talk
+from tests.simulation.wire import Stream, Violation, Wire, framed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.simulation.simulation import Scale, Simulation
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -21,7 +25,8 @@ US = 1000
 MS = 1000 * US
 HOUR = 3_600_000 * MS
 QUESTIONS = 6  # different ones that are asked of models which reuse answers
-LARGE = 40_000  # numbers in a large row
+LARGE = 40_000  # numbers in a large tensor
+HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -40,6 +45,8 @@ class Temper:
         cancels, hangs_up: how often, of one.
         deadlines: that calls have, -1 for none.
         large: how often a call is large, of one.
+        largest: numbers in such a call, at most.
+        weight: how often there is such a client.
     """
 
     name: str
@@ -54,6 +61,8 @@ class Temper:
     hangs_up: float = 0.0
     deadlines: tuple[int, ...] = (-1, -1, -1, HOUR)
     large: float = 0.02
+    largest: int = LARGE
+    weight: float = 1.0
 
     @property
     def prompt(self) -> bool:
@@ -71,13 +80,16 @@ TEMPERS = (
     Temper("hurried", deadlines=(-1, 0, 50 * US, 300 * US, 2 * MS, HOUR), burst=10),
     Temper("reconnecting", hangs_up=0.1, cancels=0.1, deadlines=(-1, 300 * US)),
     Temper("large", large=0.5, chunk=30_000, burst=3, window=1 << 24),
+    Temper("huge", large=0.15, largest=HUGE, read_ns=20 * MS, burst=4, pause_ns=5 * MS, window=1 << 24, weight=0.25),
 )
 
 
 def draw_temper(random: Random, scale: Scale) -> Temper:
     """One of those that the scale lets in."""
     tempers = [temper for temper in TEMPERS if scale.cancels or not (temper.cancels or temper.hangs_up)]
-    return random.choice([temper for temper in tempers if scale.deadlines or min(temper.deadlines) < 0])
+    tempers = [temper for temper in tempers if scale.deadlines or min(temper.deadlines) < 0]
+    [temper] = random.choices(tempers, [temper.weight for temper in tempers])
+    return temper
 
 
 @dataclass
@@ -92,6 +104,7 @@ class Sequence:
     under_way: int = 0
     broken: bool = False  # one of its requests was not answered: what follows is anything
     touched_ns: int = 0
+    begun_ns: int = 0
 
 
 @dataclass
@@ -110,6 +123,10 @@ class Call:
     place: int = 0  # among the calls of its connection
     sent_ns: int = 1 << 62  # when its last byte was sent
     sequence: Sequence | None = None
+    talk: Talk | None = None  # on which it was made; else by a call of its own
+    region: Region | None = None  # in which its input lies
+    answer_at: int = -1  # and there its output is to lie
+    lost: bool = False  # its region was spoilt
     over: bool = False
 
     def __str__(self) -> str:
@@ -143,7 +160,12 @@ class Client:
         self.left = calls
         self.life = 0
         self.calls: dict[int, Call] = {}  # that are open, by stream
-        self.unsent: list[Call] = []
+        self.talks: dict[int, Talk] = {}  # the same
+        self.unsent: list[Call | Talk] = []
+        self.region: Region | None = None
+        self.regions = 0  # that it has had
+        self.packs = self.random.random() < simulation.packing
+        self.pause_ns = temper.pause_ns * simulation.pace
         self.sequences: list[Sequence] = []
         self.name = f"client {number}"
         self.places = 0
@@ -152,7 +174,7 @@ class Client:
 
     @property
     def active(self) -> bool:
-        return self.left > 0 or bool(self.calls)
+        return self.left > 0 or bool(self.calls or self.talks)
 
     def _connect(self) -> None:
         simulation = self.simulation
@@ -163,6 +185,7 @@ class Client:
         self.connection = Connection(simulation.endpoint, f"sim:{self.number}", use=use)
         self.connection.flush = self._flushed
         self.connection.on_refused = self.tell
+        simulation.desk.meet(self.connection, use, self.name)
         self.tell(f"connects, {self.temper.name}")
 
     def tell(self, what: str) -> None:
@@ -176,23 +199,37 @@ class Client:
         self.connection.flush = None
         self.connection.close()
 
+    def leave(self) -> None:
+        """For good."""
+        self.close()
+        if self.region is not None:
+            self.region.close()
+
     # -- what it does --
 
+    def later(self, what: Callable[[], None]) -> None:
+        """After a pause."""
+        self.simulation.later(self.random.randint(0, self.pause_ns), what)
+
     def _act_later(self) -> None:
-        self.simulation.later(self.random.randint(0, self.temper.pause_ns), self.act)
+        self.later(self.act)
 
     def act(self) -> None:
         """A burst of calls, or something worse."""
         if self.random.random() < self.temper.hangs_up and self.life < 20:
             self.hang_up()
         for _ in range(min(self.left, self.random.randint(1, self.temper.burst))):
-            if len(self.calls) < 90:
-                self.left -= 1
-                self.call()
+            if self.left > 0 and len(self.calls) + len(self.talks) < 90:
+                self._begin_something()
+        if self.region is not None and self.region.sound and self.random.random() < 0.05:
+            self.region.spoil(truncate=self.random.random() < 0.5)
         if self.temper.cancels:
             for call in list(self.calls.values()):
                 if call.sequence is None and self.random.random() < self.temper.cancels * 0.5:
                     self.cancel(call)
+            for talk in list(self.talks.values()):
+                if self.random.random() < self.temper.cancels * 0.2:
+                    self.cancel_talk(talk)
         if self.random.random() < 0.05:
             self.wire.ping()
         self.write()
@@ -204,6 +241,8 @@ class Client:
         self.close()
         for call in list(self.calls.values()):
             self._over(call, answered=False)
+        for talk in list(self.talks.values()):
+            self._talk_over(talk, answered=False)
         self.unsent.clear()
         self.sequences.clear()
         self._connect()
@@ -213,16 +252,66 @@ class Client:
         self.wire.cancel(call.stream)
         self._over(call, answered=False)
 
-    def call(self) -> None:
-        """One call, to whichever model."""
-        simulation = self.simulation
-        kinds = list(simulation.kinds.values())
+    def cancel_talk(self, talk: Talk) -> None:
+        self.tell(f"cancels {talk}")
+        self.wire.cancel(talk.stream)
+        self._talk_over(talk, answered=False)
+
+    def _begin_something(self) -> None:
+        """A call, or a stream."""
+        if self.simulation.talks and self._kinds(streamed=True) and self.random.random() < self.simulation.talks:
+            length = min(self.left, self.random.randint(1, LONGEST))
+            self.left -= length
+            deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
+            talk = open_talk(self, length, deadline, self._headers(deadline))
+            self.talks[talk.number] = talk
+            self.tell(f"opens {talk}")
+            self.later(talk.say)
+            return
+        self.left -= 1
+        if kinds := self._kinds(streamed=False):
+            self.call(self._choose(kinds))
+
+    def _kinds(self, *, streamed: bool) -> list[Kind]:
+        """Models that may be asked so. Requests of one sequence go by calls, which the server takes in order."""
+        kinds = self.simulation.kinds.values()
+        return [kind for kind in kinds if kind.weight and not (kind.sequential if streamed else kind.decoupled)]
+
+    def _choose(self, kinds: list[Kind]) -> Kind:
         [kind] = self.random.choices(kinds, [kind.weight for kind in kinds])
-        number = simulation.outcome.calls
-        sequence = self._sequence(kind) if kind.sequence is not None else None
+        return kind
+
+    def streamed_kind(self) -> Kind:
+        """One to ask by a stream."""
+        return self._choose(self._kinds(streamed=True))
+
+    def _headers(self, deadline_ns: int) -> tuple[tuple[str, str], ...]:
+        """Of a call with this deadline; negative for none."""
+        packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
+        return (*packing, ("grpc-timeout", grpc_timeout(deadline_ns))) if deadline_ns >= 0 else packing
+
+    def call(self, kind: Kind) -> None:
+        """One call."""
+        deadline = -1
+        if not kind.sequential and self.simulation.scale.deadlines:
+            deadline = self.random.choice(self.temper.deadlines)
+        stream = self.wire.open(INFER, self._headers(deadline), b"")
+        call, message = self.request(kind, stream, deadline)
+        stream.body = framed(message.SerializeToString(), packed=self.packs)
+        self.calls[stream.number] = call
+        self.unsent.append(call)
+        self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")
+
+    def request(
+        self, kind: Kind, stream: Stream, deadline: int, talk: Talk | None = None
+    ) -> tuple[Call, pb.ModelInferRequest]:
+        """One request, and what it says."""
+        simulation = self.simulation
+        number = simulation.outcome.calls + 1
+        sequence = self._sequence(kind) if kind.sequential else None
         x = self._tensor(kind, number, sequence)
         expected = x.copy()
-        expected[:, 1:] *= kind.factor
+        expected[:, 1:] *= kind.factors(number)["y"]
         message = pb.ModelInferRequest(model_name=kind.name, id=str(number))
         message.inputs.add(name="x", datatype="INT64", shape=x.shape)
         message.raw_input_contents.append(x.tobytes())
@@ -230,27 +319,32 @@ class Client:
         if len(kind.queue.levels) > 1 and self.random.random() < 0.8:
             level = self.random.randint(1, len(kind.queue.levels))
             message.parameters["priority"].int64_param = level
-        deadline = -1
-        if sequence is None and simulation.scale.deadlines:
-            deadline = self.random.choice(self.temper.deadlines)
         if sequence is not None:
             self._put_in_sequence(message, sequence, x, expected)
-        encoded = message.SerializeToString()
-        body = b"\0" + len(encoded).to_bytes(4, "big") + encoded
-        extra = (("grpc-timeout", grpc_timeout(deadline)),) if deadline >= 0 else ()
-        stream = self.wire.open(INFER, extra, body)
-        call = Call(number, self, kind, x, expected, deadline, simulation.world.now(), stream, level, sequence=sequence)
-        self.calls[stream.number] = call
-        self.unsent.append(call)
+        now = simulation.world.now()
+        call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
+        if sequence is None and not kind.decoupled and not kind.more and self.random.random() < simulation.sharing:
+            self._share(call, message)
         simulation.opened(call)
-        self.tell(f"calls {kind.name} as {number}: {list(x.shape)}, {call}")
+        return call, message
+
+    def _share(self, call: Call, message: pb.ModelInferRequest) -> None:
+        """Have its tensors lie in shared memory, if they are small."""
+        if call.x.nbytes > SLOT:
+            return
+        if self.region is None or not self.region.has_room:
+            if self.region is not None:
+                self.region.spoil(truncate=False)
+                self.region.close()
+            self.region = Region(self, trusted=self.random.random() < 0.5)
+        self.region.put(call, message, output=self.random.random() < 0.5)
 
     def _tensor(self, kind: Kind, number: int, sequence: Sequence | None) -> np.ndarray:
         random = self.random
         rows = 1 if sequence is not None or random.random() < 0.6 else random.randint(1, kind.max_rows)
         width = 4 if random.random() < 0.8 or sequence is not None else random.randint(2, 6)
         if random.random() < self.temper.large and sequence is None:
-            width = random.randint(1000, LARGE) // rows + 2
+            width = random.randint(self.temper.largest // 40, self.temper.largest) // rows + 2
         if kind.reuses and random.random() < 0.8:
             number, rows, width = random.randrange(QUESTIONS), 1 + number % 2, 4
         x = np.arange(rows * width, dtype=np.int64).reshape(rows, width) + number * SCALE
@@ -265,7 +359,7 @@ class Client:
             return self.random.choice(open_ones)
         simulation = self.simulation
         one = Sequence(1 + self.number + 100 * simulation.outcome.calls, kind, self.random.randint(1, 6))
-        one.touched_ns = simulation.world.now()
+        one.touched_ns = one.begun_ns = simulation.world.now()
         self.sequences.append(one)
         return one
 
@@ -341,6 +435,8 @@ class Client:
             for call in self.calls.values():
                 if call.stream.sent_end and call.sent_ns > now:
                     call.sent_ns = now
+            for talk in self.talks.values():
+                talk.sent_ns = min(talk.sent_ns, now)
 
     def _flushed(self) -> None:
         self._read_later()
@@ -374,25 +470,41 @@ class Client:
             if call is not None:
                 self.simulation.oracle.begun(call)
         wire.begun.clear()
+        for talk in list(self.talks.values()):
+            talk.receive()
         for stream in wire.finished:
             call = self.calls.get(stream.number)
             if call is not None:
                 self._over(call, answered=True)
                 del wire.streams[stream.number].data[:]
+            elif stream.number in self.talks:
+                self._talk_over(self.talks[stream.number], answered=True)
         wire.finished.clear()
         if wire.credit < 1 << 23:
             wire.give(None, (1 << 24) - wire.credit)
-        for call in self.calls.values():
-            stream = call.stream
+        for each in (*self.calls.values(), *self.talks.values()):
+            stream = each.stream
             if stream.credit < self.temper.window // 2:
                 wire.give(stream, self.temper.window - stream.credit)
         self.write()
+
+    def _talk_over(self, talk: Talk, *, answered: bool) -> None:
+        del self.talks[talk.number]
+        if answered:
+            self.tell(f"has status {self.simulation.oracle.status(talk)} for {talk}")
+            talk.ended()
+        else:
+            talk.let_go()
+
+    def closed(self, call: Call, *, good: bool) -> None:
+        """A request on a stream is over."""
+        call.over = True
+        self.simulation.closed(call, good)
 
     def _over(self, call: Call, *, answered: bool) -> None:
         del self.calls[call.stream.number]
         call.over = True
         simulation = self.simulation
-        simulation.oracle.open.pop(call.number, None)
         if answered:
             self.tell(f"has status {simulation.oracle.status(call)} for {call.number}")
         simulation.over(call, answered)
@@ -410,7 +522,10 @@ class Client:
         one = call.sequence
         if one is None:
             return False
-        return one.broken or self.simulation.world.now() - one.touched_ns > IDLE_US * US // 2
+        simulation = self.simulation
+        cut_ns = simulation.cut_ns.get(call.kind.name, 0)
+        idle = simulation.world.now() - one.touched_ns > IDLE_US * US // 2
+        return one.broken or idle or cut_ns >= one.begun_ns
 
 
 def grpc_timeout(ns: int) -> str:

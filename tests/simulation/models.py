@@ -1,7 +1,7 @@
 """The models of a simulation: what they are, what they answer, and what a rule lets them do.
 
-All take `x`, INT64 [-1] in rows of which each begins with the number of its request, and give `y`: the same numbers in
-front, multiples of the others behind.
+All take `x`, INT64 [-1] in rows of which each begins with the number of its request, and most give `y`: the same
+numbers in front, multiples of the others behind.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ BATCHING = BatchingSpec()
 QUEUE = QueueSpec()
 X = (TensorSpec("x", "INT64", (-1,)),)
 Y = (TensorSpec("y", "INT64", (-1,)),)
+G = (TensorSpec("g", "BOOL", (1,)),)
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,27 @@ class Kind:
     Attributes:
         instances: how many there may be.
         factor: y is so many times x, but for the number in front.
-        style: how instances work: "fresh" output, "in place", "native", or "native gathered".
+        more: outputs beside y, and what they are multiples by.
+        style: how instances work: "fresh" output, "in place", "native", "native gathered", "native decoupled", which
+            answers each row on its own, "again", which is executed more than once, or "odd", which says by `g`, BOOL
+            [1], whether the number of the request is.
+        rows: of the largest batch.
         duration_us: the longest execution; the shortest takes no time.
         delay_us: a batch may wait so long for more requests; None where nobody can say.
         queue: levels and limits.
         needs: resources of each instance.
-        in_order: requests of one connection are executed, or answered, in their order.
+        even_factor: in place of `factor` for requests with even numbers; 0 for no other one.
+        decoupled: it answers each row on its own, and is asked by streams.
+        weight: how often it is asked; 0: it is only a step of others.
     """
 
     name: str
     instances: tuple[int, int] = (1, 3)
     factor: int = 2
+    even_factor: int = 0
+    more: tuple[tuple[str, int], ...] = ()
     style: str = "fresh"
+    rows: int = MAX_ROWS
     duration_us: int = 300
     batching: BatchingSpec | None = BATCHING
     queue: QueueSpec = QUEUE
@@ -75,6 +85,7 @@ class Kind:
     caches: bool = False
     coalesces: bool = False
     splits: bool = False
+    decoupled: bool = False
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
     weight: int = 2
@@ -87,8 +98,18 @@ class Kind:
         return self.batching.max_queue_delay_us if self.batching is not None else 0
 
     @property
+    def sequential(self) -> bool:
+        """Whether its requests belong to sequences of clients."""
+        return self.sequence is not None and not self.sequence.iterative
+
+    @property
     def max_rows(self) -> int:
-        return 3 * MAX_ROWS if self.splits else MAX_ROWS
+        return 3 * self.rows if self.splits else self.rows
+
+    def factors(self, number: int) -> dict[str, int]:
+        """What the outputs of a request of this number are multiples by."""
+        factor = self.even_factor if self.even_factor and number % 2 == 0 else self.factor
+        return {"y": factor, **dict(self.more)}
 
     @property
     def bounded(self) -> bool:
@@ -104,7 +125,7 @@ class Kind:
         needs = (ResourceSpec("R", self.needs),) if self.needs else ()
         instances = tuple(InstanceSpec(f"{version}_{i}", resources=needs, priority=i) for i in range(count))
         supplied: tuple[SuppliedSpec, ...] = ()
-        if self.sequence is not None:
+        if self.sequential:
             supplied = (
                 SuppliedSpec("START", TensorSpec("start", "INT32", (1,))),
                 SuppliedSpec("READY", TensorSpec("ready", "INT32", (1,))),
@@ -114,9 +135,9 @@ class Kind:
             self.name,
             "" if self.steps else "simulated",
             platform="ensemble" if self.steps else "",
-            max_batch_size=MAX_ROWS,
+            max_batch_size=self.rows,
             inputs=X,
-            outputs=Y,
+            outputs=G if self.style == "odd" else (*Y, *(TensorSpec(name, "INT64", (-1,)) for name, _ in self.more)),
             batching=self.batching,
             queue=self.queue,
             sequence=self.sequence,
@@ -125,12 +146,18 @@ class Kind:
             coalesces=self.coalesces,
             splits=self.splits,
             supplied=supplied,
+            decoupled=self.decoupled,
             ensemble=EnsembleSpec(self.steps) if self.steps else None,
         )
 
 
 def step(model: str, source: str, result: str) -> StepSpec:
     return StepSpec(model, inputs={"x": source}, outputs={"y": result})
+
+
+def gated(model: str, source: str, result: str, *, inverted: bool = False) -> StepSpec:
+    """One that runs where `g` says yes, or no."""
+    return StepSpec(model, inputs={"x": source}, outputs={"y": result}, gate="g", gate_inverted=inverted)
 
 
 DELAYED = BatchingSpec(preferred_sizes=(4,), max_queue_delay_us=500)
@@ -160,16 +187,50 @@ KINDS = {
         Kind("both", caches=True, coalesces=True, style="in place"),
         Kind("parts", splits=True),
         Kind("inplace", style="in place"),
+        Kind("slow", duration_us=30_000),
         Kind("failing", fails=True),
         Kind("native", style="native", factor=1, weight=4),
         Kind("gathered", style="native gathered", factor=1),
         Kind("direct", sequence=SequenceSpec(max_idle_us=IDLE_US), weight=4),
         Kind("oldest", sequence=SequenceSpec(direct=False, max_candidates=4, max_idle_us=IDLE_US), weight=4),
+        Kind(
+            "again",
+            style="again",
+            sequence=SequenceSpec(direct=False, iterative=True, max_candidates=4, max_idle_us=IDLE_US),
+        ),
+        Kind("decoupled", style="native decoupled", factor=1, rows=150, decoupled=True, weight=4),
+        Kind("odd", style="odd", weight=0),
         Kind("chain", steps=(step("plain", "x", "t"), step("inplace", "t", "y")), factor=4),
         Kind(
             "fan",
             steps=(step("cached", "x", "a"), step("both", "a", "b"), step("delayed", "b", "y")),
             factor=8,
+        ),
+        # ensembles of ensembles
+        Kind("nest", steps=(step("chain", "x", "t"), step("both", "t", "u"), step("twins", "u", "y")), factor=16),
+        # two that write to the same input in place, beside one that reads it
+        Kind(
+            "fork",
+            steps=(step("inplace", "x", "y"), step("both", "x", "z"), step("native", "x", "w")),
+            more=(("z", 2), ("w", 1)),
+        ),
+        Kind(
+            "gated",
+            steps=(
+                StepSpec("odd", inputs={"x": "x"}, outputs={"g": "g"}),
+                gated("plain", "x", "y"),
+                gated("chain", "x", "y", inverted=True),
+            ),
+            even_factor=4,
+        ),
+        # each response of the first step goes through the second on its own
+        Kind(
+            "spread",
+            steps=(
+                StepSpec("decoupled", inputs={"x": "x"}, outputs={"y": "t"}, decoupled=True),
+                step("parts", "t", "y"),
+            ),
+            decoupled=True,
         ),
     )
 }
@@ -181,6 +242,7 @@ class Executions:
 
     Attributes:
         resources: that instances share.
+        excused: numbers of requests whose inputs may change, for they are in memory that their client has taken back.
         count: by model and number of a request, how often it was executed.
         failed: numbers of requests whose execution failed.
         log: called with what happens.
@@ -190,6 +252,7 @@ class Executions:
     resources: int  # that there are
     count: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    excused: set[int] = field(default_factory=set)
     order: dict[str, list[int]] = field(default_factory=dict)
     batches: int = 0
     problem: str = ""
@@ -236,7 +299,8 @@ class NativeSimulated(IdentityInstance):
     """The identity backend's own executor; its delays pass in virtual time."""
 
     def __init__(self, backend: SimulatedBackend) -> None:
-        super().__init__((backend.kind.duration_us // 2, 3), backend.kind.style.endswith("gathered"), False)
+        kind = backend.kind
+        super().__init__((kind.duration_us // 2, 3), kind.style.endswith("gathered"), kind.decoupled)
         self._backend = backend
 
     def close(self) -> None:
@@ -271,7 +335,7 @@ class SimulatedInstance(Instance):
                 f"instances execute with {executions.resources_used} of {executions.resources} resources"
             )
         try:
-            if self.kind.sequence is not None:
+            if self.kind.sequential:
                 self._add_up(batch)
             else:
                 self._multiply(batch)
@@ -300,6 +364,7 @@ class SimulatedInstance(Instance):
             self.backend.world.sleep(int(draw**4 * self.kind.duration_us * 1000))
 
     def _multiply(self, batch: Batch) -> None:
+        executions = self.backend.executions
         view = batch.input("x")
         assert view is not None
         x = view.numpy()
@@ -307,8 +372,13 @@ class SimulatedInstance(Instance):
         before = x.copy()
         self._begin(batch, numbers)
         self._take_time()
-        if not np.array_equal(before, x):
+        if not np.array_equal(before, x) and executions.excused.isdisjoint(numbers):
             self.backend.executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
+        if self.kind.style == "odd":
+            batch.set_output("g", (before[:, :1] // SCALE) % 2 == 1)
+            return
+        if self.kind.style == "again":
+            self._send_back(batch)
         if self.kind.fails and (x[:, 0] < 0).any():
             self.backend.executions.failed.update(numbers)
             raise ValueError("negative")
@@ -317,6 +387,12 @@ class SimulatedInstance(Instance):
         batch.set_output("y", y)
         if self.random.random() < 0.3:
             self._take_time()
+
+    def _send_back(self, batch: Batch) -> None:
+        """Some of its requests are to be executed again, as they are."""
+        for index in range(batch.request_count):
+            if self.random.random() < 0.4:
+                batch.reschedule(index)
 
     def _add_up(self, batch: Batch) -> None:
         # y is x with the sum of the second column over its sequence in place of that column
@@ -396,6 +472,16 @@ def load(
     return version
 
 
+def depth(kind: Kind) -> int:
+    """Of ensembles in ensembles; 0: it is none."""
+    return max((1 + depth(KINDS[step.model]) for step in kind.steps), default=0)
+
+
+def with_steps(kind: Kind) -> set[str]:
+    """Names of all models that a request of this one may ask, with its own."""
+    return {kind.name}.union(*(with_steps(KINDS[step.model]) for step in kind.steps))
+
+
 def kinds_with_steps(names: Mapping[str, Kind]) -> list[str]:
     """Their names, those that others have as steps first."""
-    return sorted(names, key=lambda name: bool(names[name].steps))
+    return sorted(names, key=lambda name: depth(names[name]))

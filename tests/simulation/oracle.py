@@ -8,13 +8,15 @@ import numpy as np
 
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.models import KINDS
-from tests.simulation.wire import Violation
+from tests.simulation.talks import Talk, row_of
+from tests.simulation.wire import Violation, take_message
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call
     from tests.simulation.simulation import Simulation
 
-OK, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 3, 4, 5, 8, 13, 14
+OK, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 2, 3, 4, 5, 8, 13, 14
+FAILURES = (INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE)
 MS = 1_000_000
 GRAIN = MS  # that an outcome may come behind its deadline, beside all that the loop has to do
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
@@ -51,10 +53,11 @@ class Oracle:
     # -- calls --
 
     def waiting(self) -> str:
-        return ", ".join(f"{call}" for call in self.open.values())
+        talks = [talk for client in self.simulation.clients for talk in client.talks.values()]
+        return ", ".join(map(str, (*self.open.values(), *talks)))
 
     @staticmethod
-    def status(call: Call) -> int:
+    def status(call: Call | Talk) -> int:
         stream = call.stream
         return int((stream.trailers or {}).get("grpc-status", "99")) if stream.reset is None else RESET + stream.reset
 
@@ -79,18 +82,52 @@ class Oracle:
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
         elif not self._may(call, status, text, now):
             raise Violation(f"{call}: status {status} '{text}'")
+        self._check_time(call, call.sent_ns)
+
+    def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
+        """It is over, and not long after its deadline."""
+        simulation = self.simulation
+        now = simulation.world.now()
         if (
             call.deadline_ns >= 0
             and call.client.temper.prompt
             and not simulation.is_faulty
-            and now > max(call.opened_ns + call.deadline_ns, call.sent_ns) + GRAIN
+            and simulation.jumped_ns < call.opened_ns
+            and now > max(call.opened_ns + call.deadline_ns, sent_ns) + GRAIN
         ):
             late = (now - call.opened_ns - call.deadline_ns) // 1000
-            raise Violation(f"{call}: status {status} {late} us after its deadline")
+            raise Violation(f"{call}: status {self.status(call)} {late} us after its deadline")
+
+    def stream_ended(self, talk: Talk) -> None:
+        """Judge a stream that the server has ended."""
+        simulation = self.simulation
+        now = simulation.world.now()
+        status = self.status(talk)
+        text = (talk.stream.trailers or {}).get("grpc-message", "")
+        if status == OK:
+            allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
+        elif status == LATE:
+            allowed = talk.deadline_ns >= 0 and now >= talk.opened_ns + talk.deadline_ns
+        elif simulation.is_faulty:
+            allowed = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
+        else:
+            allowed = status in (EXHAUSTED, RESET + ENHANCE_YOUR_CALM) and bool(simulation.held_limit)
+        if not allowed:
+            unanswered = [call.number for call in talk.open]
+            raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
+        self._check_time(talk, max(talk.opened_ns, talk.sent_ns) + talk.deadline_ns)  # from its first bytes on
+
+    def refused(self, call: Call, text: str) -> None:
+        """A request on a stream has an error, of which only the text is known."""
+        now = self.simulation.world.now()
+        if not any(self._may(call, status, text, now) for status in FAILURES):
+            raise Violation(f"{call}: '{text}'")
 
     def _may(self, call: Call, status: int, text: str, now: int) -> bool:
         simulation = self.simulation
         kind = call.kind
+        if call.lost and status < RESET:
+            return status != UNKNOWN
         if status == LATE:
             return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
         if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size: the server"):
@@ -113,29 +150,60 @@ class Oracle:
         return False
 
     def _check_answer(self, call: Call) -> None:
-        data = bytes(call.stream.data)
-        if len(data) < 5 or data[0] != 0 or int.from_bytes(data[1:5], "big") != len(data) - 5:
-            raise Violation(f"{call}: not one message, but {data[:20]!r}")
-        response = pb.ModelInferResponse.FromString(data[5:])
+        head = bytes(call.stream.data[:20])
+        message = take_message(call.stream.data)
+        if message is None or call.stream.data:
+            raise Violation(f"{call}: not one message, but {head!r}")
+        self.check_response(call, pb.ModelInferResponse.FromString(message))
+
+    @staticmethod
+    def _check_head(call: Call, response: pb.ModelInferResponse, outputs: list[str]) -> None:
         if response.id != str(call.number) or response.model_name != call.kind.name:
             raise Violation(f"{call}: the answer of request '{response.id}' of model '{response.model_name}'")
-        if [output.name for output in response.outputs] != ["y"]:
+        if [output.name for output in response.outputs] != outputs:
             raise Violation(f"{call}: outputs {[output.name for output in response.outputs]}")
-        y = np.frombuffer(response.raw_output_contents[0], np.int64)
-        if tuple(response.outputs[0].shape) != call.x.shape or y.size != call.x.size:
-            raise Violation(f"{call}: shape {list(response.outputs[0].shape)}, {y.size} numbers")
-        if call.sequence is not None and call.sequence.broken:
-            return
-        if not np.array_equal(y.reshape(call.x.shape), call.expected):
-            raise Violation(f"{call}: {y[:6]} where {call.expected.reshape(-1)[:6]} was expected")
+
+    def check_response(self, call: Call, response: pb.ModelInferResponse) -> None:
+        """Judge the one answer to a request."""
         kind = call.kind
+        factors = kind.factors(call.number)
+        self._check_head(call, response, list(factors))
+        if call.lost or (call.sequence is not None and call.sequence.broken):
+            return
+        for index, (name, factor) in enumerate(factors.items()):
+            expected = call.expected
+            if name != "y":
+                expected = call.x.copy()
+                expected[:, 1:] *= factor
+            in_region = call.region is not None and call.answer_at >= 0
+            data = call.region.read(call) if in_region else response.raw_output_contents[index]
+            self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
         if kind.style.startswith("native") or kind.steps or kind.reuses:
             return
         times = self.simulation.executions.count.get((kind.name, call.number), 0)
-        if times != 1 and not kind.splits:
+        if times == 0 or (times != 1 and not kind.splits and kind.style != "again"):
             raise Violation(f"{call}: answered, and executed {times} times")
         if kind.fails and (call.x < 0).any():
             raise Violation(f"{call}: its execution failed, and it has an answer")
+
+    def check_row(self, call: Call, response: pb.ModelInferResponse) -> int:
+        """Judge one of the answers to a request, which is for one of its rows; which."""
+        self._check_head(call, response, ["y"])
+        data = response.raw_output_contents[0]
+        row = row_of(call.x, np.frombuffer(data, np.int64))
+        if not 0 <= row < len(call.x):
+            raise Violation(f"{call}: an answer for row {row}")
+        self._check_tensor(call, data, tuple(response.outputs[0].shape), call.expected[row : row + 1])
+        return row
+
+    @staticmethod
+    def _check_tensor(call: Call, data: bytes, shape: tuple[int, ...], expected: np.ndarray) -> None:
+        y = np.frombuffer(data, np.int64)
+        if shape != expected.shape or y.size != expected.size:
+            raise Violation(f"{call}: shape {list(shape)}, {y.size} numbers")
+        if not np.array_equal(y.reshape(shape), expected):
+            wrong = np.flatnonzero(y != expected.reshape(-1))[:6]
+            raise Violation(f"{call}: {y[wrong]} where {expected.reshape(-1)[wrong]} was expected, at {wrong}")
 
     # -- the server --
 
@@ -145,6 +213,9 @@ class Oracle:
         now = simulation.world.now()
         if simulation.is_faulty:
             return
+        executed = simulation.endpoint.ledger["executed"]
+        if executed and simulation.service.in_house == 0 and not simulation.desk.open:
+            raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         for version in (*simulation.versions.values(), *simulation.leaving):
             delay = version.kind.delay_us
             if delay is None or not version.count:
@@ -174,5 +245,7 @@ class Oracle:
             if use.bytes_held or use.calls:
                 raise Violation(f"'{use.name}' is charged {use.bytes_held} bytes and {use.calls} calls")
         for (name, number), times in simulation.executions.count.items():
-            if times > 1 and not KINDS[name].splits and not KINDS[name].reuses:
+            kind = KINDS[name]
+            # number 0 is what is read from memory that its client has cleared
+            if times > 1 and number and not kind.splits and not kind.reuses and kind.style != "again":
                 raise Violation(f"request {number} was executed {times} times by model '{name}'")

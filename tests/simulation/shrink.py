@@ -14,7 +14,8 @@ TRIALS = 60
 
 def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
     """What could be tried next, the greatest steps first."""
-    for feature in ("faults", "operator", "cancels", "deadlines", "preemption"):
+    features = ("faults", "hostile", "jumps", "regions", "streams", "operator", "cancels", "deadlines", "preemption")
+    for feature in features:
         if getattr(scale, feature):
             yield replace(scale, **{feature: False})
     for calls in (scale.calls // 4, scale.calls // 2, scale.calls * 3 // 4):
@@ -25,7 +26,8 @@ def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
             yield replace(scale, clients=clients)
     for name in models:
         left = tuple(other for other in models if other != name)
-        if left and all(step.model in left for other in left for step in KINDS[other].steps):
+        asked = any(KINDS[other].weight for other in left)
+        if asked and all(step.model in left for other in left for step in KINDS[other].steps):
             yield replace(scale, models=left)
 
 

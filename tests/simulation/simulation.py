@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from _native.memory.resource import live_counters
+from _native.memory.shm import Regions
 from _native.request.bridge import BridgeHandle
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
@@ -17,18 +18,23 @@ from _native.transport.client import ClientUse
 from _native.transport.connection import Endpoint
 from server.engine.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper
-from tests.simulation.models import KINDS, Executions, Kind, Version, kinds_with_steps, load
+from tests.simulation.desk import Desk
+from tests.simulation.hostile import Hostile
+from tests.simulation.models import KINDS, Executions, Kind, Version, kinds_with_steps, load, with_steps
 from tests.simulation.oracle import Oracle
 from tests.simulation.story import Story
 from tests.simulation.wire import Violation
 from tests.simulation.world import NEVER, START_NS, World
 
+STEPS = {name: with_steps(kind) for name, kind in KINDS.items()}
 US = 1000
 MS = 1000 * US
 SECOND = 1000 * MS
 STEP_US = (0, 0, 0, 1, 3, 20)  # that an action of the main thread takes
 DEEDS = 40  # of the operator, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
+JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
+JUMPS = 0.001  # how often it does, of one step
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class Scale:
         deadlines: calls have deadlines.
         preemption: threads are interrupted between critical sections.
         faults: memory runs out.
+        streams: clients ask by ModelStreamInfer, too.
+        regions: tensors lie in shared memory, too.
+        hostile: further connections send wrong frames.
+        jumps: the machine stands still now and then.
         fails_at: the number of the one take of memory that fails; 0 for as the seed says.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
     """
@@ -56,6 +66,10 @@ class Scale:
     deadlines: bool = True
     preemption: bool = True
     faults: bool = True
+    streams: bool = True
+    regions: bool = True
+    hostile: bool = True
+    jumps: bool = True
     fails_at: int = 0
     forgetful: bool = False
 
@@ -69,6 +83,8 @@ class Outcome:
     models: tuple[str, ...] = ()
     statuses: dict[int, int] = field(default_factory=dict)
     cancelled: int = 0
+    streamed: int = 0  # of the calls, requests on streams
+    hostile: int = 0  # connections
     batches: int = 0
     switches: int = 0
     failed_takes: int = 0
@@ -93,6 +109,13 @@ class Simulation:
         self.is_faulty = bool(self.faults_ppm or scale.fails_at)
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.numbers = 0
+        self.pace = random.choice((1, 1, 1, 8, 60))  # pauses of clients are so many times as long
+        self.talks = random.choice((0.0, 0.1, 0.4)) if scale.streams else 0.0  # how often a call is a stream instead
+        self.sharing = random.choice((0.0, 0.0, 0.3)) if scale.regions else 0.0  # how often tensors lie in regions
+        self.packing = random.choice((0.0, 0.0, 0.5)) if scale.streams else 0.0  # how often a client compresses
+        self.hostile_left = random.choice((0, 0, 5)) if scale.hostile else 0
+        self.jumps = random.choice((0.0, 0.0, 0.0, JUMPS)) if scale.jumps else 0.0
+        self.jumped_ns = 0
         resources = random.choice((2, 3))
         self.executions = Executions(self.tell, resources)
         self.resources = Resources({("R", None): resources})
@@ -102,12 +125,16 @@ class Simulation:
         self.held_limit = random.choice((0, 0, 1 << 20))
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
         self.service.keep_answers(1 << 16, ttl=random.choice((0.0, 0.01)))
+        self.desk = Desk(self)
+        self.regions = Regions(max_count=1000, max_byte_size=1 << 30)
+        self.service.use_regions(self.regions, shared=True)
         self.endpoint = Endpoint(
-            lambda call: call.end(12),
+            self.desk.take,
             max_held=self.held_limit,
             receive_timeout=random.choice((0.0, 10.0)),
             send_timeout=30.0,
             max_streams=100,
+            native_level=1 if self.packing else 0,
             timers=self.bridge.timers,
         )
         self.service.install(self.endpoint)
@@ -116,7 +143,9 @@ class Simulation:
         self.poller.register(self.bridge.timers.fd, select.POLLIN)
         self.generations: dict[str, int] = {}
         self.versions: dict[str, Version] = {}
+        self.departing: dict[str, list[Version]] = {}  # on which only sequences go on, the last one first
         self.leaving: list[Version] = []
+        self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
         self.oracle = Oracle(self)
         self.uses = [ClientUse(f"client {n}", max_bytes=0) for n in range(3)]
         names = scale.models or self._choose()
@@ -132,11 +161,9 @@ class Simulation:
         self.last_answer_ns = START_NS
 
     def _choose(self) -> tuple[str, ...]:
-        names = sorted(KINDS)
-        chosen = {name for name in names if self.random.random() < 0.3} or {"plain"}
-        for name in list(chosen):
-            chosen |= {step.model for step in KINDS[name].steps}
-        return tuple(sorted(chosen))
+        share = self.random.choice((0.3, 0.3, 0.08))
+        chosen = {name for name in sorted(KINDS) if KINDS[name].weight and self.random.random() < share} or {"plain"}
+        return tuple(sorted(set().union(*(with_steps(KINDS[name]) for name in chosen))))
 
     def tell(self, who: str, what: str) -> None:
         if self.story.on:
@@ -157,25 +184,61 @@ class Simulation:
         count = self.random.randint(*kind.instances)
         version = load(kind, generation, count, self.service, self.world, self.random, self.executions, self.resources)
         self.tell("operator", f"loads {version.prefix} with {version.count} instances")
-        self.table.set(name, {1: version.loaded.lane})
-        self._close(name)
+        old = self.versions.get(name)
         self.versions[name] = version
+        self._depart(name, old)
         self.oracle.loaded(name)
 
     def unload(self, name: str) -> None:
         self.tell("operator", f"unloads {name}")
-        self.table.remove(name)
-        self._close(name)
+        self._depart(name, self.versions.pop(name))
         self.oracle.unloaded(name)
 
-    def _close(self, name: str) -> None:
-        old = self.versions.pop(name, None)
-        if old is not None:
-            old.loaded.lane.close()
-            self.leaving.append(old)
+    def _depart(self, name: str, old: Version | None) -> None:
+        """It is not served any more, but for its sequences, as the engine does it (`server.engine.lifecycle`)."""
+        drains = old is not None and old.loaded.sequences > 0 and self.random.random() < 0.8
+        if old is not None and drains:
+            old.loaded.drain()
+            self.departing.setdefault(name, []).insert(0, old)
+            self.later(self.random.choice((MS, 50 * MS, 3 * SECOND)), lambda: self._end_version(name, old))
+        self._publish(name)
+        if old is not None and not drains:
+            self._close(name, old)
+
+    def _publish(self, name: str) -> None:
+        version = self.versions.get(name)
+        departing = [(1, each.loaded.lane) for each in self.departing.get(name, ())]
+        if version is None and not departing:
+            self.table.remove(name)
+        else:
+            self.table.set(name, {} if version is None else {1: version.loaded.lane}, departing)
+
+    def _end_version(self, name: str, version: Version) -> None:
+        """Its sequences have ended, or their time is over."""
+        if version not in self.departing.get(name, ()):
+            return
+        self.departing[name].remove(version)
+        self._publish(name)
+        self._close(name, version)
+
+    def _close(self, name: str, version: Version) -> None:
+        if version.loaded.sequences:
+            self.tell("operator", f"ends {version.loaded.sequences} sequences of {version.prefix}")
+            self.cut_ns[name] = self.world.now()
+            if name in self.versions:
+                self.versions[name].loaded.succeed(version.loaded)
+        version.loaded.lane.close()
+        self.leaving.append(version)
+
+    def serving(self) -> list[Version]:
+        """All versions that requests may come to."""
+        return [*self.versions.values(), *(each for gone in self.departing.values() for each in gone)]
 
     def see_off(self) -> None:
         """Join threads that have left, and let go of what nothing refers to any more."""
+        for name, versions in self.departing.items():
+            for version in [each for each in versions if each.loaded.sequences == 0]:
+                self._end_version(name, version)
         for version in list(self.leaving):
             if version.ended and not version.joined:
                 version.loaded.close()
@@ -190,8 +253,6 @@ class Simulation:
             return
         name = self.random.choice(sorted(self.kinds))
         deed = self.random.random()
-        if self.kinds[name].sequence is not None:
-            deed = 1.0  # its sequences would have to go on where they have begun
         if name not in self.versions or deed < 0.6:
             self.load(name)
         elif deed < 0.7 and not self._is_step(name):
@@ -213,6 +274,7 @@ class Simulation:
         ready = {fd for fd, _ in self.poller.poll(0)}
         choices = [*(["thread"] * 2 if world.runnable() else []), *(["event"] if due else [])]
         choices += ["loop"] if ready else []
+        choices += ["tasks"] if self.desk.loop.ready else []
         if not choices:
             return self._pass_time()
         choice = self.random.choice(choices)
@@ -222,6 +284,11 @@ class Simulation:
         elif choice == "event":
             heapq.heappop(self.events)[2]()
             self.flush()
+        elif choice == "tasks":
+            world.may_fail(1)
+            self.desk.turn()
+            self.flush()
+            world.may_fail(0)
         else:
             world.may_fail(1)
             if self.bridge.event_fd in ready:
@@ -230,12 +297,25 @@ class Simulation:
                 self.bridge.expire()
             self.flush()
             world.may_fail(0)
-            if self.leaving:
+            if self.leaving or any(self.departing.values()):
                 self.see_off()
         if problem := world.problem or self.executions.problem:
             raise Violation(problem)
         world.advance(world.now() + self.random.choice(STEP_US) * US)
+        if self.jumps and self.random.random() < self.jumps:
+            jump = int(self.random.random() ** 4 * JUMP)
+            self.tell("machine", f"stands still for {jump // US} us")
+            world.advance(world.now() + jump)
+            self.jumped_ns = world.now()
         return True
+
+    def _visit(self) -> None:
+        """Another hostile peer."""
+        if self.hostile_left > 0:
+            self.hostile_left -= 1
+            self.outcome.hostile += 1
+            Hostile(self, self.hostile_left)
+            self.later(self.random.randint(0, 3 * MS), self._visit)
 
     def _pass_time(self) -> bool:
         self.oracle.rest()
@@ -253,6 +333,7 @@ class Simulation:
             client.begin()
         if self.scale.operator:
             self.later(self.random.choice((1, 10)) * MS, self.operate)
+        self.later(self.random.randint(0, 3 * MS), self._visit)
         self.world.set_faults(self.faults_ppm)
         self.world.fail_at(self.scale.fails_at)
         checks = 0
@@ -262,21 +343,28 @@ class Simulation:
                 raise Violation("the sums of the ledger do not agree")
         self.world.set_faults(0)
         self.world.fail_at(0)
-        if self.calls_open:
+        if self.calls_open or any(client.talks for client in self.clients):
             raise Violation(f"calls are never answered: {self.oracle.waiting()}")
         self._end()
 
     def _end(self) -> None:
         for client in self.clients:
-            client.close()
-        for name in list(self.versions):
+            client.leave()
+        while self.desk.loop.ready:
+            self.desk.turn()
+        if self.desk.open:
+            raise Violation(f"{len(self.desk.open)} handlers of streams never end")
+        self.desk.leave()
+        for name in list(self.kinds):
             self.table.remove(name)
-            self._close(name)
+            for version in (*self.departing.pop(name, ()), *filter(None, [self.versions.pop(name, None)])):
+                self._close(name, version)
         self.see_off()
         while self.leaving and self.step():
             self.see_off()
         if self.leaving:
             raise Violation(f"versions never end: {[version.prefix for version in self.leaving]}")
+        self.regions.close()
         self.oracle.end()
 
     # -- calls --
@@ -288,11 +376,20 @@ class Simulation:
         if self.calls_open == 1:
             self.last_answer_ns = self.world.now()
 
-    def over(self, call: Call, answered: bool) -> None:
+    def closed(self, call: Call, good: bool) -> None:
+        """A request is over, with an answer if it is `good`."""
         self.calls_open -= 1
-        for name in (call.kind.name, *(step.model for step in call.kind.steps)):
+        self.oracle.open.pop(call.number, None)
+        for name in STEPS[call.kind.name]:
             self.oracle.over[name] = self.oracle.over.get(name, 0) + 1
         self.last_answer_ns = self.world.now()
+        if call.talk is not None:
+            self.outcome.streamed += 1
+            self.outcome.cancelled += not good
+
+    def over(self, call: Call, answered: bool) -> None:
+        """A call is over."""
+        self.closed(call, answered)
         if answered:
             self.oracle.answered(call)
             status = self.oracle.status(call)

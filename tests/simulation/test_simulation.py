@@ -26,7 +26,7 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "25", "--random"))
+    print(run("--seeds", "18", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():

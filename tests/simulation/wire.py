@@ -6,6 +6,7 @@ It checks what a server must keep to: windows, the order of frames on a stream, 
 from __future__ import annotations
 
 import functools
+import gzip
 import struct
 from dataclasses import dataclass, field
 
@@ -32,6 +33,23 @@ def literal(name: str, value: str) -> bytes:
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
+def framed(message: bytes, *, packed: bool = False) -> bytes:
+    """As gRPC puts it on a stream, compressed by gzip if it is `packed`."""
+    if packed:
+        message = gzip.compress(message, 1, mtime=0)
+    return bytes([packed]) + len(message).to_bytes(4, "big") + message
+
+
+def take_message(data: bytearray) -> bytes | None:
+    """The first message that gRPC has put on a stream; None: it is not complete."""
+    if len(data) < 5 or len(data) < 5 + int.from_bytes(data[1:5], "big"):
+        return None
+    end = 5 + int.from_bytes(data[1:5], "big")
+    packed, message = data[0], bytes(data[5:end])
+    del data[:end]
+    return gzip.decompress(message) if packed else message
+
+
 @functools.cache
 def request_headers(path: str, extra: tuple[tuple[str, str], ...]) -> bytes:
     """The header block of a gRPC call."""
@@ -55,6 +73,7 @@ class Stream:
     window: int  # what the client may send
     credit: int  # what the server may send
     body: bytes = b""  # still to be sent
+    more: bool = False  # and more will come
     sent_end: bool = False
     headers: dict[str, str] | None = None
     trailers: dict[str, str] | None = None
@@ -108,17 +127,17 @@ class Wire:
 
     def push(self, stream: Stream, limit: int) -> bool:
         """Send at most so much of the body; whether all is sent."""
-        if stream.over or stream.sent_end:
+        if stream.over or stream.sent_end or (stream.more and not stream.body):
             return True
-        size = min(limit, FRAME, len(stream.body), stream.window, self.send_window)
-        if size <= 0 and stream.body:
+        size = max(0, min(limit, FRAME, len(stream.body), stream.window, self.send_window))
+        if size == 0 and stream.body:
             return False
         part, stream.body = stream.body[:size], stream.body[size:]
         stream.window -= size
         self.send_window -= size
-        stream.sent_end = not stream.body
+        stream.sent_end = not stream.body and not stream.more
         self.out += frame(DATA, END_STREAM if stream.sent_end else 0, stream.number, part)
-        return stream.sent_end
+        return not stream.body
 
     def cancel(self, stream: Stream) -> None:
         stream.cancelled = True

@@ -342,7 +342,7 @@ struct hooking {
 static void set_entry(void **entry, void *function) {
     uintptr_t page = (uintptr_t)entry & ~(uintptr_t)4095;
     if (*entry == function) return;
-    if (mprotect((void *)page, 8192, PROT_READ | PROT_WRITE) != 0) abort();
+    if (mprotect((void *)page, 4096, PROT_READ | PROT_WRITE) != 0) abort();
     *entry = function;
 }
 

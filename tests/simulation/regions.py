@@ -1,0 +1,84 @@
+"""Shared memory of clients: tensors that lie in it, and what a client may do to it while the server uses it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from _native.memory.shm import SHARED, SYSTEM
+from server.pb import grpc_service_pb2 as pb
+from tests.simulation.models import SCALE
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Call, Client
+
+SLOT = 4096  # bytes for a tensor
+SLOTS = 32  # of a region; each is used once, so that nobody writes to what an abandoned request may read
+REGIONS = 16  # of a client, one after the other, that have places of their own under the same name: what was to use
+# one that is gone may come to the next
+
+
+class Region:
+    """A region of one client, under a name that its next one takes over.
+
+    Args:
+        client: whose it is.
+        trusted: the server uses its contents in place.
+    """
+
+    def __init__(self, client: Client, *, trusted: bool) -> None:
+        self.client = client
+        self.name = f"region of {client.number}"
+        self.fd = os.memfd_create(self.name)
+        self.calls: list[Call] = []
+        self.sound = True
+        self._used = first = SLOTS * (client.regions % REGIONS)
+        self._end = first + SLOTS
+        client.regions += 1
+        os.ftruncate(self.fd, SLOT * SLOTS * REGIONS)
+        client.simulation.regions.add_system(
+            SHARED, self.name, "/" + self.name, self.fd, 0, SLOT * SLOTS * REGIONS, trusted=trusted, writable=True
+        )
+        client.tell(f"registers {self.name}, which is {'' if trusted else 'not '}trusted")
+
+    @property
+    def has_room(self) -> bool:
+        return self.sound and self._used + 2 <= self._end
+
+    def put(self, call: Call, message: pb.ModelInferRequest, *, output: bool) -> None:
+        """Have the input of a request lie here, and its output, too, if that is wanted."""
+        self.calls.append(call)
+        os.pwrite(self.fd, call.x.tobytes(), SLOT * self._used)
+        del message.raw_input_contents[:]
+        self._refer(message.inputs[0].parameters, call.x.nbytes)
+        if output:
+            call.answer_at = SLOT * self._used
+            self._refer(message.outputs.add(name="y").parameters, SLOT)
+        call.region = self
+
+    def _refer(self, parameters: object, size: int) -> None:
+        parameters["shared_memory_region"].string_param = self.name  # type: ignore
+        parameters["shared_memory_byte_size"].int64_param = size  # type: ignore
+        parameters["shared_memory_offset"].int64_param = SLOT * self._used  # type: ignore
+        self._used += 1
+
+    def read(self, call: Call) -> bytes:
+        """The output of a request."""
+        return os.pread(self.fd, call.x.nbytes, call.answer_at)
+
+    def spoil(self, *, truncate: bool) -> None:
+        """Take it away, or make it shorter, whoever uses it."""
+        self.client.tell(f"{'truncates' if truncate else 'unregisters'} {self.name}")
+        self.sound = False
+        for call in self.calls:
+            call.lost = True
+            self.client.simulation.executions.excused.add(abs(int(call.x[0, 0])) // SCALE)
+        if truncate:
+            os.ftruncate(self.fd, 0)
+        else:
+            self.client.simulation.regions.remove(SHARED, SYSTEM, self.name)
+
+    def close(self) -> None:
+        """The client has no use for it any more."""
+        self.client.simulation.regions.remove(SHARED, SYSTEM, self.name)
+        os.close(self.fd)

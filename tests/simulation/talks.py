@@ -1,0 +1,143 @@
+"""ModelStreamInfer from the client's side: requests one behind the other, and their answers, in order or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from server.pb import grpc_service_pb2 as pb
+from tests.simulation.desk import STREAM
+from tests.simulation.wire import Stream, Violation, framed, take_message
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Call, Client
+
+LONGEST = 8  # requests of a stream
+WITH_END = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+
+
+class Talk:
+    """One stream.
+
+    Args:
+        client: whose it is.
+        stream: its HTTP/2 stream.
+        length: requests that will be made.
+        deadline_ns: of the whole, from now; negative for none.
+    """
+
+    sequence = None  # it has none that others have to wait for
+
+    def __init__(self, client: Client, stream: Stream, length: int, deadline_ns: int) -> None:
+        self.client = client
+        self.stream = stream
+        self.left = length
+        self.deadline_ns = deadline_ns
+        self.opened_ns = client.simulation.world.now()
+        self.number = stream.number
+        self.sent_ns = 1 << 62
+        self.place = 0
+        self.open: list[Call] = []  # in the order of their requests
+        self.rows: dict[int, set[int]] = {}  # of decoupled requests, that have been answered
+        self.ends: set[int] = set()  # decoupled requests with an end of their own
+        self.puzzled = False  # an error came without the id of its request
+        stream.more = True
+
+    def __str__(self) -> str:
+        deadline = f" deadline {self.deadline_ns // 1000} us" if self.deadline_ns >= 0 else ""
+        return f"stream {self.number} of client {self.client.number}{deadline}"
+
+    # -- the client's --
+
+    def say(self) -> None:
+        """One more request, or the end of them."""
+        client = self.client
+        if self.stream.over:
+            return
+        if self.left == 0:
+            self.stream.more = False
+            client.tell(f"has no more requests on {self}")
+        else:
+            self.left -= 1
+            call, message = client.request(client.streamed_kind(), self.stream, self.deadline_ns, talk=self)
+            call.opened_ns = self.opened_ns  # its deadline is the stream's
+            if call.kind.decoupled:
+                self.rows[call.number] = set()
+                if client.random.random() < 0.5:
+                    message.parameters[WITH_END].bool_param = True
+                    self.ends.add(call.number)
+            self.stream.body += framed(message.SerializeToString(), packed=client.packs)
+            self.open.append(call)
+            client.tell(f"asks {call.kind.name} on {self}: {call.number}, {list(call.x.shape)}")
+            client.later(self.say)
+        if self not in client.unsent:
+            client.unsent.append(self)
+        client.write()
+
+    def receive(self) -> None:
+        """Take the answers that have come."""
+        while (message := take_message(self.stream.data)) is not None:
+            self._answered(pb.ModelStreamInferResponse.FromString(message))
+
+    def _answered(self, response: pb.ModelStreamInferResponse) -> None:
+        number = int(response.infer_response.id or -1)
+        call = next((call for call in self.open if call.number == number), None)
+        if number < 0 and self.client.simulation.is_faulty:
+            self.puzzled = True  # there was no memory to find out whose error it is
+            return
+        if call is None:
+            raise Violation(f"{self}: an answer to request {number}, which is not open: {response.error_message}")
+        first = next((other for other in self.open if not other.kind.decoupled), None)
+        if not call.kind.decoupled and call is not first:
+            raise Violation(f"{self}: the answer to {call} comes before that to {first}")
+        if response.error_message:
+            self.client.simulation.oracle.refused(call, response.error_message)
+        elif not call.kind.decoupled:
+            self.client.simulation.oracle.check_response(call, response.infer_response)
+        elif not self._is_last(call, response.infer_response):
+            return
+        self.open.remove(call)
+        self.client.closed(call, good=not response.error_message)
+
+    def _is_last(self, call: Call, response: pb.ModelInferResponse) -> bool:
+        """Judge one of the answers of a decoupled model; whether no more are to come."""
+        rows = self.rows[call.number]
+        final = response.parameters[FINAL].bool_param
+        if not response.outputs:
+            if not final or call.number not in self.ends or len(rows) != len(call.x):
+                raise Violation(f"{call}: an answer without content behind {len(rows)} of {len(call.x)} rows")
+            return True
+        row = self.client.simulation.oracle.check_row(call, response)
+        if row in rows:
+            raise Violation(f"{call}: row {row} is answered twice")
+        if not call.kind.steps and row != len(rows):
+            raise Violation(f"{call}: row {row} is answered behind {len(rows)} others")
+        rows.add(row)
+        complete = len(rows) == len(call.x)
+        if final and not complete:
+            raise Violation(f"{call}: the last answer is behind {len(rows) - 1} of {len(call.x)} rows")
+        return complete and (final or call.number not in self.ends)
+
+    def ended(self) -> None:
+        """The server has ended the stream."""
+        self.client.simulation.oracle.stream_ended(self)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing will come any more."""
+        self.stream.cancelled = not self.stream.ended
+        for call in list(self.open):
+            self.client.closed(call, good=False)
+        self.open.clear()
+
+
+def open_talk(client: Client, length: int, deadline_ns: int, extra: tuple[tuple[str, str], ...]) -> Talk:
+    """A new one, on a connection that the client has."""
+    return Talk(client, client.wire.open(STREAM, extra, b""), length, deadline_ns)
+
+
+def row_of(x: np.ndarray, y: np.ndarray) -> int:
+    """Which row of the request an answer is for, by the number in front."""
+    return int(y.reshape(-1)[0] - x[0, 0])
