@@ -35,6 +35,9 @@ HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 OF_THE_RUNTIME = frozenset({CACHE, "CACHE_MODE"})
 """Properties that every device takes, as the runtime itself acts on them."""
 
+OF_FILES = ("DIR", "PATH", "FILE", "TABLE")
+"""What the names of properties have in them whose values are places in the file system."""
+
 GLOBAL = frozenset({"backend-directory", "default-max-batch-size", "min-compute-capability", "auto-complete-config"})
 """Options for every backend, which are about other things."""
 
@@ -73,8 +76,9 @@ def read_options(source: ModelSource, config: Mapping[str, str], core: openvino.
     device = _device(parameters, core)
     known = OF_THE_RUNTIME | _properties_of(core, device)
     parameters.warn_unknown(OWN | known | {COMPILING})
-    if source.from_client and parameters.text(CACHE):
-        raise parameters.error(CACHE, "expected nothing: a configuration that a client brings names no folders")
+    for key in sorted(known & spec.parameters.keys()):
+        if source.from_client and any(word in key for word in OF_FILES):
+            raise parameters.error(key, "expected nothing: a configuration that a client brings names no files")
     padding = parameters.flag(PADDING, False)
     told = {
         **_told(Parameters(config, "--backend-config of backend 'openvino'"), config, known),
