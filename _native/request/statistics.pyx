@@ -320,6 +320,7 @@ cdef dict statistics_dict(Statistics *statistics):
         failed = failures(&counters)
         return {
             "last_inference_ms": last_inference_ms(&counters),
+            "last_inference_ns": counters.last_end_ns,  # on the monotonic clock; 0: never
             "inference_count": counters.inference_count,
             "execution_count": counters.execution_count,
             "success": pair(&counters.success),

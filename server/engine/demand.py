@@ -74,7 +74,7 @@ class Demand:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._urged: dict[str, contextlib.ExitStack] = {}  # those that a model waits for, which may be made itself
         self._failed: dict[str, tuple[float, ServerError]] = {}  # until when it is not tried again, and why it failed
-        self._asked: dict[str, int] = {}  # ms since the epoch, when somebody last had a model loaded
+        self._asked: dict[str, int] = {}  # when somebody last had a model loaded, as time.monotonic_ns counts
         self._coming: dict[str, int] = {}  # bytes of what is being loaded, for which there is room
         self._leaving: dict[asyncio.Task[None], str] = {}
         self._looking = asyncio.Semaphore(LOOKS)
@@ -163,7 +163,7 @@ class Demand:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
         if folder is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        self._asked[name] = _now_ms()
+        self._asked[name] = time.monotonic_ns()
         if self._budget:
             await self._make_room(name, await on_thread(_size_of_latest, folder))
         try:
@@ -275,8 +275,8 @@ class Demand:
         return not any(version.sequences for version in self._models.versions(name))
 
     def _last_asked(self, name: str) -> int:
-        """When a request for it last was executed, or it was loaded, in ms since the epoch."""
-        used = [version.lane.statistics()["last_inference_ms"] for version in self._models.versions(name)]
+        """When a request for it last was executed, or it was loaded, as time.monotonic_ns counts."""
+        used = [version.lane.statistics()["last_inference_ns"] for version in self._models.versions(name)]
         return max(self._asked.get(name, 0), *used, 0)
 
     async def let_go(self, name: str, asked_by: str) -> None:
@@ -296,7 +296,3 @@ class Demand:
 def _size_of_latest(folder: ModelFolder) -> int:
     found = marks(folder)
     return sum(size for _, _, size in found.get(str(folder.versions[-1]), ())) if folder.versions else 0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -171,7 +170,6 @@ async def test_the_least_recently_asked_leave_and_come_back(tmp_path, native_cou
     async with lazy(tmp_path, budget=2 * SIZE) as (engine, shelf):
         await ask(engine, "a")
         await ask(engine, "b")
-        await until_later(engine, "b")
         await ask(engine, "a")
         await ask(engine, "c")
         assert loaded(engine) == {"a", "c"}
@@ -274,17 +272,6 @@ async def test_any_number_of_unknown_names_takes_few_threads(tmp_path, monkeypat
         answers = await infer_all(engine, *(request(f"no {i}", x=row(1)) for i in range(200)))
         assert {answer.status for answer in answers} == {Status.NOT_FOUND}
         assert max(most) <= demand.LOOKS
-
-
-async def until_later(engine: Engine, name: str) -> None:
-    """Return in a later millisecond than that of the last request for the model, whichever way both are rounded."""
-    last = engine.model(name).lane.statistics()["last_inference_ms"]
-
-    def wait() -> None:
-        while demand._now_ms() <= last + 1:
-            time.sleep(0.001)
-
-    await asyncio.to_thread(wait)
 
 
 async def test_pinned_models_stay(tmp_path) -> None:
