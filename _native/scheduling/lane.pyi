@@ -7,6 +7,7 @@ Pair = tuple[int, int]
 
 class Counters(TypedDict):
     last_inference_ms: int
+    last_inference_ns: int
     inference_count: int
     execution_count: int
     success: Pair
