@@ -92,6 +92,7 @@ typedef struct TRITONSERVER_Metric TRITONSERVER_Metric;
 typedef struct TRITONSERVER_MetricArgs TRITONSERVER_MetricArgs;
 typedef struct TRITONSERVER_MetricFamily TRITONSERVER_MetricFamily;
 typedef struct TRITONSERVER_Parameter TRITONSERVER_Parameter;
+typedef struct TRITONSERVER_ResponseAllocator TRITONSERVER_ResponseAllocator;
 typedef struct TRITONSERVER_Server TRITONSERVER_Server;
 
 typedef struct TRITONBACKEND_Backend TRITONBACKEND_Backend;
@@ -153,6 +154,17 @@ API TRITONSERVER_Error *TRITONSERVER_BufferAttributesCudaIpcHandle(TRITONSERVER_
                                                                    void **handle);
 API TRITONSERVER_Error *TRITONSERVER_BufferAttributesByteSize(TRITONSERVER_BufferAttributes *attributes,
                                                               size_t *byte_size);
+
+/* What takes the answers to requests of a backend's own: backends make one when they begin, for requests that fail */
+
+API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorNew(TRITONSERVER_ResponseAllocator **allocator,
+                                                          void (*allocate)(void), void (*release)(void),
+                                                          void (*start)(void));
+API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(
+    TRITONSERVER_ResponseAllocator *allocator, void (*describe)(void));
+API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetQueryFunction(TRITONSERVER_ResponseAllocator *allocator,
+                                                                       void (*query)(void));
+API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAllocator *allocator);
 
 /* Metrics and traces */
 

@@ -213,6 +213,36 @@ ATTRIBUTE(CudaIpcHandle, void *, cuda_ipc_handle)
 ATTRIBUTE(ByteSize, size_t, byte_size)
 
 /* ------------------------------------------------------------------------------------------------------------------ */
+/* Allocators of responses: nothing is ever received, so their functions are never called */
+
+static char nothing;
+
+TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorNew(TRITONSERVER_ResponseAllocator **allocator,
+                                                      void (*allocate)(void), void (*release)(void),
+                                                      void (*start)(void)) {
+    (void)allocate, (void)release, (void)start;
+    *allocator = (TRITONSERVER_ResponseAllocator *)&nothing;
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(
+    TRITONSERVER_ResponseAllocator *allocator, void (*describe)(void)) {
+    (void)allocator, (void)describe;
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetQueryFunction(TRITONSERVER_ResponseAllocator *allocator,
+                                                                   void (*query)(void)) {
+    (void)allocator, (void)query;
+    return NULL;
+}
+
+TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAllocator *allocator) {
+    (void)allocator;
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
 /* Metrics and traces */
 
 TRITONSERVER_Error *TRITONSERVER_MetricFamilyNew(TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind,

@@ -9,12 +9,6 @@
         return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNSUPPORTED, #function " is not served by inferd"); \
     }
 
-/* Requests to other models: what takes their answers */
-UNSUPPORTED(TRITONSERVER_ResponseAllocatorNew)
-UNSUPPORTED(TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction)
-UNSUPPORTED(TRITONSERVER_ResponseAllocatorSetQueryFunction)
-UNSUPPORTED(TRITONSERVER_ResponseAllocatorDelete)
-
 /* The metrics of the server */
 UNSUPPORTED(TRITONSERVER_MetricsDelete)
 UNSUPPORTED(TRITONSERVER_MetricsFormatted)

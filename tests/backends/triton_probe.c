@@ -38,6 +38,9 @@ TRITONSERVER_Error *TRITONBACKEND_Initialize(TRITONBACKEND_Backend *backend) {
     TRY(TRITONSERVER_MessageSerializeToJson(config, &text, &size));
     if (strstr(text, "\"needs-major\":\"2\"") && major != 2)
         return error(TRITONSERVER_ERROR_UNSUPPORTED, "the probe needs version 2 of the API");
+    TRITONSERVER_ResponseAllocator *allocator; /* as backends do that may ask other models */
+    TRY(TRITONSERVER_ResponseAllocatorNew(&allocator, NULL, NULL, NULL));
+    TRY(TRITONSERVER_ResponseAllocatorDelete(allocator));
     TRY(TRITONSERVER_MetricFamilyNew(&family, TRITONSERVER_METRIC_KIND_COUNTER, "probe_requests", "Requests."));
     TRITONSERVER_Parameter *label = TRITONSERVER_ParameterNew("by", TRITONSERVER_PARAMETER_STRING, "probe");
     const TRITONSERVER_Parameter *labels[] = {label};
