@@ -8,12 +8,30 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.front.connection_log import ConnectionLog
 from server.front.sessions import keep_none
 
 log = logging.getLogger("inferd.front")
 
 ALPN = "h2"
 Signature = tuple[tuple[int, int, int], ...]
+
+
+_refused = ConnectionLog()  # of the native door, on its event loop
+
+
+class _Handshake(ssl.SSLObject):
+    """Has the log say why a client does not get in: nobody else learns of a handshake that fails."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+            _refused.add("a client", f"TLS: the handshake failed: {why}")
+            raise
 
 
 class CredentialsError(Exception):
@@ -113,6 +131,7 @@ class Credentials:
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = _Handshake
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([ALPN])
         if not keep_none(context):
