@@ -132,7 +132,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends inferd_client bench tests  # it runs pycodestyle
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends inferd_client bench examples tests  # it runs pycodestyle
 
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
