@@ -148,6 +148,12 @@ cdef void end_late(Stream *stream) noexcept nogil:
 
 
 cdef void fail_late(Stream *stream) noexcept nogil:
-    stream_refuse(stream, STATUS_DEADLINE_EXCEEDED, "SLOW_REQUEST", format_text(
-        "the request has not arrived within %d s: %zu bytes of its message have come",
-        <int>((stream.conn.host.now_ns - stream.receiver.begun_ns) // SECOND), stream.receiver.received))
+    cdef double seconds = <double>(stream.conn.host.now_ns - stream.receiver.begun_ns) / SECOND
+    cdef char *text
+    if stream.single and stream.receiver.messages:
+        text = format_text("the request has not arrived within %.3g s: its message is complete, but not its stream: "
+                           "END_STREAM is missing", seconds)
+    else:
+        text = format_text("the request has not arrived within %.3g s: %zu bytes of its message have come", seconds,
+                           stream.receiver.received)
+    stream_refuse(stream, STATUS_DEADLINE_EXCEEDED, "SLOW_REQUEST", text)

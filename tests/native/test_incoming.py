@@ -195,8 +195,22 @@ def test_a_request_that_does_not_arrive_ends(made, sent):
     advance(lanes, 0.2)
     peer.pump()
     assert peer.answers[stream].status == DEADLINE_EXCEEDED
-    assert "has not arrived within 30 s" in peer.answers[stream].headers["grpc-message"]
+    assert "has not arrived within 30.1 s" in peer.answers[stream].headers["grpc-message"]
     assert peer.connection.streams == 0
+    peer.close()
+
+
+def test_a_request_whose_stream_does_not_end_is_told_so(made):
+    """Its message is complete, only END_STREAM is missing."""
+    lanes = made(receive_timeout=0.5)
+    peer = Peer(lanes.endpoint)
+    stream = begun(lanes, peer, KIB, 0)
+    peer.send(stream, framed(lanes.request(bytes(KIB))))
+    peer.pump()
+    advance(lanes, 0.6)
+    peer.pump()
+    assert peer.answers[stream].status == DEADLINE_EXCEEDED
+    assert "within 0.6 s: its message is complete" in peer.answers[stream].headers["grpc-message"]
     peer.close()
 
 
