@@ -19,6 +19,7 @@ cdef struct BatchStatistics:
 
 cdef enum:
     POWERS = 26              # bounds that every model has: 1, 2, 4, ... 2^25 us
+    QUEUE_TIMES = 27         # counters by these bounds, the last of them for what is above all
     TIMES = 64               # counters of a histogram at most; the last one in use has no bound
     REASONS = 16             # reasons of schedulers to let a batch go that are told apart
     RESPONSES = 1024         # indexes of the responses to one request that are told apart
@@ -144,5 +145,11 @@ cdef void statistics_executed(Statistics *statistics, const Execution *execution
 cdef bint statistics_read(Statistics *statistics, Counters *copy) noexcept nogil
 # Free what such a copy has.
 cdef void counters_clear(Counters *copy) noexcept nogil
-# The same as a dict; see _native.scheduling.lane.LaneHandle.statistics.
+# When the last batch was executed, in milliseconds since 1970; 0: never.
+cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
+# How many requests waited how long, by the bounds that every model has: QUEUE_TIMES numbers.
+cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
+# (requests that succeeded, that failed, ns in which batches computed); see _native.scheduling.lane.LaneHandle.totals.
+cdef tuple statistics_totals(Statistics *statistics)
+# All counters as a dict; see _native.scheduling.lane.LaneHandle.statistics.
 cdef dict statistics_dict(Statistics *statistics)

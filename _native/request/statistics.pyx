@@ -255,10 +255,9 @@ cdef inline tuple pair(const Duration *duration):
 
 cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil:
     # since 1970; 0: never
-    cdef int64_t now = wall_ms()
     if counters.last_end_ns == 0:
         return 0
-    return now - (now_ns() - counters.last_end_ns) // 1_000_000
+    return wall_ms() - (now_ns() - counters.last_end_ns) // 1_000_000
 
 
 cdef dict failures(const Counters *counters):
@@ -270,18 +269,24 @@ cdef dict failures(const Counters *counters):
     }
 
 
-cdef list queue_times(const Counters *counters, const Bounds *bounds):
-    # by the bounds that every model has
-    cdef list out = []
+cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil:
     cdef uint64_t count = 0
+    cdef uint32_t power = 0
     cdef uint32_t i
     for i in range(bounds.count):
         count += counters.queue_times.counts[i]
-        if len(out) < POWERS and bounds.ns[i] == <int64_t>1000 << len(out):
-            out.append((1 << len(out), count))
+        if power < <uint32_t>POWERS and bounds.ns[i] == <int64_t>1000 << power:
+            out[power] = count
+            power += 1
             count = 0
-    out.append((None, count + counters.queue_times.counts[bounds.count]))
-    return out
+    out[<uint32_t>POWERS] = count + counters.queue_times.counts[bounds.count]
+
+
+cdef list queue_times(const Counters *counters, const Bounds *bounds):
+    cdef uint64_t[QUEUE_TIMES] times
+    cdef uint32_t i
+    statistics_queue_times(counters, bounds, times)
+    return [(1 << i if i < <uint32_t>POWERS else None, times[i]) for i in range(<uint32_t>QUEUE_TIMES)]
 
 
 cdef list responses(const Counters *counters):
@@ -310,6 +315,22 @@ cdef list batches(const Counters *counters):
         )
         for i in range(counters.batch_count)
     ]
+
+
+cdef tuple statistics_totals(Statistics *statistics):
+    cdef Counters *counters = &statistics.counters
+    cdef uint64_t succeeded
+    cdef uint64_t failed = 0
+    cdef uint64_t busy_ns = 0
+    cdef uint32_t i
+    lock(&statistics.guard)
+    succeeded = counters.success.count
+    for i in range(<uint32_t>FAILURES):
+        failed += counters.failures[i].count
+    for i in range(counters.batch_count):
+        busy_ns += counters.batches[i].compute_infer.ns
+    unlock(&statistics.guard)
+    return succeeded, failed, busy_ns
 
 
 cdef dict statistics_dict(Statistics *statistics):

@@ -19,6 +19,7 @@ from _native.request.statistics cimport (
     statistics_clear,
     statistics_dict,
     statistics_init,
+    statistics_totals,
 )
 from _native.scheduling.order cimport order_free, order_new
 
@@ -113,3 +114,7 @@ cdef class LaneHandle:
         `responses` are those of a decoupled model by their index, with the parts of response_stats.
         """
         return statistics_dict(&self.lane.statistics)
+
+    def totals(self) -> tuple[int, int, int]:
+        """Requests that succeeded, requests that failed, and the nanoseconds in which batches computed."""
+        return statistics_totals(&self.lane.statistics)

@@ -11,11 +11,12 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from _native.memory.resource import host
 from _native.request.bridge import BridgeHandle
+from _native.scheduling.report import encode_statistics
 from _native.service.infer import InferService, Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
@@ -36,7 +37,7 @@ from server.engine.refusals import RefusalLog
 from server.engine.repository import AMBIGUOUS, ModelFolder, check_name
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
-from server.engine.slices import in_slices
+from server.engine.slices import slices
 from server.engine.threads import on_thread
 from server.engine.version import LoadedVersion
 from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
@@ -462,16 +463,23 @@ class Engine:
 
     async def repository_index(self) -> list[IndexEntry]:
         """`index`, and the models that lie in the repositories and were never loaded."""
-        known = [entry async for name in in_slices(self.names) for entry in self._models.index_of(name)]
-        folders = await on_thread(self._repositories.scan)
+        known = [entry async for part in slices(self.names) for name in part for entry in self._models.index_of(name)]
         names = {entry.name for entry in known}
+        folders = await on_thread(self._repositories.scan, names)
         others = [
             IndexEntry(folder.name, "", "UNAVAILABLE" if folder.problem == AMBIGUOUS else "", folder.problem)
             for folder in folders
             if folder.name not in names
         ]
-        found = sorted((*known, *others), key=lambda entry: entry.name)
-        return found if self._demand is None else [self._demanded(entry) async for entry in in_slices(found)]
+        found = sorted((*known, *others), key=attrgetter("name")) if others else known
+        if self._demand is None:
+            return found
+        return [self._demanded(entry) async for part in slices(found) for entry in part]
+
+    async def statistics(self, versions: Iterable[LoadedVersion]) -> bytes:
+        """What these have done since they were loaded, as an encoded ModelStatisticsResponse."""
+        parts = [encode_statistics([version.account() for version in part]) async for part in slices(versions)]
+        return b"".join(parts)
 
     def _demanded(self, entry: IndexEntry) -> IndexEntry:
         """The entry of a model that is loaded on demand: what is not there need not be missing."""
@@ -479,8 +487,8 @@ class Engine:
         if error := self._demand.failure(entry.name):
             if entry.reason:
                 return entry
-            return replace(entry, state="UNAVAILABLE", reason=str(error), needs=self._models.needs(entry.name))
-        return replace(entry, reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry
+            return entry._replace(state="UNAVAILABLE", reason=str(error), needs=self._models.needs(entry.name))
+        return entry._replace(reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry
 
     # -- requests --
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from _native.scheduling.lane import LaneHandle
 from _native.service.table import ModelTable
@@ -34,13 +35,13 @@ _FAMILIES: dict[Status, type[ServerError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """One line of the repository index; version and state are empty for a model that was never loaded.
 
     Attributes:
         needs: the models that the reason may speak of: those of the steps of an ensemble, and of the steps of these.
     """
+
 
     name: str
     version: str
@@ -306,8 +307,12 @@ class Models:
 
     def versions(self, name: str) -> tuple[LoadedVersion, ...]:
         """The ready versions of a model, ascending; empty when there is none or no such model."""
-        state = self._states.get(name, ModelState())
-        return tuple(entry.loaded for _, entry in sorted(state.versions.items()) if entry.loaded is not None)
+        state = self._states.get(name)
+        if state is None:
+            return ()
+        known = state.versions
+        ascending = known.items() if len(known) < 2 else sorted(known.items())
+        return tuple([entry.loaded for _, entry in ascending if entry.loaded is not None])
 
     def prepared(self, name: str) -> configuration.Prepared | None:
         """The configuration in force of a model; None when nothing of it is loaded."""
@@ -343,6 +348,9 @@ class Models:
         if not state.versions:
             needs = self.needs(name) if state.problem else frozenset()
             entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem, needs))
+        if not state.departing:
+            known = sorted(state.versions)
+            return [*entries, *[self._indexed(name, version, state.versions[version]) for version in known]]
         going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
         for version in sorted({*state.versions, *going_on}):
             entry = state.versions.get(version, VersionState(UNLOADING))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -30,8 +30,8 @@ log = logging.getLogger("inferd.repository")
 class Place(Protocol):
     """A source of models; `str` shows it as it was given."""
 
-    def scan(self) -> list[ModelFolder]:
-        """The models that are there.
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
+        """The models that are there, without those of these names.
 
         Raises:
             ConfigError: the place cannot be read.
@@ -64,9 +64,9 @@ class FolderPlace:
     def __str__(self) -> str:
         return str(self._path)
 
-    def scan(self) -> list[ModelFolder]:
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """See Place."""
-        return repository.scan([self._path])
+        return repository.scan([self._path], but)
 
     def find(self, name: str) -> ModelFolder | None:
         """See Place."""
@@ -112,9 +112,9 @@ class SinglePlace:
     def __str__(self) -> str:
         return str(self._path)
 
-    def scan(self) -> list[ModelFolder]:
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """See Place."""
-        found = self.find(self._name)
+        found = None if self._name in but else self.find(self._name)
         return [found] if found else []
 
     def find(self, name: str) -> ModelFolder | None:
@@ -235,15 +235,18 @@ class Repositories:
     def __str__(self) -> str:
         return ", ".join(map(str, self._places))
 
-    def scan(self) -> list[ModelFolder]:
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """The models of all places, by name. A name found in two of them is listed once, with that problem.
+
+        Args:
+            but: names of models that are left out, and not looked at.
 
         Raises:
             ConfigError: a place cannot be read.
         """
         found: dict[str, ModelFolder] = {}
         for place in self._places:
-            for folder in place.scan():
+            for folder in place.scan(but):
                 known = found.get(folder.name)
                 found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
         return [found[name] for name in sorted(found)]

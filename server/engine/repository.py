@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,17 +74,21 @@ def check_name(name: str) -> None:
         raise InvalidArgument(f"invalid model name: it has more than {MAX_NAME_BYTES} bytes")
 
 
-def scan(paths: Iterable[Path]) -> list[ModelFolder]:
+def scan(paths: Iterable[Path], but: Set[str] = frozenset()) -> list[ModelFolder]:
     """The models of all repositories, by name. A name found in two of them is listed once, with that problem.
 
     An empty folder is no model; the log says so.
+
+    Args:
+        paths: of the repositories.
+        but: names of models that are left out, and not looked at.
 
     Raises:
         ConfigError: a path is no folder that can be read.
     """
     found: dict[str, ModelFolder] = {}
     for repository in dict.fromkeys(path.resolve() for path in paths):
-        for folder in _scan_one(repository):
+        for folder in _scan_one(repository, but):
             known = found.get(folder.name)
             found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
     return [found[name] for name in sorted(found)]
@@ -177,9 +181,11 @@ def _around(folder: Path) -> set[tuple[int, int]]:
     return {(about.st_dev, about.st_ino) for about in (parent.stat() for parent in folder.resolve().parents)}
 
 
-def _scan_one(repository: Path) -> list[ModelFolder]:
+def _scan_one(repository: Path, but: Set[str]) -> list[ModelFolder]:
     try:
-        entries = [path for path in repository.iterdir() if path.is_dir() and not _is_no_model(path.name)]
+        with os.scandir(repository) as listed:
+            names = [entry.name for entry in listed if entry.name not in but and not _is_no_model(entry.name)]
+        entries = [path for path in (repository / name for name in names) if path.is_dir()]
     except OSError as error:
         text = (error.strerror or str(error)).lower()
         raise ConfigError(f"model repository '{repository}' cannot be read: {text}") from None

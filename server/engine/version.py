@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from _native.ensembles.ensemble import EnsembleLane
 from _native.scheduling.lane import LaneHandle
 from _native.scheduling.queue import QueueLane
+from _native.scheduling.report import encode_statistics
 from _native.sequences.sequencer import SequenceLane
 from _native.service.infer import InferService
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
@@ -24,24 +24,13 @@ from server.engine.warmup import Halt
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 
+if TYPE_CHECKING:
+    from _native.scheduling.queue import Learnt
+
 log = logging.getLogger("inferd.engine")
 
 CHECK_SECONDS: Final = 5.0
 """How long a model may take to say whether it is ready."""
-
-NONE: Final = (0, 0)
-"""The duration of what has not happened."""
-
-_DURATIONS: Final = (
-    "success",
-    "fail",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
 
 
 class LoadedVersion:
@@ -89,8 +78,10 @@ class LoadedVersion:
             self._close_model()
             raise
         self.lane.set_bounds(bounds_of(config))
-        if self._model is not None and self._model.arena is not None:
-            self.lane.receive_into(self._model.arena)
+        self._arena = self._model.arena if self._model is not None else None
+        if self._arena is not None:
+            self.lane.receive_into(self._arena)
+        self._on_gpu = _on_gpu(source.spec)
         self._instances = Instances(self.spec, self._model, self.lane, placement, halt)
         try:
             self._instances.start(self.spec.instances)
@@ -127,6 +118,7 @@ class LoadedVersion:
         """Have it known by another configuration, which does not change what it does."""
         self.config = config
         self.spec = spec
+        self._on_gpu = _on_gpu(spec)
 
     def close(self) -> None:
         """Refuse further requests, finish those that are queued, and free the model."""
@@ -211,38 +203,17 @@ class LoadedVersion:
 
     def statistics(self) -> pb.ModelStatistics:
         """What this version has done since it was loaded."""
-        counters = self.lane.statistics()
-        out = pb.ModelStatistics.FromString(_blank(tuple(bound or 0 for bound, _ in counters["queue_times"])))
-        out.name, out.version = self.name, str(self.version)
-        out.last_inference = counters["last_inference_ms"]
-        out.inference_count, out.execution_count = counters["inference_count"], counters["execution_count"]
-        for field in _DURATIONS:
-            if counters[field] != NONE:
-                _set(getattr(out.inference_stats, field), counters[field])
-        for reason, value in counters["failures"].items():
-            _set(out.fail_reasons[reason], value)
-        for index, (_, count) in enumerate(counters["queue_times"]):
-            if count:
-                out.queue_times[index].count = count
-        if isinstance(self.lane, QueueLane) and (learnt := self.lane.outlook()):
-            delay = out.adaptive_delay
-            delay.gap_ns, delay.fixed_ns, delay.row_ns = learnt["gap_ns"], learnt["fixed_ns"], learnt["row_ns"]
-            delay.target = learnt["target"]
-            _set(delay.waited, learnt["waited"])
-        for rows, compute_input, compute_infer, compute_output in counters["batches"]:
-            batch = out.batch_stats.add(batch_size=rows)
-            _set(batch.compute_input, compute_input)
-            _set(batch.compute_infer, compute_infer)
-            _set(batch.compute_output, compute_output)
-        for device, size in sorted(self._instances.device_memory().items()):
-            out.memory_usage.add(type="GPU", id=device, byte_size=size)
-        for index, response in enumerate(counters["responses"]):
-            shown = out.response_stats[str(index)]
-            for part, value in response.items():
-                _set(getattr(shown, part), value)
-        if self._model is not None and self._model.arena is not None:
-            out.memory_usage.add(type="CPU", id=0, byte_size=self._model.arena.used)
-        return out
+        return pb.ModelStatisticsResponse.FromString(encode_statistics((self.account(),))).model_stats[0]
+
+    def account(self) -> tuple[LaneHandle, Learnt | None, list[tuple[str, int, int]]]:
+        """Of what `statistics` are made: for `encode_statistics`."""
+        lane = self.lane
+        memory: list[tuple[str, int, int]] = []
+        if self._on_gpu:
+            memory += [("GPU", device, size) for device, size in sorted(self._instances.device_memory().items())]
+        if self._arena is not None:
+            memory.append(("CPU", 0, self._arena.used))
+        return lane, lane.outlook() if isinstance(lane, QueueLane) else None, memory
 
 
 def _make_lane(source: ModelSource, service: InferService, max_queue: int, resources: Resources | None) -> LaneHandle:
@@ -255,6 +226,10 @@ def _make_lane(source: ModelSource, service: InferService, max_queue: int, resou
     return QueueLane(source.spec, source.version, max_queue=max_queue, held=_held(source.spec), limiter=limiter)
 
 
+def _on_gpu(spec: ModelSpec) -> bool:
+    return any(instance.kind == "GPU" for instance in spec.instances)
+
+
 def _held(spec: ModelSpec) -> int:
     """Requests that must wait before the first batch is made: a hook for Triton's tests, and only for them."""
     wanted = os.environ.get("TRITONSERVER_DELAY_SCHEDULER", "")
@@ -262,18 +237,3 @@ def _held(spec: ModelSpec) -> int:
         return 0
     log.info("Delaying batcher of '%s' until %s queued requests...", spec.name, wanted)
     return int(wanted)
-
-
-@lru_cache
-def _blank(bounds: tuple[int, ...]) -> bytes:
-    """What statistics of a version that has done nothing have all the same, encoded: field by field takes longer."""
-    out = pb.ModelStatistics()
-    for field in _DURATIONS:
-        getattr(out.inference_stats, field).SetInParent()
-    for bound in bounds:
-        out.queue_times.add(us=bound)
-    return out.SerializeToString()
-
-
-def _set(duration: pb.StatisticDuration, value: tuple[int, int]) -> None:
-    duration.count, duration.ns = value

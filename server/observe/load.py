@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from server.engine.slices import slices
 from server.pb.load_report_pb2 import OrcaLoadReport
 
 if TYPE_CHECKING:
@@ -48,59 +49,45 @@ class LoadMeter:
         self._cpu_clock = cpu_clock
         self._then = clock()
         self._cpu = cpu_clock()
-        self._counts: dict[tuple[str, int], _Counts] = {}
+        self._totals: dict[tuple[str, int], tuple[int, int, int]] = {}  # of each version, as they were last
         self.report = b""
-        self.sample()
+        self._publish(OrcaLoadReport(), queued=0)
 
     async def run(self) -> None:
         """Make a report every second."""
         while True:
             await asyncio.sleep(INTERVAL)
-            self.sample()
+            await self.sample()
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Make a report of what was since the last one, and give it to the native path."""
         now, cpu = self._clock(), self._cpu_clock()
         passed = max(now - self._then, 1e-6)
         report = OrcaLoadReport(cpu_utilization=min(1.0, (cpu - self._cpu) / passed / len(os.sched_getaffinity(0))))
-        before, self._counts = self._counts, {}
-        queued = 0
-        for version in self._versions():
-            key = (version.name, version.version)
-            counts = self._counts[key] = _Counts(version)
-            since = counts.since(before.get(key))
-            queued += version.lane.pending
-            report.rps_fractional += since.answered / passed
-            report.eps += since.failed / passed
-            busy = since.busy_ns / 1e9 / passed / max(1, len(version.spec.instances))
-            report.application_utilization = min(1.0, max(report.application_utilization, busy))
+        before, self._totals = self._totals, {}
+        queued = answered = failed = 0
+        async for part in slices(self._versions()):
+            for version in part:
+                key = (version.name, version.version)
+                totals = self._totals[key] = version.lane.totals()
+                succeeded, refused, busy_ns = (
+                    max(0, a - b) for a, b in zip(totals, before.get(key, (0, 0, 0)), strict=True)
+                )
+                answered += succeeded + refused
+                failed += refused
+                queued += version.lane.pending
+                busy = busy_ns / 1e9 / passed / max(1, len(version.spec.instances))
+                report.application_utilization = min(1.0, max(report.application_utilization, busy))
+        report.rps_fractional, report.eps = answered / passed, failed / passed
+        self._then, self._cpu = now, cpu
+        self._publish(report, queued)
+
+    def _publish(self, report: OrcaLoadReport, queued: int) -> None:
         report.named_metrics["queue_depth"] = queued
         report.named_metrics["inflight_requests"] = self._engine.infer.in_house
-        self._then, self._cpu = now, cpu
         self.report = report.SerializeToString(deterministic=True)
         self._engine.infer.set_load_report(self.report)
 
-    def _versions(self) -> list[LoadedVersion]:
-        names = {entry.name for entry in self._engine.index()}
-        return [version for name in names for version in self._engine.versions(name)]
-
-
-class _Counts:
-    """Counters of a model version at one time."""
-
-    def __init__(self, version: LoadedVersion | None = None) -> None:
-        self.answered = self.failed = self.busy_ns = 0
-        if version is not None:
-            counters = version.lane.statistics()
-            self.failed = counters["fail"][0]
-            self.answered = counters["success"][0] + self.failed
-            self.busy_ns = sum(compute[1] for _, _, compute, _ in counters["batches"])
-
-    def since(self, before: _Counts | None) -> _Counts:
-        """What was counted after `before`; all of it for a version that is new."""
-        difference = _Counts()
-        start = before or _Counts()
-        difference.answered = self.answered - start.answered
-        difference.failed = self.failed - start.failed
-        difference.busy_ns = self.busy_ns - start.busy_ns
-        return difference
+    def _versions(self) -> Iterator[LoadedVersion]:
+        for name in self._engine.names:
+            yield from self._engine.versions(name)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.api import TensorSpec
-from server.engine.slices import in_slices
 from server.errors import InvalidArgument, NotFound, Unavailable
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
@@ -86,12 +85,9 @@ class Information:
         await self._engine.bring(request.name)
         return pb.ModelConfigResponse(config=self._engine.model(request.name, request.version).config)
 
-    async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> bytes:
         chosen = self._all_ready(call) if not request.name else self._chosen(request.name, request.version)
-        response = pb.ModelStatisticsResponse()
-        async for loaded in in_slices(chosen):
-            response.model_stats.append(loaded.statistics())
-        return response
+        return await self._engine.statistics(chosen)
 
     def _all_ready(self, call: Call) -> Iterator[LoadedVersion]:
         for name in filter(call.may_use, self._engine.names):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from server.engine.slices import in_slices
+from server.engine.listing import encoded_index
+from server.engine.models import READY, IndexEntry
+from server.engine.slices import slices
 from server.errors import InvalidArgument, Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
@@ -28,17 +30,12 @@ class Repository:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
+    async def index(self, request: pb.RepositoryIndexRequest, call: Call) -> bytes:
         _require_all(request.repository_name)
-        response = pb.RepositoryIndexResponse()
         entries = await self._engine.repository_index()
-        hidden = {f"'{entry.name}'" async for entry in in_slices(entries) if not call.may_use(entry.name)}
-        async for entry in in_slices(entries):
-            if (entry.state == "READY" or not request.ready) and f"'{entry.name}'" not in hidden:
-                told = all(map(call.may_use, entry.needs)) and not any(name in entry.reason for name in hidden)
-                reason = entry.reason if told else HIDDEN
-                response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=reason)
-        return response
+        hidden = {entry.name async for part in slices(entries) for entry in part if not call.may_use(entry.name)}
+        shown = (e for e in entries if (e.state == READY or not request.ready) and e.name not in hidden)
+        return await encoded_index(_without(hidden, shown, call))
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
         _require_all(request.repository_name)
@@ -53,6 +50,14 @@ class Repository:
         dependents = _with_dependents(request.parameters)
         await self._engine.unload(request.model_name, dependents=dependents, allowed=call.may_use)
         return pb.RepositoryModelUnloadResponse()
+
+
+def _without(hidden: Set[str], entries: Iterable[IndexEntry], call: Call) -> Iterator[IndexEntry]:
+    """The entries, none of them with a reason that may name one of these or another model that the caller may not."""
+    names = tuple(f"'{name}'" for name in hidden)
+    for entry in entries:
+        told = all(map(call.may_use, entry.needs)) and not any(name in entry.reason for name in names)
+        yield entry if told else entry._replace(reason=HIDDEN)
 
 
 def _require_all(repository: str) -> None:

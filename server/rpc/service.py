@@ -31,6 +31,9 @@ SERVICE: str = _DESCRIPTOR.full_name
 RAW = frozenset({"ModelInfer", "ModelStreamInfer"})
 """Methods whose messages stay bytes: the engine decodes them itself."""
 
+ENCODED = RAW | {"ModelStatistics", "RepositoryIndex"}
+"""Methods whose answers come as bytes; those of all models are long."""
+
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "health": (
@@ -160,11 +163,10 @@ def _handlers(engine: Engine, identity: Identity, stream_window: int) -> Mapping
 
 
 def _method(method: MethodDescriptor, served: Mapping[str, Handler]) -> Method:
-    raw = method.name in RAW
     return Method(
         name=method.name,
-        request=None if raw else getattr(pb, method.input_type.name),
-        response=None if raw else getattr(pb, method.output_type.name),
+        request=None if method.name in RAW else getattr(pb, method.input_type.name),
+        response=None if method.name in ENCODED else getattr(pb, method.output_type.name),
         client_streaming=method.client_streaming,
         server_streaming=method.server_streaming,
         handler=served.get(method.name) or _refusal(method.name),

@@ -11,13 +11,13 @@ import json
 import math
 import struct
 import time
-from dataclasses import dataclass
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from backends.api import ModelSpec
+from server.engine.models import IndexEntry
 from server.engine.shared_memory import SharedMemory
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
 from server.pb import grpc_service_pb2 as pb
@@ -45,15 +45,6 @@ _PARAMETERS = {
     "triton_enable_empty_final_response": (("bool_param",), "bool_param"),
 }
 _FREE = ("bool_param", "int64_param", "string_param", "double_param")
-
-
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    version: str
-    state: str
-    reason: str = ""
-    needs: frozenset[str] = frozenset()
 
 
 class Loaded:
@@ -188,18 +179,21 @@ class FakeEngine:
     def names(self) -> list[str]:
         return sorted({entry.name for entry in self.index()})
 
-    def index(self) -> list[Entry]:
+    def index(self) -> list[IndexEntry]:
         entries = [
-            Entry(name, str(version), "READY" if loaded.ready else "UNAVAILABLE", "" if loaded.ready else "set")
+            IndexEntry(name, str(version), "READY" if loaded.ready else "UNAVAILABLE", "" if loaded.ready else "set")
             for name, versions in self._models.items()
             for version, loaded in versions.items()
         ]
         if self._broken:
-            entries.append(Entry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
+            entries.append(IndexEntry(models.BROKEN, "1", "UNAVAILABLE", "no backend 'no_such_backend'"))
         return entries
 
-    async def repository_index(self) -> list[Entry]:
+    async def repository_index(self) -> list[IndexEntry]:
         return self.index()
+
+    async def statistics(self, versions) -> bytes:
+        return pb.ModelStatisticsResponse(model_stats=[each.statistics() for each in versions]).SerializeToString()
 
     async def load(self, name: str, config: str = "", files=None, *, allowed=None) -> None:
         raise Unavailable(NO_CONTROL)

@@ -10,7 +10,9 @@ import threading
 import pytest
 
 from backends.loader import BackendLoader
+from bench import steps
 from server.engine import config as configuration
+from server.engine import repository as folders
 from server.engine.collecting import set_aside
 from server.engine.config import Options
 from server.engine.control import ALL, ControlMode, ModelControl
@@ -20,6 +22,7 @@ from server.engine.slices import SLICE
 from server.engine.version import LoadedVersion
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
+from server.rpc.repository import Repository
 
 CONFIG = """
 backend: "identity"
@@ -64,6 +67,13 @@ def looks(monkeypatch):
     monkeypatch.setattr(ModelState, "is_ready", property(count_ready))
     monkeypatch.setattr(configuration, "models_of", count_models)
     return counted
+
+
+class Call:
+    """One by a client that may use every model."""
+
+    def may_use(self, name):
+        return True
 
 
 async def started(root):
@@ -213,15 +223,15 @@ async def test_what_is_known_follows_every_change(tmp_path):
 
 
 async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, monkeypatch):
-    engine = await started(repository(tmp_path, 5 * SLICE))
+    engine = await started(repository(tmp_path, 3 * SLICE))
     since, longest = 0, 0
-    statistics = LoadedVersion.statistics
+    account = LoadedVersion.account
 
     def count(version):
         nonlocal since, longest
         since += 1
         longest = max(longest, since)
-        return statistics(version)
+        return account(version)
 
     async def others():
         nonlocal since
@@ -229,15 +239,55 @@ async def test_others_have_their_turn_while_statistics_are_gathered(tmp_path, mo
             since = 0
             await asyncio.sleep(0)
 
-    class Call:
-        def may_use(self, name):
-            return True
-
-    monkeypatch.setattr(LoadedVersion, "statistics", count)
+    monkeypatch.setattr(LoadedVersion, "account", count)
     beside = asyncio.ensure_future(others())
     service = Information(engine, Identity("inferd", "0", ()))
     answer = await service.model_statistics(pb.ModelStatisticsRequest(), Call())
     beside.cancel()
-    assert len(answer.model_stats) == 5 * SLICE
+    assert len(pb.ModelStatisticsResponse.FromString(answer).model_stats) == 3 * SLICE
     assert longest <= SLICE
+    await engine.close()
+
+
+def driven(coroutine):
+    """The result of a coroutine that waits for nothing but its turn."""
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.skipif(not steps.can_count(), reason="instructions are counted on x86-64 only")
+async def test_statistics_of_one_more_model_take_few_instructions(tmp_path):
+    """They are asked for every few seconds, of all models, on the loop that serves requests."""
+    engine = await started(repository(tmp_path, 24))
+    service = Information(engine, Identity("inferd", "0", ()))
+
+    def ask(count):
+        chosen = [version for number in range(count) for version in engine.versions(f"m{number}")]
+        driven(engine.statistics(chosen))
+        return steps.count(lambda: driven(engine.statistics(chosen)))
+
+    few, many = ask(12), ask(24)
+    assert (many - few) / 12 < 10_000
+    driven(service.model_statistics(pb.ModelStatisticsRequest(), Call()))
+    taken = steps.count(lambda: driven(service.model_statistics(pb.ModelStatisticsRequest(), Call())))
+    assert taken / 24 < 15_000
+    await engine.close()
+
+
+async def test_the_index_looks_at_no_folder_of_a_model_that_is_known(tmp_path, monkeypatch):
+    """Who lists thousands of models that are loaded reads one folder: that of the repository."""
+    control = ModelControl(ControlMode.EXPLICIT, ("m0", "m1", "m2"))
+    engine = Engine([repository(tmp_path, 5)], BackendLoader(), Options(), control=control)
+    await engine.start()
+    looked = []
+    look = folders._model_folder
+    monkeypatch.setattr(folders, "_model_folder", lambda path, root: looked.append(path.name) or look(path, root))
+    index = pb.RepositoryIndexResponse.FromString(await Repository(engine).index(pb.RepositoryIndexRequest(), Call()))
+    assert sorted(looked) == ["m3", "m4"]
+    assert [(each.name, each.version, each.state) for each in index.models] == [
+        ("m0", "1", "READY"), ("m1", "1", "READY"), ("m2", "1", "READY"), ("m3", "", ""), ("m4", "", ""),
+    ]  # fmt: skip
     await engine.close()

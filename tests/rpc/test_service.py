@@ -8,7 +8,7 @@ from server.errors import Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import LONGEST, flag, timeout_ns
 from server.rpc.metadata import Identity
-from server.rpc.service import RAW, SERVICE, table
+from server.rpc.service import ENCODED, RAW, SERVICE, table
 from tests.conformance.fake_engine import FakeEngine
 
 
@@ -39,7 +39,8 @@ def test_every_method_of_the_protocol_is_in_the_table(methods):
 
 def test_only_inference_is_raw(methods):
     assert {name for name, method in methods.items() if method.request is None} == RAW
-    assert {name for name, method in methods.items() if method.response is None} == RAW
+    assert {name for name, method in methods.items() if method.response is None} == ENCODED
+    assert RAW < ENCODED
 
 
 async def test_a_method_without_a_handler_is_refused_by_name(methods):

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -84,12 +84,12 @@ class CloudPlace:
     def __str__(self) -> str:
         return self._url
 
-    def scan(self) -> list[ModelFolder]:
+    def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """See Place. Nothing is copied: the folders are not there yet."""
         models: dict[str, dict[str, Object]] = {}
         for path, found in self._list(""):
             name, _, file = path.partition("/")
-            if file and not name.startswith(".") and name not in repository.NOT_MODELS:
+            if file and name not in but and not name.startswith(".") and name not in repository.NOT_MODELS:
                 models.setdefault(name, {})[file] = found
         folders = [self._folder(name, self._root / name, listing) for name, listing in models.items()]
         return sorted(folders, key=lambda folder: folder.name)

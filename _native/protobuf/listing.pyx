@@ -1,0 +1,48 @@
+"""inference.RepositoryIndexResponse, encoded: a server may have ten thousand models to list."""
+
+from libc.stdint cimport uint8_t, uint32_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from cpython.tuple cimport PyTuple_GET_ITEM
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+
+from _native.protobuf.writing cimport MESSAGE_BYTES, TEXT_BYTES, Buffer, framed, put_tag, put_text, reserve
+
+cdef enum:
+    FIELDS = 4
+
+
+cdef int add_entry(Buffer *buffer, object entry) except -1:
+    cdef const char *texts[FIELDS]
+    cdef Py_ssize_t sizes[FIELDS]
+    cdef size_t needed = MESSAGE_BYTES
+    cdef uint8_t *length
+    cdef uint8_t *out
+    cdef uint32_t i
+    if not isinstance(entry, tuple) or len(entry) < FIELDS:
+        raise ValueError(f"expected name, version, state, reason and what is not sent, got {entry}")
+    for i in range(<uint32_t>FIELDS):
+        texts[i] = PyUnicode_AsUTF8AndSize(<object>PyTuple_GET_ITEM(entry, i), &sizes[i])
+        needed += TEXT_BYTES + sizes[i]
+    if not reserve(buffer, needed):
+        raise MemoryError
+    length = put_tag(buffer.data + buffer.size, 1)
+    out = length + 1
+    for i in range(<uint32_t>FIELDS):
+        if sizes[i]:
+            out = put_text(out, i + 1, texts[i], sizes[i])
+    buffer.size = <size_t>(framed(length, out) - buffer.data)
+    return 0
+
+
+def encode_index(entries) -> bytes:
+    """Entries of a RepositoryIndexResponse: tuples that begin with name, version, state and reason."""
+    cdef Buffer buffer
+    memset(&buffer, 0, sizeof(Buffer))
+    try:
+        for entry in entries:
+            add_entry(&buffer, entry)
+        return buffer.data[:buffer.size] if buffer.size else b""
+    finally:
+        free(buffer.data)

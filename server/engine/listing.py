@@ -1,0 +1,14 @@
+"""The repository index as clients get it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from _native.protobuf.listing import encode_index
+from server.engine.models import IndexEntry
+from server.engine.slices import slices
+
+
+async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:
+    """These entries as an encoded RepositoryIndexResponse."""
+    return b"".join([encode_index(part) async for part in slices(entries)])
