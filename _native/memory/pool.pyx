@@ -410,11 +410,15 @@ cdef size_t pool_trim(Pool *pool) noexcept nogil:
 # The pool
 
 cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
-    cdef Chunk *chunk
+    cdef Chunk *chunk = NULL
+    cdef bint alone = size < <size_t>POOL_GRAIN * STEPS     # in its class
     spin_lock(&pool.guard)
-    chunk = find(pool, size // POOL_GRAIN)
-    if chunk == NULL and size >= <size_t>POOL_GRAIN * STEPS:
-        chunk = last_resort(pool, size)
+    if pool.backing.cool != NULL and not alone:
+        chunk = find_alike(pool, size)  # given back before, with its pages; a larger piece may have none
+    if chunk == NULL:
+        chunk = find(pool, size // POOL_GRAIN)
+    if chunk == NULL and not alone:
+        chunk = find_alike(pool, size)
     if chunk != NULL:
         take_out(pool, chunk)
         chunk = split(pool, chunk, size)
@@ -426,7 +430,7 @@ cdef Chunk *carve(Pool *pool, size_t size) noexcept nogil:
     return chunk
 
 
-cdef Chunk *last_resort(Pool *pool, size_t size) noexcept nogil:
+cdef Chunk *find_alike(Pool *pool, size_t size) noexcept nogil:
     # the class of the size itself has smaller and larger chunks: look at a few
     cdef int level, step
     cdef Chunk *chunk

@@ -45,6 +45,19 @@ def test_what_is_given_back_is_used_again_and_costs_no_new_memory():
     del view
 
 
+@pytest.mark.parametrize("count", [1, 17, 25, 257, 4099])
+def test_what_is_asked_for_again_lies_where_it_lay(count):
+    """Elsewhere it would have no pages yet, and each of them costs a fault."""
+    arena = ArenaHandle("test")
+    first, view = arena._take(4096 * count)
+    del view
+    for _ in range(3):
+        again, view = arena._take(4096 * count)
+        del view
+        assert again == first
+    assert arena.pooled == 4096 * count
+
+
 def test_no_history_of_sizes_uses_the_address_space_up():
     """A client that announces messages of every size once leaves nothing behind."""
     arena = ArenaHandle("test")
