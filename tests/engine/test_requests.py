@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 
+import numpy as np
 import pytest
 
 from server.errors import Status
@@ -360,3 +361,49 @@ async def test_instances_are_closed_before_their_model(tmp_path):
         await engine.close()
         assert sorted(puppets.closed[:2]) == ["m_0_0", "m_0_1"]
         assert puppets.closed[2:] == ["m"]
+
+
+# -- many responses --
+
+PARTS = """
+backend: "identity"
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+model_transaction_policy { decoupled: true }
+"""
+WINDOW = 64
+
+
+async def test_responses_of_a_request_are_made_as_they_are_taken(tmp_path):
+    """A request of a few bytes must not have the server hold as many responses as it has elements."""
+    async with serving(tmp_path, m=PARTS, other=PARTS.replace("decoupled: true", "decoupled: false")) as engine:
+        held, count, full, done = 0, 0, asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def deliver(status, text, response):
+            nonlocal held, count
+            assert status == OK, text
+            if ticket.done:  # this one says only that it is the last
+                done.set()
+                return
+            held, count = held + 1, count + 1
+            assert held <= WINDOW
+            if full.is_set():
+                loop.call_soon(take)
+            elif held == WINDOW:
+                full.set()
+
+        def take():
+            nonlocal held
+            held -= 1
+            ticket.taken()
+
+        ticket = engine.submit(request(x=np.arange(1000)).SerializeToString(), deliver, stream=True)
+        await asyncio.wait_for(full.wait(), 60)
+        for _ in range(50):  # while others are served
+            await infer(engine, request(model="other", x=np.ones(1, np.int64)))
+        assert held == WINDOW
+        for _ in range(WINDOW):
+            take()
+        await asyncio.wait_for(done.wait(), 60)
+        assert count == 1000
