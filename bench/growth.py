@@ -1,11 +1,12 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models|ready|statistics|tensors|parameters|shapes|cache] [--record]
+    python -m bench.growth [--only pool|models|ready|statistics|index|tensors|parameters|shapes|cache|connections|
+                            regions|steps] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
 its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
 or of the loop's thread, so other work on the machine disturbs it less than it would the clock; what is counted beside
-it is exact. All of it runs in one process without a transport.
+it is exact. All but the last three run in one process without a transport.
 """
 
 from __future__ import annotations
@@ -14,25 +15,29 @@ import argparse
 import asyncio
 import ctypes
 import json
-import math
 import os
 import platform
 import resource as system
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 from _native.memory import resource
 from backends.loader import BackendLoader
+from bench import growth_served
+from bench.curves import Curve, Point
 from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.memory import usable_memory
 from server.pb import grpc_service_pb2 as pb
+from server.rpc.call import Call
 from server.rpc.metadata import Identity, Information
+from server.rpc.repository import Repository
 
 RESULTS = Path(__file__).parent / "results" / "growth.json"
 PAGE = RESULTS.with_suffix(".md")
@@ -50,35 +55,6 @@ backend: "identity"
 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 """
-
-
-@dataclass(frozen=True)
-class Point:
-    """One size and what it costs, by unit."""
-
-    size: int
-    cost: float
-    counted: float = 0.0
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One axis of growth."""
-
-    name: str
-    title: str
-    unit: str
-    points: tuple[Point, ...]
-    counted: str = ""  # what is counted beside the cost
-
-    @property
-    def slope(self) -> float:
-        """Least squares of the logarithms."""
-        xs = [math.log(point.size) for point in self.points]
-        ys = [math.log(max(point.cost, 1e-9)) for point in self.points]
-        x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-        above = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-        return above / sum((a - x) ** 2 for a in xs)
 
 
 def pool() -> Curve:
@@ -156,24 +132,47 @@ def ready() -> Curve:
     return Curve("ready", "ServerReady, by models", "us of CPU a call", tuple(asyncio.run(ask(n)) for n in MODELS[:3]))
 
 
-def statistics() -> Curve:
-    """ModelStatistics of all models, in slices."""
+class Anyone:
+    """The call of a client that may use every model."""
 
-    class Anyone:
-        def may_use(self, _: str) -> bool:
-            return True
+    def may_use(self, _: str) -> bool:
+        return True
+
+
+def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) -> Curve:
+    """What is asked of all models, in slices: on the loop's thread, and counted beside it on all threads."""
 
     async def ask(count: int) -> Point:
         async with _served(MODEL, count) as engine:
             await engine.start()
-            service = Information(engine, Identity())
-            before = time.thread_time_ns()
+            await poll(engine)
+            before, all_before = time.thread_time_ns(), time.process_time_ns()
             for _ in range(5):
-                await service.model_statistics(pb.ModelStatisticsRequest(), Anyone())  # type: ignore[arg-type]
-            return Point(count, (time.thread_time_ns() - before) / 5e3 / count)
+                await poll(engine)
+            spent, all_spent = time.thread_time_ns() - before, time.process_time_ns() - all_before
+            return Point(count, spent / 5e3 / count, all_spent / 5e3 / count)
 
     points = tuple(asyncio.run(ask(count)) for count in MODELS[:3])
-    return Curve("statistics", "ModelStatistics of all models", "us of CPU a model", points)
+    return Curve(name, title, "us of the loop a model", points, "us of all threads")
+
+
+def statistics() -> Curve:
+    """ModelStatistics of all models, encoded."""
+
+    def poll(engine: Engine) -> Awaitable[object]:
+        call = cast(Call, Anyone())
+        return Information(engine, Identity()).model_statistics(pb.ModelStatisticsRequest(), call)
+
+    return _polled("statistics", "ModelStatistics of all models", poll)
+
+
+def index() -> Curve:
+    """RepositoryIndex, encoded."""
+
+    def poll(engine: Engine) -> Awaitable[object]:
+        return Repository(engine).index(pb.RepositoryIndexRequest(), cast(Call, Anyone()))
+
+    return _polled("index", "RepositoryIndex of all models", poll)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -311,10 +310,14 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "models": models,
     "ready": ready,
     "statistics": statistics,
+    "index": index,
     "tensors": tensors,
     "parameters": parameters,
     "shapes": shapes,
     "cache": cache,
+    "connections": growth_served.connections,
+    "regions": growth_served.regions,
+    "steps": growth_served.steps,
 }
 
 
@@ -336,19 +339,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", help="of the machine, for the record")
     given = parser.parse_args(arguments)
     known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    page = [f"# Growth, {time.strftime('%Y-%m-%d')}", ""]
-    cores = len(os.sched_getaffinity(0))
-    page += [
-        f"`python -m bench.growth`; {cores} cores, {platform.machine()}, Linux {platform.release()}. {given.note}",
-        "",
-    ]
     for name in [given.only] if given.only else CURVES:
-        curve = CURVES[name]()
         before = {point["size"]: point["cost"] for point in known.get(name, {}).get("points", ())}
-        page += lines(curve, before)
-        known[name] = asdict(curve)
-    print("\n".join(page))
+        curve = CURVES[name]()
+        known[name] = {**asdict(curve), "lines": lines(curve, before)}
+        print("\n".join(known[name]["lines"]), flush=True)
     if given.record:
+        cores = len(os.sched_getaffinity(0))
+        page = [f"# Growth, {time.strftime('%Y-%m-%d')}", ""]
+        page += [
+            f"`python -m bench.growth`; {cores} cores, {platform.machine()}, Linux {platform.release()}. {given.note}",
+            "",
+        ]
+        for name in CURVES:
+            page += known.get(name, {}).get("lines", ())
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
         PAGE.write_text("\n".join(page))
     return 0
