@@ -22,7 +22,7 @@ from server.pb import grpc_service_pb2 as pb
 CONNECTIONS = (1, 8, 64, 512)
 IN_FLIGHT = 64
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
-SECONDS = 2.0
+SECONDS = 1.0
 FIRST = 16  # elements that the Python model answers with
 PYTHON = f"""import triton_python_backend_utils as pb_utils
 

@@ -102,11 +102,11 @@ class RequestReader:
         self._decoupled = decoupled
         self.reached_gpu = False
 
-    def read(self, record: bytearray, arena: Callable[[], Any]) -> list[ReceivedRequest]:
+    def read(self, record: bytearray | memoryview, arena: Callable[[], Any]) -> list[ReceivedRequest]:
         """The requests.
 
         Args:
-            record: of EXECUTE; its INLINE tensors lie in it and keep it.
+            record: of EXECUTE; its INLINE tensors lie in it and keep it. One in the arena has none.
             arena: called for what ARENA tensors lie in and keep, once there is one.
         """
         count = p.EXECUTE_HEAD.unpack_from(record)[0]
@@ -114,7 +114,7 @@ class RequestReader:
             self._request(record, offset, arena) for offset in _numbers(count).unpack_from(record, p.EXECUTE_HEAD.size)
         ]
 
-    def _request(self, record: bytearray, at: int, arena: Callable[[], Any]) -> ReceivedRequest:
+    def _request(self, record: bytearray | memoryview, at: int, arena: Callable[[], Any]) -> ReceivedRequest:
         number, flags, count, _, extra, _ = _REQUEST.unpack_from(record, at)
         at += _REQUEST_SIZE
         names = self._names.inputs
@@ -153,7 +153,7 @@ class RequestReader:
         return request
 
     def _on_gpu(
-        self, record: bytearray, at: int, name: str, datatype: int, shape: tuple[int, ...], offset: int
+        self, record: bytearray | memoryview, at: int, name: str, datatype: int, shape: tuple[int, ...], offset: int
     ) -> Tensor:
         from .device import SharedTensor  # not before there is one
 
@@ -161,7 +161,7 @@ class RequestReader:
         handle, device, _ = p.CUDA_MEMORY.unpack_from(record, at)
         return received_on_gpu(name, SharedTensor(handle, device, offset, datatype, shape))
 
-    def _read_extra(self, request: ReceivedRequest, record: bytearray, at: int) -> None:
+    def _read_extra(self, request: ReceivedRequest, record: bytearray | memoryview, at: int) -> None:
         timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
         at += p.EXTRA.size
         if wanted == p.ALL_OUTPUTS:

@@ -218,8 +218,9 @@ class Worker:
     def _execute(self, packet: Packet) -> None:
         link = self._link
         lease = Lease(link, packet.id)
-        # Its own copy, as the record of a packet is: only what the arena has besides is lent.
-        record = bytearray(link.record(packet)) if packet.flags & p.IN_ARENA else packet.data
+        # Read where it lies: a record in the arena has its tensors there, too, and is lent as long as they are.
+        in_arena = packet.flags & p.IN_ARENA
+        record = link.memory[packet.offset : packet.offset + packet.size] if in_arena else packet.data
         _, _, offset, size = p.EXECUTE_HEAD.unpack_from(record)
         memory = OutputMemory(link, offset, size)
         try:
