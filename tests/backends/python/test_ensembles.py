@@ -1,6 +1,7 @@
 """Ensembles of Python models: one request goes to several models at once, each of which may write to what it gets."""
 
 import asyncio
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -47,3 +48,37 @@ async def test_models_that_write_to_their_inputs_do_not_see_each_other(tmp_path,
             for name, number in NUMBERS.items():
                 np.testing.assert_array_equal(answer.array(name), x + 10 * number)
             np.testing.assert_array_equal(answer.array("then"), x + 10 + 10_000_000)
+
+
+# Answers with the pages that its process has asked the system for so far.
+FAULTS = """
+import resource
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[faults]]))]) for _ in requests]
+"""
+NATIVE = CONFIG.replace("python", "identity") + 'parameters { key: "gather" value { string_value: "true" } }\n'
+
+
+@pytest.mark.parametrize("model", ["m", "e"], ids=["from a client", "from a step"])
+async def test_large_inputs_take_no_new_pages_of_the_worker(tmp_path, model):
+    """What did not arrive in the shared memory is copied there once, to where the last one lay, and read there."""
+    add_model(tmp_path, "m", FAULTS)
+    for name, config in {
+        "n": NATIVE,
+        "e": ensemble(step("n", {"x": "x"}, {"y": "between"}), step("m", {"x": "between"}, {"y": "y"}), outputs=("y",)),
+    }.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    async with serving(tmp_path) as engine:
+        x = np.zeros((1, 1 << 17), np.int64)
+        counts = []
+        for _ in range(6):
+            answer = await infer(engine, request(model, x=x))
+            assert answer.status == 0, answer.text
+            counts.append(answer.array().item())
+        assert min(after - before for before, after in pairwise(counts)) < x.nbytes // 4096 // 2
