@@ -42,7 +42,6 @@ class IndexEntry(NamedTuple):
         needs: the models that the reason may speak of: those of the steps of an ensemble, and of the steps of these.
     """
 
-
     name: str
     version: str
     state: str
