@@ -32,6 +32,8 @@ CORE = ("server.addresses", "server.errors", "server.settings", "server.caching"
 # The first rule whose package holds a module is the module's rule.
 RULES = (
     Rule("_native", may_not=TRANSPORT),
+    # For programs that use grpcio themselves; imported when they call it.
+    Rule("inferd_client.grpc.service_pb2_grpc", may=("inferd_client",), may_not=FRAMEWORKS),
     # It is installed without the server.
     Rule("inferd_client", may_not=("grpc", *(name for name in FRAMEWORKS if name != "torch"))),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
