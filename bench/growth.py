@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from _native.memory import resource
 from backends.loader import BackendLoader
@@ -321,15 +321,32 @@ CURVES: dict[str, Callable[[], Curve]] = {
 }
 
 
-def lines(curve: Curve, before: dict[int, float]) -> list[str]:
+def lines(curve: Curve, before: dict[str, float]) -> list[str]:
     """The curve as a table."""
     heads = ["size", curve.unit, "last record", *([curve.counted] if curve.counted else [])]
     out = [f"## {curve.name}: {curve.title}", "", f"| {' | '.join(heads)} |", "|" + "---:|" * len(heads)]
     for point in curve.points:
-        last = f"{before[point.size]:.3f}" if point.size in before else "-"
+        last = f"{before[str(point.size)]:.3f}" if str(point.size) in before else "-"
         cells = [f"{point.size:,}", f"{point.cost:.3f}", last, *([f"{point.counted:.1f}"] if curve.counted else [])]
         out.append(f"| {' | '.join(cells)} |")
     return [*out, "", f"slope {curve.slope:+.2f}", ""]
+
+
+def page(known: dict[str, dict[str, Any]], note: str) -> list[str]:
+    """All curves that are recorded, as a text."""
+    cores = len(os.sched_getaffinity(0))
+    out = [
+        f"# Growth, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"`python -m bench.growth`; {cores} cores, {platform.machine()}, Linux {platform.release()}. {note}",
+        "",
+    ]
+    for name in filter(known.__contains__, CURVES):
+        fields = dict(known[name])
+        before = fields.pop("before", {})
+        fields["points"] = tuple(Point(**point) for point in fields["points"])
+        out += lines(Curve(**fields), before)
+    return out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -340,21 +357,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name in [given.only] if given.only else CURVES:
-        before = {point["size"]: point["cost"] for point in known.get(name, {}).get("points", ())}
+        before = {str(point["size"]): point["cost"] for point in known.get(name, {}).get("points", ())}
         curve = CURVES[name]()
-        known[name] = {**asdict(curve), "lines": lines(curve, before)}
-        print("\n".join(known[name]["lines"]), flush=True)
+        known[name] = {**asdict(curve), "before": before}
+        print("\n".join(lines(curve, before)), flush=True)
     if given.record:
-        cores = len(os.sched_getaffinity(0))
-        page = [f"# Growth, {time.strftime('%Y-%m-%d')}", ""]
-        page += [
-            f"`python -m bench.growth`; {cores} cores, {platform.machine()}, Linux {platform.release()}. {given.note}",
-            "",
-        ]
-        for name in CURVES:
-            page += known.get(name, {}).get("lines", ())
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-        PAGE.write_text("\n".join(page))
+        PAGE.write_text("\n".join(page(known, given.note)))
     return 0
 
 
