@@ -11,7 +11,6 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +58,8 @@ def record() -> dict[str, str]:
 
 def describe() -> Iterator[str]:
     """Lines about the version, the build, the interpreter and the frameworks that are installed."""
+    from importlib import metadata  # only here: it brings a parser of mail
+
     built = record()
     commit = f", commit {built['commit']}" if built.get("commit") else ""
     yield f"inferd {metadata.version('inferd')}"
@@ -71,6 +72,8 @@ def describe() -> Iterator[str]:
 
 
 def _version(names: tuple[str, ...]) -> str:
+    from importlib import metadata  # as above
+
     for name in names:
         try:
             return metadata.version(name)

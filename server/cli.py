@@ -156,6 +156,7 @@ app = App(
     default_parameter=Parameter(negative=()),
     config=[Env("INFERD_", command=False), from_file],
     help_formatter=Manual(),
+    suppress_keyboard_interrupt=False,  # see main
 )
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+from cpython.ref cimport Py_CLEAR
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -99,6 +100,7 @@ cdef class Driver:
 
         Raises:
             ConnectionError: every connection was lost in an earlier run.
+            KeyboardInterrupt, or what else a signal's handler raises: calls in flight are lost.
         """
         cdef Loop *loop = &self.loop
         if requests == 0 and seconds <= 0:
@@ -120,12 +122,17 @@ cdef class Driver:
         loop.no_memory = False
         try:
             self._take_slots(in_flight)
-            started, cpu_started = time.monotonic(), time.thread_time()
+            cpu_started = time.thread_time()
             with nogil:
                 loop_run(loop)
-            elapsed, cpu = time.monotonic() - started, time.thread_time() - cpu_started
+            cpu = time.thread_time() - cpu_started
+            elapsed = <double> (loop.counted_ns - loop.started_ns) / 1e9
         finally:
             self._give_slots()
+        if loop.raised != NULL:
+            raised = <object> loop.raised
+            Py_CLEAR(loop.raised)
+            raise raised
         del kept
         return self._report(elapsed, cpu)
 

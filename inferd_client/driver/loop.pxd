@@ -1,5 +1,6 @@
 # The loop that drives all connections of a Driver.
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from inferd_client.driver.connection cimport MOST_HEADERS, Connection
@@ -9,7 +10,7 @@ from inferd_client.driver.tally cimport Tally
 from inferd_client.driver.workload cimport judge_fn, prepare_fn, unfinished_fn
 
 cdef enum:
-    TICK_MS = 200            # how often a run that nothing moves looks at the clock
+    TICK_MS = 200            # how often a run that nothing moves looks at the clock, and any run for signals
 
 cdef struct Loop:
     int epoll
@@ -29,7 +30,12 @@ cdef struct Loop:
     unfinished_fn unfinished
     void *context
     Tally tally
+    Tally counted            # of an open loop, before the requests with which sequences are ended
+    uint64_t started_ns
+    uint64_t counted_ns      # when it was at its end
     bint no_memory           # for a request
+    uint64_t looked_ns       # when signals were last looked for
+    PyObject *raised         # by a signal's handler: the loop's; NULL: nothing
 
 # Open so many connections to a server, each of the descriptor and the Tls or None that `dial` returns. Raises what that
 # raises, or MemoryError; loop_close is due in any case.

@@ -1,5 +1,8 @@
 """The loop: waits in epoll, starts calls on free slots when the schedule says so, counts them when they have ended."""
 
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -214,6 +217,16 @@ cdef void bury_stalled(Loop *loop) noexcept nogil:
                 break
 
 
+cdef bint signalled(Loop *loop) noexcept with gil:
+    """Whether a signal's handler ends the run, as that of ^C does."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        Py_INCREF(error)
+        loop.raised = <PyObject *> error
+    return loop.raised != NULL
+
+
 cdef void go_on(Loop *loop, uint64_t now) noexcept nogil:
     """Until everything that was started has ended and nothing more may start, or until nothing moves any more."""
     cdef uint64_t moved_ns = now, finished = loop.tally.finished
@@ -226,6 +239,11 @@ cdef void go_on(Loop *loop, uint64_t now) noexcept nogil:
         elif now - moved_ns > loop.stall_ns:
             bury_stalled(loop)
             break
+        if now - loop.looked_ns > TICK_MS * <uint64_t> 1000000:
+            loop.looked_ns = now
+            if signalled(loop):
+                bury_stalled(loop)
+                break
 
 
 cdef void finish(Loop *loop) noexcept nogil:
@@ -249,7 +267,7 @@ cdef void finish(Loop *loop) noexcept nogil:
 cdef void loop_run(Loop *loop) noexcept nogil:
     cdef uint64_t now = now_ns()
     cdef uint32_t i
-    loop.next_due_ns = now
+    loop.next_due_ns = loop.started_ns = now
     for i in range(loop.connection_count):
         if not is_open(loop):
             fill(loop, &loop.connections[i])
@@ -257,8 +275,12 @@ cdef void loop_run(Loop *loop) noexcept nogil:
     if is_open(loop):
         start_due(loop)
     go_on(loop, now)
-    if loop.unfinished != NULL and is_open(loop):
+    loop.counted_ns = now_ns()
+    if loop.unfinished != NULL and is_open(loop) and loop.raised == NULL:
+        # these come at no rate: they are not counted
+        loop.counted = loop.tally
         loop.schedule.interval_ns = 0
         finish(loop)
         go_on(loop, now_ns())
+        loop.tally = loop.counted
     set_timer(loop, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import inferd_client.grpc as grpcclient
 from inferd_client._connecting import tls_context
 from inferd_client.utils import InferenceServerException
-from server.errors import ServerError
+from server.errors import Misused, ServerError
 
 if TYPE_CHECKING:
     import ssl
@@ -61,7 +61,8 @@ class Reach:
         """A client of it.
 
         Raises:
-            CallFailed: it cannot be reached so.
+            CallFailed: a file cannot be read, or is of no use.
+            Misused: the address is none.
         """
         try:
             return grpcclient.InferenceServerClient(
@@ -71,8 +72,10 @@ class Reach:
                 certificate_chain=str(self.client_cert) if self.client_cert else None,
                 private_key=str(self.client_key) if self.client_key else None,
             )
-        except (OSError, InferenceServerException) as error:
-            raise CallFailed(f"--url, --root-cert: {error}") from None
+        except InferenceServerException as error:
+            raise Misused(f"--url: {error.message()}") from None
+        except OSError as error:
+            raise CallFailed(f"--root-cert, --client-cert, --client-key: {error}") from None
 
 
 def failure(reach: Reach, error: InferenceServerException) -> CallFailed:

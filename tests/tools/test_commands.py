@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
 from server import cli
 from server.tools import tune
@@ -166,6 +168,7 @@ def test_failures_are_told(inferd):
     told = inferd("models", "ls", "--url", "127.0.0.1:1", url=False, status=1)
     assert "127.0.0.1:1" in told
     assert "is a server running there?" in told
+    assert "expected HOST:PORT" in inferd("models", "ls", "--url", "nonsense", url=False, status=2)
 
 
 # ---- perf -----------------------------------------------------------------------------------------------------------
@@ -318,6 +321,24 @@ def test_a_server_that_wants_tls_and_a_header(models, tmp_path, inferd):
         assert "calls that failed" in inferd(*command[:-2], url=False, status=1)
         command[command.index(authority.root)] = tmp_path / "none"
         assert "--root-cert" in inferd(*command, url=False, status=1)
+
+
+def test_an_interrupt_ends_a_long_window(server):
+    """Guards ^C while the native driver runs: the status 130, a word, and no wait for the window's end."""
+    command = [sys.executable, "-m", "server", "perf", "fp32", "--shape", "INPUT0:4", "--url", server.tcp]
+    command += ["--measurement-interval", "3600000", "--warmup", "0"]
+    with grpcclient.InferenceServerClient(server.tcp) as client:
+
+        def asked():
+            return client.get_inference_statistics("fp32").model_stats[0].inference_stats.success.count
+
+        before = asked()
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            while asked() == before and process.poll() is None:
+                pass
+            process.send_signal(signal.SIGINT)
+            assert "inferd: cancelled" in process.communicate(timeout=60)[1]
+        assert process.returncode == 130
 
 
 def test_calls_that_fail_are_counted(inferd):
