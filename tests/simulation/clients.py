@@ -225,7 +225,7 @@ class Client:
             self.region.spoil(truncate=self.random.random() < 0.5)
         if self.temper.cancels:
             for call in list(self.calls.values()):
-                if call.sequence is None and self.random.random() < self.temper.cancels * 0.5:
+                if call.sequence is None and self.random.random() < self.temper.cancels * 0.2:
                     self.cancel(call)
             for talk in list(self.talks.values()):
                 if self.random.random() < self.temper.cancels * 0.2:
@@ -246,6 +246,11 @@ class Client:
         self.unsent.clear()
         self.sequences.clear()
         self._connect()
+
+    def _cancel_if_open(self, call: Call) -> None:
+        if not call.over:
+            self.cancel(call)
+            self.write()
 
     def cancel(self, call: Call) -> None:
         self.tell(f"cancels {call.number}")
@@ -301,6 +306,9 @@ class Client:
         self.calls[stream.number] = call
         self.unsent.append(call)
         self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")
+        if call.sequence is None and self.random.random() < self.temper.cancels:
+            # soon, whatever its pauses are
+            self.simulation.later(self.random.randint(0, MS), lambda: self._cancel_if_open(call))
 
     def request(
         self, kind: Kind, stream: Stream, deadline: int, talk: Talk | None = None
@@ -367,7 +375,10 @@ class Client:
         self, message: pb.ModelInferRequest, one: Sequence, x: np.ndarray, expected: np.ndarray
     ) -> None:
         message.parameters["sequence_id"].int64_param = one.number
-        message.parameters["sequence_start"].bool_param = one.sent == 0
+        starts = one.sent == 0 or self.random.random() < 0.05
+        if starts:
+            one.total = 0  # it begins anew, where sequences begin now
+        message.parameters["sequence_start"].bool_param = starts
         message.parameters["sequence_end"].bool_param = one.sent + 1 == one.length
         one.sent += 1
         one.under_way += 1

@@ -1,6 +1,6 @@
 """Does the simulation find faults? Plants known ones, one at a time, in a copy of the tree, and counts what is found.
 
-    python -m tests.simulation.mutate [--seconds 600] [--only TEXT] [--report FILE]
+    python -m tests.simulation.mutate [--seconds 600] [--only TEXT ...] [--report FILE]
 
 The tree must be freshly built: only the extension that a fault is in is built anew, the others are copied as they are.
 The copy lies in a temporary folder and goes at the end.
@@ -20,6 +20,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.simulation.workers import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("_native", "backends", "server", "tests", "inferd_client", "setup.py", "pyproject.toml", "README.md")
@@ -79,6 +81,7 @@ FAULTS = (
         "scheduling/dispatcher",
         "        line.watcher = NULL\n        line.watched_ns = NEVER\n    seat.watch_ns = NEVER\n",
         "        line.watcher = NULL\n    seat.watch_ns = NEVER\n",
+        "while others are idle requests come by the loop, and its timer then looks at the time that is left behind",
     ),
     fault(
         "a queue that closes wakes nobody",
@@ -380,10 +383,10 @@ class Copy:
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
 
-    def simulate(self, seconds: float) -> str:
+    def simulate(self, seconds: float, jobs: int) -> str:
         """What is found within this time; empty: nothing."""
         trials = (
-            ("--seeds", "0", "--seconds", str(seconds), "--no-shrink"),
+            ("--seeds", "0", "--seconds", str(seconds), "--no-shrink", "--jobs", str(jobs)),
             ("--takes", "--first", "3", "--scale", TAKES),
         )
         for arguments in trials:
@@ -399,7 +402,7 @@ class Copy:
 TAKES = '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false}'
 
 
-def trial(copy: Copy, fault: Fault, seconds: float) -> str:
+def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:
     """What is found of it; empty: nothing."""
     path = copy.root / fault.file
     sound = path.read_text()
@@ -409,7 +412,7 @@ def trial(copy: Copy, fault: Fault, seconds: float) -> str:
     path.write_text(sound.replace(fault.old, fault.new))
     try:
         copy.build(fault.file)
-        return copy.simulate(seconds)
+        return copy.simulate(seconds, jobs)
     finally:
         path.write_text(sound)
         extension.unlink(missing_ok=True)
@@ -420,7 +423,8 @@ def main() -> int:
     """0 if every fault was found."""
     parser = argparse.ArgumentParser(prog="tests.simulation.mutate", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="for each fault")
-    parser.add_argument("--only", default="", help="faults with this in their name or file")
+    parser.add_argument("--only", default=[""], nargs="+", help="faults with one of these in their name or file")
+    parser.add_argument("--jobs", type=int, default=jobs(), help="simulations at a time")
     parser.add_argument("--all", action="store_true", help="also what nothing can tell")
     parser.add_argument("--first", type=int, default=0, help="begin with this one")
     parser.add_argument("--report", type=Path, help="write a table there")
@@ -429,10 +433,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder))
         for fault in FAULTS[arguments.first :]:
-            if (fault.why and not arguments.all) or arguments.only not in f"{fault.name} {fault.file}":
+            asked = any(text in f"{fault.name} {fault.file}" for text in arguments.only)
+            if not asked or (fault.why and not arguments.all):
                 continue
             began = time.monotonic()
-            found = trial(copy, fault, arguments.seconds)
+            found = trial(copy, fault, arguments.seconds, arguments.jobs)
             rows.append((fault, found, time.monotonic() - began))
             print(f"{fault.name} ({fault.file}): {found[:160] or 'NOT FOUND'}, {rows[-1][2]:.0f} s", flush=True)
     missed = sum(not found for _, found, _ in rows)

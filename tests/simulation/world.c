@@ -31,6 +31,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define NEVER INT64_MAX
 #define THREADS 512
 #define TIMERS 16
+#define SPINS 50 /* waits in a row for a time that has passed, which none may make */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
 
@@ -40,6 +41,7 @@ struct member {
     pthread_cond_t *on;  /* WAITING for it; NULL: for time alone */
     int64_t wake_ns;
     int held;            /* mutexes */
+    int late;            /* waits in a row for a time that has passed */
     char name[16];
 };
 
@@ -193,6 +195,8 @@ static int sim_unlock(pthread_mutex_t *mutex) {
 static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t due_ns) {
     int timed_out;
     if (holds_gil()) complain("thread %s waits on a condition while it holds the GIL", self->name);
+    self->late = due_ns <= now ? self->late + 1 : 0;
+    if (self->late == SPINS) complain("thread %s waits again and again for a time that has passed", self->name);
     self->state = WAITING;
     self->on = condition;
     self->wake_ns = due_ns;
