@@ -177,6 +177,7 @@ KINDS = {
         Kind("quick", duration_us=0, weight=4),
         Kind("alone", batching=None),
         Kind("delayed", batching=DELAYED, weight=4),
+        Kind("patient", batching=BatchingSpec(preferred_sizes=(6,), max_queue_delay_us=5000), weight=4),
         Kind("adaptive", batching=BatchingSpec(max_queue_delay_us=700, adaptive=True)),
         Kind("levels", queue=LEVELS, instances=(1, 1), weight=4),
         Kind("ordered", queue=QueueSpec(preserve_ordering=True)),

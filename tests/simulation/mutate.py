@@ -399,7 +399,7 @@ class Copy:
         return ""
 
 
-TAKES = '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false}'
+TAKES = '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false}'
 
 
 def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:

@@ -154,8 +154,9 @@ class Simulation:
         for name in self.kinds:
             self.load(name)
         self.clients: list[Client] = []
-        each = max(1, scale.calls // max(1, scale.clients))
-        for number in range(scale.clients):
+        count = min(scale.clients, random.choice((2, scale.clients, scale.clients)))
+        each = max(1, scale.calls // max(1, count))
+        for number in range(count):
             self.clients.append(Client(self, number, draw_temper(Random(f"{seed} {number}"), scale), each))
         self.calls_open = 0
         self.last_answer_ns = START_NS

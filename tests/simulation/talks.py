@@ -90,7 +90,7 @@ class Talk:
         if call is None:
             raise Violation(f"{self}: an answer to request {number}, which is not open: {response.error_message}")
         first = next((other for other in self.open if not other.kind.decoupled), None)
-        if not call.kind.decoupled and call is not first:
+        if not (call.kind.decoupled or call is first or self.puzzled):
             raise Violation(f"{self}: the answer to {call} comes before that to {first}")
         if response.error_message:
             self.client.simulation.oracle.refused(call, response.error_message)

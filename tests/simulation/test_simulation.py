@@ -36,7 +36,8 @@ def test_a_seed_says_everything_that_happens():
 
 
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
-REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, "operator": False, "cancels": False}  # some, by the queue
+CALLS = {"operator": False, "cancels": False, "streams": False}
+REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}  # some, by the queue
 
 
 @pytest.mark.parametrize(
