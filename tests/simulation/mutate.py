@@ -387,7 +387,7 @@ class Copy:
         """What is found within this time; empty: nothing."""
         trials = (
             ("--seeds", "0", "--seconds", str(seconds), "--no-shrink", "--jobs", str(jobs)),
-            ("--takes", "--first", "3", "--scale", TAKES),
+            ("--takes", "--first", "1", "--scale", TAKES),
         )
         for arguments in trials:
             command = [sys.executable, "-m", "tests.simulation", *arguments]
@@ -399,7 +399,10 @@ class Copy:
         return ""
 
 
-TAKES = '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false}'
+TAKES = (
+    '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false, '
+    '"regions": false, "hostile": false, "jumps": false}'
+)
 
 
 def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:

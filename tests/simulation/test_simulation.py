@@ -36,7 +36,7 @@ def test_a_seed_says_everything_that_happens():
 
 
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
-CALLS = {"operator": False, "cancels": False, "streams": False}
+CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
 REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}  # some, by the queue
 
 
@@ -52,7 +52,7 @@ REFUSED = {"models": ["levels"], "clients": 2, "calls": 30, **CALLS}  # some, by
 )
 def test_whatever_memory_is_refused_a_call_has_one_outcome(scale):
     """Each take of memory of some calls is refused in turn: no call is forgotten, nothing stays behind."""
-    print(run("--takes", "--first", "3", "--scale", json.dumps(scale)))
+    print(run("--takes", "--first", "1", "--scale", json.dumps(scale)))
 
 
 def test_what_is_broken_is_found_and_shrunk():
