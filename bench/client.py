@@ -55,7 +55,7 @@ class Load:
         self.done = 0
         self.ends = 0.0
 
-    def judge(self, result: Any) -> None:
+    def verify(self, result: Any) -> None:
         if not np.array_equal(result.as_numpy("OUTPUT0"), self.tensor):
             raise RuntimeError("a wrong answer")
         self.done += 1
@@ -70,16 +70,16 @@ class Load:
 
     def sync(self, _: int) -> dict[str, float]:
         with self.module.InferenceServerClient(self.address) as client:
-            self.judge(client.infer(MODEL, self.inputs))
+            self.verify(client.infer(MODEL, self.inputs))
             return self.measured(lambda: self._ask(client))
 
     def _ask(self, client: Any) -> None:
         while time.perf_counter() < self.ends:
-            self.judge(client.infer(MODEL, self.inputs))
+            self.verify(client.infer(MODEL, self.inputs))
 
     def threads(self, count: int) -> dict[str, float]:
         with self.module.InferenceServerClient(self.address) as client:
-            self.judge(client.infer(MODEL, self.inputs))
+            self.verify(client.infer(MODEL, self.inputs))
 
             def work() -> None:
                 running = [threading.Thread(target=self._ask, args=(client,)) for _ in range(count)]
@@ -97,7 +97,7 @@ class Load:
             try:
                 if error is not None:
                     raise error
-                self.judge(result)
+                self.verify(result)
             except Exception as found:
                 wrong.append(found)
             free.release()
@@ -110,7 +110,7 @@ class Load:
                 free.acquire()
 
         with self.module.InferenceServerClient(self.address) as client:
-            self.judge(client.infer(MODEL, self.inputs))
+            self.verify(client.infer(MODEL, self.inputs))
             found = self.measured(work)
         if wrong:
             raise wrong[0]
@@ -122,7 +122,7 @@ class Load:
 
                 async def ask() -> None:
                     while time.perf_counter() < self.ends:
-                        self.judge(await client.infer(MODEL, self.inputs))
+                        self.verify(await client.infer(MODEL, self.inputs))
 
                 await asyncio.gather(*(ask() for _ in range(count)))
 

@@ -35,7 +35,7 @@ from bench.repository import Identity, write
 from inferd_client.driver import Driver, Fixed
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.resources import Resources
 from server.pb import grpc_service_pb2 as pb
 
@@ -186,11 +186,11 @@ async def idle_times(case: Case, instances: int, seconds: float) -> list[float]:
     """For each request in ms."""
     sleeper = Sleeper(mean=BUSY * instances / RATE * (0.5 if case.limited else 1.0))
     usable = max(1, instances // 2) if case.limited else instances
-    placement = Placement(resources=Resources({("R", None): usable})) if case.limited else None
+    hardware = Hardware(resources=Resources({("R", None): usable})) if case.limited else None
     with tempfile.TemporaryDirectory(prefix="inferd-dispatch-") as folder:
         (Path(folder) / "m" / "1").mkdir(parents=True)
         (Path(folder) / "m" / "config.pbtxt").write_text(case.config(instances))
-        engine = Engine([Path(folder)], Loader(sleeper), Options(), placement=placement)
+        engine = Engine([Path(folder)], Loader(sleeper), Options(), hardware=hardware)
         try:
             problems = await engine.start()
             if problems:

@@ -58,7 +58,7 @@ GROUPS = {  # the first that the name of a module begins with
     "receive": (
         "transport.http2",
         "transport.incoming",
-        "transport.receipt",
+        "transport.direct_read",
         "transport.connection",
         "transport.unary",
     ),

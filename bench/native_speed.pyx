@@ -8,8 +8,8 @@ from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch
 from _native.execution.gather cimport batch_describe, batch_gather_input
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.request.request cimport Request, request_free, request_new
-from _native.scheduling.calling cimport seat_take
-from _native.scheduling.dispatcher cimport Seat
+from _native.scheduling.calling cimport consumer_take
+from _native.scheduling.dispatcher cimport Consumer
 from _native.scheduling.lane cimport Lane
 from _native.scheduling.queue cimport QueueLane
 from _native.service.binding cimport request_bind, request_decode
@@ -85,14 +85,14 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
     """Nanoseconds a request to push `batch` requests and to take them as one batch, on one thread."""
     cdef QueueLane handle = QueueLane(spec, 1)
     cdef Lane *lane = handle.lane
-    cdef Seat seat
+    cdef Consumer consumer
     cdef Request *requests[MOST]
     cdef Request *chain
     cdef uint32_t made = 0, taken = 0, i
     cdef long start
     if batch == 0 or batch > MOST:
         raise ValueError(f"expected 1 to {MOST} requests, got {batch}")
-    memset(&seat, 0, sizeof(Seat))
+    memset(&consumer, 0, sizeof(Consumer))
     try:
         while made < batch:
             requests[made] = bound_request(message, lane)
@@ -102,7 +102,7 @@ def lane_ns(spec, bytes message not None, uint32_t batch, long loops):
             for _ in range(loops):
                 for i in range(batch):
                     lane.scheduler.push(lane, requests[i])
-                chain = seat_take(lane, &seat)
+                chain = consumer_take(lane, &consumer)
                 while chain != NULL:
                     taken += 1
                     chain = chain.next

@@ -29,17 +29,17 @@ from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
 from server.engine.hosts import HostPolicyError, parse_host_policies
 from server.engine.idle import look_after_memory
-from server.engine.instances import Placement
-from server.engine.places import open_places
+from server.engine.instances import Hardware
+from server.engine.repository_sources import open_sources
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import ConfigError, ServerError
 from server.front.access import Access
+from server.front.connection_limits import ClientLimits
 from server.front.door import Door
 from server.front.grpcio import GrpcioDoor
 from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy, try_to_listen
-from server.front.lobby import ClientLimits
 from server.front.native import NativeDoor
 from server.front.scrape import ScrapeListener
 from server.front.services import CALL_KINDS, Policy, install
@@ -265,12 +265,12 @@ def make_engine(settings: Settings) -> Engine:
         )
     )
     try:
-        places = open_places(settings.model_repository, settings.model_name)
+        sources = open_sources(settings.model_repository, settings.model_name)
     except ServerError as error:
         raise StartError(str(error)) from error
     try:
         return Engine(
-            places,
+            sources,
             make_loader(settings),
             model_options(settings, gpus),
             load_threads=settings.model_load_thread_count,
@@ -289,7 +289,7 @@ def make_engine(settings: Settings) -> Engine:
                 max_copied=settings.grpc_max_message_size or 2**31 - 1,
             ),
             cache=settings.cache,
-            placement=_placement(settings, gpus),
+            hardware=_hardware(settings, gpus),
             control=ModelControl(
                 ControlMode(settings.model_control_mode),
                 settings.load_model,
@@ -301,7 +301,7 @@ def make_engine(settings: Settings) -> Engine:
         raise StartError(f"cache-config: {error}") from error
 
 
-def _placement(settings: Settings, gpus: Gpus) -> Placement:
+def _hardware(settings: Settings, gpus: Gpus) -> Hardware:
     try:
         limits = parse_limits(settings.rate_limit_resource)
         hosts = parse_host_policies(settings.host_policy)
@@ -309,7 +309,7 @@ def _placement(settings: Settings, gpus: Gpus) -> Placement:
         raise StartError(f"rate-limit-resource: {error}") from error
     except HostPolicyError as error:
         raise StartError(f"host-policy: {error}") from error
-    return Placement(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None, gpus)
+    return Hardware(hosts, Resources(limits) if settings.rate_limit == "execution_count" else None, gpus)
 
 
 async def _serve_door(
@@ -424,7 +424,7 @@ def _access(settings: Settings, engine: Engine) -> Access:
         raise StartError(f"grpc-token-file: {error}") from error
     engine.infer.set_callers_apart(sequences=not settings.sequence_sharing, answers=settings.cache_per_caller)
     if access.guards:
-        engine.infer.guard(access.judge)
+        engine.infer.guard(access.authorizer)
     return access
 
 

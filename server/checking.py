@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from server.app import make_engine, make_loader, model_options
 from server.engine.checking import Report, check
 from server.engine.gpu import Gpus
-from server.engine.places import Repositories, open_places
+from server.engine.repository_sources import Repositories, open_sources
 from server.errors import ConfigError
 from server.settings import Settings
 
@@ -26,7 +26,7 @@ def run_check(settings: Settings, *, load: bool, form: str = "text") -> int:
     Raises:
         ConfigError: a repository cannot be read.
     """
-    repositories = Repositories(open_places(settings.model_repository, settings.model_name))
+    repositories = Repositories(open_sources(settings.model_repository, settings.model_name))
     try:
         reports = list(check(repositories, model_options(settings, Gpus()), make_loader(settings)))
     finally:

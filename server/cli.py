@@ -255,9 +255,9 @@ def health(
         root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
         header: KEY=VALUE, such as what a restricted protocol asks for; may be given several times.
     """
-    from server.tools.health import Question, ask
+    from server.tools.health import HealthCheck, ask
 
-    ask(Question(url, service, timeout, root_cert, metadata(header)))
+    ask(HealthCheck(url, service, timeout, root_cert, metadata(header)))
     print(f"{url}: {service or 'the server'} is SERVING")
     return 0
 
@@ -286,17 +286,17 @@ def top(
         root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
         header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
     """
-    from server.tools.looking import place_of
+    from server.tools.looking import target_of
     from server.tools.top import once as print_once
     from server.tools.top import watch
 
     if interval <= 0:
         raise UsageError("--interval: expected more than 0 seconds")
     try:
-        place = place_of(url, root_cert, metadata(header))
+        target = target_of(url, root_cert, metadata(header))
     except (OSError, ValueError) as error:
         raise UsageError(f"top: {url}: {error}") from None
-    return print_once(place, interval, format) if once or format == "json" else watch(place, interval)
+    return print_once(target, interval, format) if once or format == "json" else watch(target, interval)
 
 
 configuration = App(name="config", help="The options of the server.")

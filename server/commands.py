@@ -202,12 +202,12 @@ def infer(
         save: .npz, .json or .npy file for the answer's tensors.
         format: Of what is printed.
     """
-    from server.tools.infer import Question, ask
+    from server.tools.infer import InferArguments, ask
 
-    question = Question(
+    arguments = InferArguments(
         model, version, data, random, shape, batch_size, output, classes, parameter, stream, save, format == "json"
     )
-    ask(server.reach(), question)
+    ask(server.reach(), arguments)
     return 0
 
 
@@ -285,13 +285,13 @@ def perf(
         num_of_sequences: With a rate, how many there are at a time; else as many as requests in flight.
         out: .json or .csv file of the results; may be given several times.
     """
-    from server.tools.perf.plan import Files, Plan, ids_of, range_of
+    from server.tools.perf.plan import Files, LoadPlan, ids_of, range_of
     from server.tools.perf.running import run
 
     names = (*model, *model_name)
     if not names or len(set(names)) != len(names):
         raise Misused("perf: name a model, or several different ones: inferd perf MODEL")
-    plan = Plan(
+    plan = LoadPlan(
         model=names[0],
         version=model_version,
         rows=batch_size,

@@ -46,7 +46,7 @@ for build in $builds; do
     tests="tests/native tests/engine"
     if [ "$build" = tsan ]; then
         tests="tests/native/test_memory.py tests/native/test_resources.py tests/native/test_cuda_device.py
-               tests/backends/python/test_free_seats.py tests/engine/test_batches.py tests/engine/test_stopping.py"
+               tests/backends/python/test_batches_of_the_loop.py tests/engine/test_batches.py tests/engine/test_stopping.py"
         flags=-fsanitize=thread
         preload=$(gcc -print-file-name=libtsan.so)
         TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0:allocator_may_return_null=1

@@ -3,23 +3,23 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from _native.caching.question cimport Digest
+from _native.caching.cache_key cimport Digest
 from _native.request.request cimport Request, Requests, Response
 from _native.scheduling.lane cimport Lane
 
 cdef struct Memo:
-    # one question that is being answered, or has been
+    # one cache key, whose answer is being computed or is kept
     Memo *in_bucket          # the next in its bucket
     Coalescer *home
     Digest digest
     uint64_t era             # in which it was asked
-    Request *work            # carries the question to the model, and keeps the answer
+    Request *work            # goes to the model, and keeps the answer
     uint32_t output_count    # that are asked for
     Requests waiting         # for the answer, in order of arrival
     bint answered
     bint delivering          # the answer is being handed to those who wait
     bint asking              # the store is being asked; `work` has not been pushed
-    void *lookup             # of the store, from `look` on until `forget`; NULL: it knows nothing of the question
+    void *lookup             # of the store, from `look` on until `forget`; NULL: it does not have the key
     int64_t asked_ns         # when the store was asked
     Memo *previous           # in Coalescer.kept
     Memo *next
@@ -34,10 +34,10 @@ cdef struct Memos:
 cdef struct Store:
     # Keeps answers outside of the server, for it and for others. Nothing of it blocks, and all of it is on the loop.
     void *owner              # NULL: there is no store
-    # Begin to look the question up; sets memo.lookup. coalescer_found or coalescer_missing is called once, later and
+    # Begin to look the key up; sets memo.lookup. coalescer_found or coalescer_missing is called once, later and
     # not from inside of a delivery, unless it is told to forget before. False: it cannot be asked now.
     bint (*look)(void *owner, Memo *memo) noexcept nogil
-    # This is the answer to a question that was missing.
+    # This is the answer for a key that was missing.
     void (*keep)(void *lookup, const Response *response) noexcept nogil
     # The memo goes.
     void (*forget)(void *lookup) noexcept nogil

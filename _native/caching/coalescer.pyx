@@ -1,15 +1,15 @@
 """The coalescer: identical requests in flight are executed once, and the response cache keeps answers for later ones.
 
-A question that nobody has asked yet gets a memo, with a request of its own that carries it to the model. Whoever asks,
+A key that no request has had yet gets a memo, with a request of its own that goes to the model. Whoever asks,
 the first one too, waits at the memo: each with its own deadline and each free to leave. When the last one leaves, the
 work is cancelled. The answer goes to all who wait, by reference; with a cache, the memo stays, and its work with it,
-which holds what is compared of the question, and the answer for the next. Answers leave the cache by last use when it
+which holds what is compared of the key, and the answer for the next. Answers leave the cache by last use when it
 grows over its limit, when they are too old, and when their model version ends.
 
 Where answers are kept in a store outside of the server, its answer is waited for at the memo, too, before the work is
 pushed: all who ask the same meanwhile share what comes of it, be it an answer from the store or one execution.
 
-Everything happens on the loop; see `_native.caching.question` for what makes requests identical.
+Everything happens on the loop; see `_native.caching.cache_key` for what makes requests identical.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -17,7 +17,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strlen
 
 from _native.atomic cimport fetch_add32
-from _native.caching.question cimport QUESTION_PARAMETERS, QUESTION_SMALL, Digest, question_digest, question_same
+from _native.caching.cache_key cimport KEY_PARAMETERS, KEY_SMALL, Digest, key_digest, key_same
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport Block, block_give, block_share, block_take
@@ -54,7 +54,7 @@ cdef enum:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Memos by question
+# Memos by cache key
 
 cdef inline bint is_current(const Memo *memo) noexcept nogil:
     # Nothing has been forgotten since it was asked. Else its answer may come from what has been replaced, an ensemble's
@@ -69,7 +69,7 @@ cdef Memo *find(const Coalescer *self, Digest digest, const Request *request) no
     memo = self.buckets[digest.low & (self.bucket_count - 1)]
     while memo != NULL:
         if (memo.digest.low == digest.low and memo.digest.high == digest.high and (memo.answered or is_current(memo))
-                and question_same(memo.work, request, self.compares)):
+                and key_same(memo.work, request, self.compares)):
             return memo
         memo = memo.in_bucket
     return NULL
@@ -275,7 +275,7 @@ cdef size_t held(const Request *work) noexcept nogil:
 cdef bint compact_all(const Coalescer *self, Request *work) noexcept nogil:
     cdef uint32_t i
     for i in range(work.signature.input_count):
-        if work.inputs[i].size > QUESTION_SMALL and not self.compares:
+        if work.inputs[i].size > KEY_SMALL and not self.compares:
             block_give(work.inputs[i].block)  # its digest stands for it
             work.inputs[i].block = NULL
             work.inputs[i].data = NULL
@@ -333,7 +333,7 @@ cdef bint keep(Memo *memo) noexcept nogil:
     cdef Request *work = memo.work
     cdef int64_t begin = now_ns()
     if wanted_outputs(work) < memo.output_count:
-        return False  # an answer to another question, were it kept
+        return False  # an answer for another key, were it kept
     if memo.lookup != NULL:
         self.store.keep(memo.lookup, &work.response)
         statistics_cache_missed(&(<Lane *>work.lane).statistics, 0, <uint64_t>(now_ns() - begin))
@@ -406,11 +406,11 @@ cdef Request *coalescer_enter(Coalescer *self, Request *request) noexcept nogil:
     cdef int64_t begin
     cdef Digest digest
     cdef Memo *memo
-    if (request.correlation.given or request.message.parameter_count > QUESTION_PARAMETERS
+    if (request.correlation.given or request.message.parameter_count > KEY_PARAMETERS
             or not (lane.coalesces or may_be_kept(self, lane))):
         return request
     begin = now_ns()
-    digest = question_digest(request)
+    digest = key_digest(request)
     memo = find(self, digest, request)
     if memo != NULL and memo.answered and 0 < memo.expires_ns <= begin:
         drop(memo)

@@ -11,8 +11,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
+from _native.caching.cache_key cimport key_parts
 from _native.caching.coalescer cimport Memo, Store, coalescer_found, coalescer_missing
-from _native.caching.question cimport question_parts
 from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give, block_of_object, block_take
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_DOUBLE, PARAMETER_STRING, PARAMETER_UINT64, Parameter, Str
@@ -28,7 +28,7 @@ import math
 
 
 cdef class Lookup:
-    """A question that the store has been asked. It says once what came of it: `found` or `missing`."""
+    """A key that the store has been asked for. It says once what came of it: `found` or `missing`."""
 
     def __init__(self):
         raise TypeError("Lookup cannot be created from Python")
@@ -45,7 +45,7 @@ cdef class Lookup:
         parameters as (name, kind, value).
         """
         check(self)
-        return question_parts(self.memo.work)
+        return key_parts(self.memo.work)
 
     def found(self, list outputs not None, list parameters not None) -> None:
         """Answer all who wait.
@@ -55,7 +55,7 @@ cdef class Lookup:
             parameters: of the response: (name, field number in inference.InferParameter, value).
 
         Raises:
-            ValueError: that is no answer to the question; it is still pending.
+            ValueError: that is no answer for the key; it is still pending.
         """
         cdef Memo *memo = self.memo
         cdef list places
@@ -88,7 +88,7 @@ cdef int check(Lookup lookup) except -1:
 
 
 cdef int place_of(const Request *work, str name, str datatype, list shape, bytes data) except -1:
-    # the index of an output, if it can be an answer to the question
+    # the index of an output, if it can be an answer for the key
     cdef bytes encoded = name.encode()
     cdef bytes type_name = datatype.encode()
     cdef Datatype parsed = datatype_parse(type_name, len(type_name))
@@ -173,7 +173,7 @@ class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def look(self, lookup: Lookup) -> bool:
-        """Begin to look the question up. False: it is not looked up, and its answer is not kept."""
+        """Begin to look the key up. False: it is not looked up, and its answer is not kept."""
 
     @abc.abstractmethod
     def keep(self, lookup: Lookup, answer: bytes) -> None:
@@ -181,7 +181,7 @@ class AnswerStore(StoreBase, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def forget(self, lookup: Lookup) -> None:
-        """The question has been answered, or nobody waits for its answer any more."""
+        """The answer for the key has come, or nobody waits for its answer any more."""
 
 
 cdef bint look(void *owner, Memo *memo) noexcept nogil:

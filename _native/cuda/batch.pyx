@@ -167,7 +167,7 @@ cdef class GpuBatch:
         return 0
 
     cdef DevicePointer kept_output(self, uint32_t index, size_t size) except? 0:
-        # the rehearsal has taken it, unless the model asks for more when it is recorded
+        # the warm-up run has taken it, unless the model asks for more when it is recorded
         cdef Lent lent = self.kept[index]
         if lent is None or lent.block.size < size:
             lent = self.transfer.keep(size)

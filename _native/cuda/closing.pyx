@@ -69,7 +69,7 @@ cdef void close_all() noexcept nogil:
         notify_all(&changed)
 
 
-def settle() -> None:
+def wait_closed() -> None:
     """Return when everything that was handed over so far is closed. It may wait for the device: not on the loop."""
     cdef uint64_t until
     with nogil:

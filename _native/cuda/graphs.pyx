@@ -142,7 +142,7 @@ cdef class Graphs:
             self.record(instance, set, kept, captured)
         finally:
             with nogil:
-                self.transfer.settle()  # nothing of the rehearsal runs any more when its memory goes
+                self.transfer.synchronize()  # nothing of the warm-up run is executed any more when its memory goes
             captured.outputs = outputs_of(set)
             clear_outputs(set)
             captured.holds = [kept, *holds]

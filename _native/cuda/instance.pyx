@@ -131,7 +131,7 @@ cdef class GpuLoop(ExecutionLoop):
         with nogil:
             set.batch.writes_inputs = self.writes_inputs
             batch_begin(&set.batch, chain)
-            batch_log(&set.batch, self.label, self.seat.why)
+            batch_log(&set.batch, self.label, self.consumer.why)
             batch_fetch(&set.batch, self.transfer.device.ordinal, False)
             use_device(self.transfer.device)  # to fetch from another may have changed it
             ready = (set.batch.count > 0 and batch_describe(&set.batch)
@@ -189,7 +189,7 @@ cdef class GpuLoop(ExecutionLoop):
         if set.submitted:
             self.transfer.failed(set, cuda.event_synchronize(set.finished), "cuEventSynchronize")
             if set.batch.failed:
-                self.transfer.settle()  # it may lack the events that order its work
+                self.transfer.synchronize()  # it may lack the events that order its work
         self.transfer.conclude(set)
         batch_finish(&set.batch)
         if set.holding:

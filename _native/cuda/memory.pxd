@@ -8,7 +8,7 @@ from _native.cuda.driver cimport Context, CudaDevice
 from _native.memory.pool cimport Backing, Pool, PooledMemory
 from _native.memory.resource cimport Block, Lent
 
-cdef struct Place:
+cdef struct SlabSource:
     # where slabs come from: with its own reference to the context, as blocks may outlive the pool's object and the
     # device's
     CudaDevice device
@@ -19,7 +19,7 @@ cdef struct Place:
 
 cdef class DriverMemory(PooledMemory):
     cdef Device device
-    cdef Place *place        # the pool's
+    cdef SlabSource *source  # the pool's
     cdef int64_t fallbacks   # atomic
     cdef int32_t told
     cdef int begin(self, const char *name, Device device, int node, object limit, size_t slab,

@@ -47,9 +47,9 @@ cdef void tell(Resource *resource, size_t size, const char *instead) noexcept no
 # What both pools have: a context of their own, and an end that does not wait
 
 cdef void end_place(void *context) noexcept nogil:
-    cdef Place *place = <Place *>context
-    cuda.primary_context_release(place.device)
-    free(place)
+    cdef SlabSource *source = <SlabSource *>context
+    cuda.primary_context_release(source.device)
+    free(source)
 
 
 cdef void close_pool(void *pool) noexcept nogil:
@@ -58,10 +58,10 @@ cdef void close_pool(void *pool) noexcept nogil:
 
 cdef void finish_later(void *context, Pool *pool) noexcept nogil:
     # the last block is one of an answer, say, which the event loop gives back
-    cdef Place *place = <Place *>context
-    place.closing.close = close_pool
-    place.closing.argument = pool
-    close_later(&place.closing)
+    cdef SlabSource *source = <SlabSource *>context
+    source.closing.close = close_pool
+    source.closing.argument = pool
+    close_later(&source.closing)
 
 
 @cython.no_gc
@@ -72,21 +72,21 @@ cdef class DriverMemory(PooledMemory):
                    Backing *backing) except -1:
         closing_start()
         self.device = device
-        self.place = <Place *>calloc(1, sizeof(Place))
-        if self.place == NULL:
+        self.source = <SlabSource *>calloc(1, sizeof(SlabSource))
+        if self.source == NULL:
             raise MemoryError
-        self.place.device = device.device
-        self.place.node = node
-        backing.context = self.place
+        self.source.device = device.device
+        self.source.node = node
+        backing.context = self.source
         backing.end = end_place
         backing.finish = finish_later
         try:
-            check(cuda.primary_context_retain(&self.place.context, device.device), "cuDevicePrimaryCtxRetain")
+            check(cuda.primary_context_retain(&self.source.context, device.device), "cuDevicePrimaryCtxRetain")
             self.make(name, limit, slab, backing)
         except BaseException:
-            if self.place.context != NULL:
+            if self.source.context != NULL:
                 cuda.primary_context_release(device.device)
-            free(self.place)
+            free(self.source)
             raise
         return 0
 
@@ -100,12 +100,12 @@ cdef class DriverMemory(PooledMemory):
 # Page-locked memory
 
 cdef void *lock_pages(void *context, size_t size, void **mark) noexcept nogil:
-    cdef const Place *place = <const Place *>context
+    cdef const SlabSource *source = <const SlabSource *>context
     cdef void *address = NULL
     cdef Context before
     cdef MemoryPolicy policy
-    if context_enter(place.context, &before) == CUDA_OK:
-        policy = prefer_node(place.node)
+    if context_enter(source.context, &before) == CUDA_OK:
+        policy = prefer_node(source.node)
         if cuda.host_allocate(&address, size, HOST_ALLOC_PORTABLE) != CUDA_OK:
             address = NULL
         restore_policy(&policy)
@@ -115,7 +115,7 @@ cdef void *lock_pages(void *context, size_t size, void **mark) noexcept nogil:
 
 cdef void unlock_pages(void *context, void *address, size_t size, void *mark) noexcept nogil:
     cdef Context before
-    if context_enter((<const Place *>context).context, &before) == CUDA_OK:
+    if context_enter((<const SlabSource *>context).context, &before) == CUDA_OK:
         cuda.host_free(address)
         context_leave(before)
 
@@ -139,7 +139,7 @@ cdef class PageLocked(DriverMemory):
     @property
     def numa_node(self) -> int:
         """Of the host's memory; -1: any."""
-        return self.place.node
+        return self.source.node
 
     cdef Block *take_or_fall_back(self, size_t size) noexcept nogil:
         cdef Block *block = resource_take(self.resource, size)
@@ -158,7 +158,7 @@ cdef class PageLocked(DriverMemory):
 cdef void *allocate_on_device(void *context, size_t size, void **mark) noexcept nogil:
     cdef DevicePointer address = 0
     cdef Context before
-    if context_enter((<const Place *>context).context, &before) == CUDA_OK:
+    if context_enter((<const SlabSource *>context).context, &before) == CUDA_OK:
         if cuda.memory_allocate(&address, size) != CUDA_OK:
             address = 0
         context_leave(before)
@@ -167,13 +167,13 @@ cdef void *allocate_on_device(void *context, size_t size, void **mark) noexcept 
 
 cdef void free_on_device(void *context, void *address, size_t size, void *mark) noexcept nogil:
     cdef Context before
-    if context_enter((<const Place *>context).context, &before) == CUDA_OK:
+    if context_enter((<const SlabSource *>context).context, &before) == CUDA_OK:
         cuda.memory_free(<DevicePointer><uintptr_t>address)
         context_leave(before)
 
 
 cdef struct Alone:
-    # memory that is not the pool's, but of the same place
+    # memory that is not the pool's, but of the same source
     Pool *pool
     DevicePointer address
 

@@ -55,7 +55,7 @@ cdef class Transfer:
                          size_t size) noexcept nogil
     cdef void copy_output(self, BufferSet *set, const Output *output) noexcept nogil
     # Wait until nothing of what was submitted runs any more; the device's context is current.
-    cdef void settle(self) noexcept nogil
+    cdef void synchronize(self) noexcept nogil
     # Hand what was copied back to the requests, and give back what the set holds for the batch.
     cdef void conclude(self, BufferSet *set) noexcept nogil
 

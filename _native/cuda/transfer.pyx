@@ -2,7 +2,7 @@
 
 Tensors in regions of clients on the same device never leave it: inputs are copied there, and parts of outputs, and
 where one request is the whole batch the model reads and writes the region itself, unless a graph is bound to other
-addresses. The request holds the region until all of that is done. Nothing here waits for the device but `settle`.
+addresses. The request holds the region until all of that is done. Nothing here waits for the device but `synchronize`.
 """
 
 cimport cython
@@ -285,7 +285,7 @@ cdef class Transfer:
             self.failed(set, cuda.copy_to_host(set.staging_out.data + output.offset, output.address, output.size,
                                                self.copy_out.stream), "cuMemcpyDtoHAsync_v2")
 
-    cdef void settle(self) noexcept nogil:
+    cdef void synchronize(self) noexcept nogil:
         cuda.stream_synchronize(self.copy_in.stream)
         cuda.stream_synchronize(self.compute.stream)
         cuda.stream_synchronize(self.copy_out.stream)

@@ -72,8 +72,8 @@ cdef bint ensemble_answer(Response *response, const Run *run, Frame *frame) noex
                 response_fail(response, STATUS_RESOURCE_EXHAUSTED, NULL)
                 return False
         fill_output(response, run, frame, i)
-    if frame.receipt != NULL:
+    if frame.ack != NULL:
         # the step that began the frame may wait until the client has read what comes of it
-        block_give(response.receipt)
-        response.receipt = block_share(frame.receipt)
+        block_give(response.ack)
+        response.ack = block_share(frame.ack)
     return response_complete(response)

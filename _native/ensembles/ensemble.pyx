@@ -10,9 +10,9 @@ from libc.stdlib cimport calloc, free
 from _native.atomic cimport load32, store32
 from _native.ensembles.frame cimport Run
 from _native.ensembles.plan cimport plan_build, plan_clear
-from _native.ensembles.run cimport Ensemble, Turn, run_end, run_new, run_start
+from _native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_start
 from _native.request.request cimport REQUEST_TAKEN, Request, request_fail
-from _native.scheduling.dispatcher cimport Line, Seat
+from _native.scheduling.dispatcher cimport Consumer, Line
 from _native.scheduling.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
@@ -82,7 +82,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
-cdef Line *line(Lane *lane, const Seat *seat) noexcept nogil:
+cdef Line *line(Lane *lane, const Consumer *consumer) noexcept nogil:
     return NULL
 
 
@@ -97,7 +97,7 @@ cdef uint32_t pending(Lane *lane) noexcept nogil:
 cdef void ensemble_free(Lane *lane) noexcept nogil:
     cdef Ensemble *ensemble = <Ensemble *>lane
     plan_clear(&ensemble.plan)
-    free(ensemble.turns)
+    free(ensemble.step_limits)
     lane_free(lane)
 
 
@@ -110,8 +110,8 @@ cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
     try:
         level_init(&ensemble.policy, spec.queue.levels[0])
         plan_build(&ensemble.plan, spec)
-        ensemble.turns = <Turn *>calloc(max(1, ensemble.plan.step_count), sizeof(Turn))
-        if ensemble.turns == NULL:
+        ensemble.step_limits = <StepLimit *>calloc(max(1, ensemble.plan.step_count), sizeof(StepLimit))
+        if ensemble.step_limits == NULL:
             raise MemoryError
     except BaseException:
         ensemble_free(&ensemble.lane)

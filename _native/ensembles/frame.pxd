@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from _native.ensembles.plan cimport Plan
+from _native.ensembles.plan cimport EnsemblePlan
 from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
 from _native.request.request cimport Correlation, Request
@@ -47,7 +47,7 @@ cdef enum CallState:
     CALL_RUNNING
     CALL_OVER                # ended, skipped, or not needed
 
-cdef struct Call:
+cdef struct StepCall:
     # one step, once
     Frame *frame
     uint32_t step
@@ -55,8 +55,8 @@ cdef struct Call:
     uint32_t unresolved      # tensors that it reads and that are not yet known
     bint answered            # its model has given a response
     Request *request         # while RUNNING
-    Call *previous           # among those that wait for their turn
-    Call *next               # there, or among those that are ready
+    StepCall *previous       # among those that wait for their turn
+    StepCall *next           # there, or among those that are ready
     Sequence sequence        # of its request, then of its outputs
 
 cdef struct Frame:
@@ -71,13 +71,13 @@ cdef struct Frame:
     uint32_t unresolved      # wanted outputs of the ensemble that live in it and are not yet known
     bint sent                # the response that it stands for
     Sequence sequence        # of the response that began it
-    Block *receipt           # of that response: given back when the client has done with what was made of it
+    Block *ack               # of that response: given back when the client has done with what was made of it
     Value *values            # by the tensor's place in the scope
-    Call *calls              # by the step's place in the scope
+    StepCall *calls          # by the step's place in the scope
 
 cdef struct Needs:
     # what of the plan a request needs
-    const Plan *plan
+    const EnsemblePlan *plan
     const uint8_t *tensors
     const uint8_t *steps
     const uint8_t *sends     # scopes of which each frame stands for a response
@@ -90,7 +90,7 @@ cdef struct Run:
     Needs needs
     Frame *first             # its frames, in the order in which they began
     Frame *last
-    Call *ready              # calls whose inputs are all known
+    StepCall *ready          # calls whose inputs are all known
     uint32_t active          # calls that run or wait for their turn
     bint delivering          # this is happening inside of a delivery to one of its calls
     int status               # of its failure

@@ -86,9 +86,9 @@ cdef void open_calls(Frame *frame) noexcept nogil:
     cdef const Needs *needs = &frame.run.needs
     cdef const PlanScope *scope = &needs.plan.scopes[frame.scope]
     cdef const PlanStep *step
-    cdef Call *call
+    cdef StepCall *call
     cdef uint32_t i, j
-    memset(frame.calls, 0, scope.step_count * sizeof(Call))
+    memset(frame.calls, 0, scope.step_count * sizeof(StepCall))
     for i in range(scope.step_count):
         call = &frame.calls[i]
         call.frame = frame
@@ -105,14 +105,14 @@ cdef void open_calls(Frame *frame) noexcept nogil:
 cdef Frame *frame_new(Run *run, uint32_t scope, Frame *parent) noexcept nogil:
     cdef const PlanScope *plan = &run.needs.plan.scopes[scope]
     cdef size_t values = plan.tensor_count * sizeof(Value)
-    cdef Frame *frame = <Frame *>malloc(sizeof(Frame) + values + plan.step_count * sizeof(Call))
+    cdef Frame *frame = <Frame *>malloc(sizeof(Frame) + values + plan.step_count * sizeof(StepCall))
     if frame == NULL:
         return NULL
     memset(frame, 0, sizeof(Frame))
     frame.run = run
     frame.scope = scope
     frame.values = <Value *>(frame + 1)
-    frame.calls = <Call *>(frame.values + plan.tensor_count)
+    frame.calls = <StepCall *>(frame.values + plan.tensor_count)
     frame.parent = parent
     if parent != NULL:
         parent.children += 1
@@ -134,7 +134,7 @@ cdef void frame_free(Frame *frame) noexcept nogil:
     for i in range(plan.step_count):
         block_give(frame.calls[i].sequence.block)
     block_give(frame.sequence.block)
-    block_give(frame.receipt)
+    block_give(frame.ack)
     free(frame)
 
 
@@ -155,7 +155,7 @@ cdef inline bint is_around(const Frame *outer, const Frame *inner) noexcept nogi
 
 cdef void tell(Frame *frame, uint32_t place) noexcept nogil:
     # one tensor less that this call of the frame waits for
-    cdef Call *call = &frame.calls[place]
+    cdef StepCall *call = &frame.calls[place]
     cdef Run *run = frame.run
     call.unresolved -= 1
     if call.unresolved == 0:

@@ -48,7 +48,7 @@ cdef struct PlanScope:
     uint32_t *tensors
     uint32_t tensor_count
 
-cdef struct Plan:
+cdef struct EnsemblePlan:
     PlanStep *steps          # in the order of the configuration
     uint32_t step_count
     uint32_t *order          # steps, each behind those that it depends on
@@ -62,10 +62,10 @@ cdef struct Plan:
     uint32_t output_count
 
 # Build from a backends.api.ModelSpec with an `ensemble` (read by attribute); raises ValueError or MemoryError.
-cdef int plan_build(Plan *plan, object spec) except -1
-cdef void plan_clear(Plan *plan) noexcept nogil
+cdef int plan_build(EnsemblePlan *plan, object spec) except -1
+cdef void plan_clear(EnsemblePlan *plan) noexcept nogil
 
 # What a request needs that wants these outputs of the ensemble (one flag each): flags for tensors and for steps.
-cdef void plan_needs(const Plan *plan, const uint8_t *outputs, uint8_t *tensors, uint8_t *steps) noexcept nogil
+cdef void plan_needs(const EnsemblePlan *plan, const uint8_t *outputs, uint8_t *tensors, uint8_t *steps) noexcept nogil
 # Whether `outer` is `inner` or around it.
-cdef bint plan_encloses(const Plan *plan, uint32_t outer, uint32_t inner) noexcept nogil
+cdef bint plan_encloses(const EnsemblePlan *plan, uint32_t outer, uint32_t inner) noexcept nogil

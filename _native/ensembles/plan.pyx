@@ -156,7 +156,7 @@ cdef int tensor_build(PlanTensor *out, object found, uint32_t index, dict output
     return 0
 
 
-cdef int scope_build(Plan *plan, object found, uint32_t index) except -1:
+cdef int scope_build(EnsemblePlan *plan, object found, uint32_t index) except -1:
     cdef PlanScope *out = &plan.scopes[index]
     cdef uint32_t i
     out.parent = found.scopes[index]
@@ -169,11 +169,11 @@ cdef int scope_build(Plan *plan, object found, uint32_t index) except -1:
     return 0
 
 
-cdef int plan_build(Plan *plan, object spec) except -1:
+cdef int plan_build(EnsemblePlan *plan, object spec) except -1:
     cdef object found = Analysis(spec)
     cdef dict outputs = {tensor.name: number for number, tensor in enumerate(spec.outputs)}
     cdef uint32_t i
-    memset(plan, 0, sizeof(Plan))
+    memset(plan, 0, sizeof(EnsemblePlan))
     try:
         plan.steps = <PlanStep *>zeroed(len(found.steps), sizeof(PlanStep))
         plan.step_count = <uint32_t>len(found.steps)
@@ -206,7 +206,7 @@ cdef void edges_clear(PlanEdge *edges, uint32_t count) noexcept nogil:
     free(edges)
 
 
-cdef void plan_clear(Plan *plan) noexcept nogil:
+cdef void plan_clear(EnsemblePlan *plan) noexcept nogil:
     cdef uint32_t i
     for i in range(plan.step_count):
         free(<void *>plan.steps[i].model.data)
@@ -226,13 +226,13 @@ cdef void plan_clear(Plan *plan) noexcept nogil:
     free(plan.order)
     free(plan.inputs)
     free(plan.outputs)
-    memset(plan, 0, sizeof(Plan))
+    memset(plan, 0, sizeof(EnsemblePlan))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Questions
 
-cdef void plan_needs(const Plan *plan, const uint8_t *outputs, uint8_t *tensors, uint8_t *steps) noexcept nogil:
+cdef void plan_needs(const EnsemblePlan *plan, const uint8_t *outputs, uint8_t *tensors, uint8_t *steps) noexcept nogil:
     # backwards from the outputs, so that every reader of a tensor has been seen before its writer
     cdef const PlanStep *step
     cdef uint32_t i, j
@@ -253,7 +253,7 @@ cdef void plan_needs(const Plan *plan, const uint8_t *outputs, uint8_t *tensors,
                 tensors[step.reads[j]] = 1
 
 
-cdef bint plan_encloses(const Plan *plan, uint32_t outer, uint32_t inner) noexcept nogil:
+cdef bint plan_encloses(const EnsemblePlan *plan, uint32_t outer, uint32_t inner) noexcept nogil:
     cdef int32_t scope = <int32_t>inner
     while scope >= 0:
         if <uint32_t>scope == outer:

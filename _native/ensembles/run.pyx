@@ -23,11 +23,11 @@ from _native.ensembles.frame cimport (
     CALL_WAITING,
     VALUE_MISSING,
     VALUE_PRESENT,
-    Call,
     Frame,
     Needs,
     Run,
     Sequence,
+    StepCall,
     Value,
     frame_free,
     frame_is_complete,
@@ -39,8 +39,8 @@ from _native.ensembles.frame cimport (
     sequence_copy,
     value_release,
 )
-from _native.ensembles.plan cimport Plan, PlanStep, plan_encloses, plan_needs
-from _native.ensembles.step cimport step_accept, step_judge, step_leave, step_request, step_sequence
+from _native.ensembles.plan cimport EnsemblePlan, PlanStep, plan_encloses, plan_needs
+from _native.ensembles.step cimport step_accept, step_leave, step_request, step_sequence, step_should_run
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport block_share
 from _native.protobuf.codec cimport Str
@@ -60,7 +60,7 @@ cdef inline Ensemble *ensemble_of(const Run *run) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # The beginning of a run
 
-cdef void find_needs(const Plan *plan, const Request *request, uint8_t *flags, Needs *needs) noexcept nogil:
+cdef void find_needs(const EnsemblePlan *plan, const Request *request, uint8_t *flags, Needs *needs) noexcept nogil:
     # what the wanted outputs need; `flags` has room for outputs, scopes, tensors and steps
     cdef uint8_t *outputs = flags
     cdef uint8_t *sends = outputs + plan.output_count
@@ -86,7 +86,7 @@ cdef void find_needs(const Plan *plan, const Request *request, uint8_t *flags, N
 
 
 cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil:
-    cdef const Plan *plan = &ensemble.plan
+    cdef const EnsemblePlan *plan = &ensemble.plan
     cdef uint32_t flags = plan.output_count + plan.scope_count + plan.tensor_count + plan.step_count
     cdef Run *run = <Run *>malloc(sizeof(Run) + flags)
     if run == NULL:
@@ -145,19 +145,19 @@ cdef void fail(Run *run, int status, const char *reason, const char *details) no
     run.details = format_text("in ensemble '%s', %s", ensemble.lane.signature.name.data, text_or_no_memory(details))
 
 
-cdef void release_reads(Call *call) noexcept nogil:
+cdef void release_reads(StepCall *call) noexcept nogil:
     cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
     cdef uint32_t i
     for i in range(step.read_count):
         value_release(frame_value(call.frame, step.reads[i]))
 
 
-cdef void close_call(Call *call) noexcept nogil:
+cdef void close_call(StepCall *call) noexcept nogil:
     call.state = CALL_OVER
     call.frame.open_calls -= 1
 
 
-cdef void find_sequence(Call *call) noexcept nogil:
+cdef void find_sequence(StepCall *call) noexcept nogil:
     # of the step's request: what the steps before it say, else the ensemble's request
     cdef Run *run = call.frame.run
     cdef const PlanStep *step = &run.needs.plan.steps[call.step]
@@ -172,7 +172,7 @@ cdef void find_sequence(Call *call) noexcept nogil:
     sequence_copy(&call.sequence, found)
 
 
-cdef void launch(Call *call) noexcept nogil:
+cdef void launch(StepCall *call) noexcept nogil:
     # submit the step's request; or the run has failed
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
@@ -188,7 +188,7 @@ cdef void launch(Call *call) noexcept nogil:
         free(details)
         return
     release_reads(call)
-    ensemble.turns[call.step].running += 1
+    ensemble.step_limits[call.step].running += 1
     call.state = CALL_RUNNING
     call.request = request
     request.single = run.needs.plan.steps[call.step].opens < 0
@@ -197,14 +197,14 @@ cdef void launch(Call *call) noexcept nogil:
     submit_request(ensemble.submission, request)
 
 
-cdef void start(Call *call) noexcept nogil:
+cdef void start(StepCall *call) noexcept nogil:
     # everything that the call reads is known
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
-    cdef Turn *turn = &ensemble.turns[call.step]
+    cdef StepLimit *limit = &ensemble.step_limits[call.step]
     cdef int status = STATUS_OK
     cdef char *details = NULL
-    if not step_judge(call, &status, &details):
+    if not step_should_run(call, &status, &details):
         close_call(call)
         release_reads(call)
         if status != STATUS_OK:
@@ -214,49 +214,49 @@ cdef void start(Call *call) noexcept nogil:
             step_leave(call.frame, &run.needs.plan.steps[call.step], True)
         return
     run.active += 1
-    if ensemble.max_inflight == 0 or (turn.running < ensemble.max_inflight and turn.first == NULL):
+    if ensemble.max_inflight == 0 or (limit.running < ensemble.max_inflight and limit.first == NULL):
         launch(call)
         return
     call.state = CALL_WAITING
-    list_append(turn, call)
+    list_append(limit, call)
 
 
-cdef void pass_turns(Ensemble *ensemble) noexcept nogil:
+cdef void begin_waiting(Ensemble *ensemble) noexcept nogil:
     # let those that wait run where there is room; what ends meanwhile makes more room, which the same loop sees
-    cdef Call *call
-    cdef Turn *turn
+    cdef StepCall *call
+    cdef StepLimit *limit
     cdef Run *run
     cdef uint32_t i = 0
-    if ensemble.max_inflight == 0 or ensemble.passing:
+    if ensemble.max_inflight == 0 or ensemble.beginning:
         return
-    ensemble.passing = True
+    ensemble.beginning = True
     while i < ensemble.plan.step_count:
-        turn = &ensemble.turns[i]
-        if turn.first == NULL or turn.running >= ensemble.max_inflight:
+        limit = &ensemble.step_limits[i]
+        if limit.first == NULL or limit.running >= ensemble.max_inflight:
             i += 1
             continue
-        call = turn.first
+        call = limit.first
         run = call.frame.run
-        list_remove(turn, call)
+        list_remove(limit, call)
         launch(call)
         if run.status != STATUS_OK:
             run.delivering = False  # not of this run
             proceed(run)
             i = 0
-    ensemble.passing = False
+    ensemble.beginning = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Responses of steps
 
 cdef void deliver_step(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    cdef Call *call = <Call *>sink
+    cdef StepCall *call = <StepCall *>sink
     cdef Run *run = call.frame.run
     cdef Ensemble *ensemble = ensemble_of(run)
     cdef bint final = response == NULL or response.final
     if final:
         add_phases(run, call.request)
-        ensemble.turns[call.step].running -= 1
+        ensemble.step_limits[call.step].running -= 1
         run.active -= 1
         call.request = NULL
         close_call(call)
@@ -269,7 +269,7 @@ cdef void deliver_step(void *sink, Response *response, int status, const char *d
             end_call(call)
     run.delivering = True
     proceed(run)
-    pass_turns(ensemble)
+    begin_waiting(ensemble)
 
 
 cdef void add_phases(Run *run, const Request *request) noexcept nogil:
@@ -279,7 +279,7 @@ cdef void add_phases(Run *run, const Request *request) noexcept nogil:
     run.request.phases.output += request.phases.output
 
 
-cdef void accept(Call *call, Response *response) noexcept nogil:
+cdef void accept(StepCall *call, Response *response) noexcept nogil:
     # a response with content
     cdef Run *run = call.frame.run
     cdef PlanStep *step = &ensemble_of(run).plan.steps[call.step]
@@ -294,8 +294,8 @@ cdef void accept(Call *call, Response *response) noexcept nogil:
             return
         sequence_copy(&frame.sequence, sequence)
         sequence = &frame.sequence
-        if response.receipt != NULL:
-            frame.receipt = block_share(response.receipt)
+        if response.ack != NULL:
+            frame.ack = block_share(response.ack)
     if not step_sequence(response, sequence, &details):
         fail(run, STATUS_INVALID_ARGUMENT if details != NULL else STATUS_RESOURCE_EXHAUSTED, NULL, details)
         free(details)
@@ -303,7 +303,7 @@ cdef void accept(Call *call, Response *response) noexcept nogil:
     step_accept(frame, step, response, sequence)
 
 
-cdef void end_call(Call *call) noexcept nogil:
+cdef void end_call(StepCall *call) noexcept nogil:
     # The model has given its last response. Without any, what depends on the step never happens: a decoupled model
     # may do that, of any other it is an error, which `proceed` finds.
     cdef const PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
@@ -333,7 +333,7 @@ cdef void proceed(Run *run) noexcept nogil:
     """Go as far as what is known allows: start steps, send responses, end the run. It may be gone afterwards."""
     cdef Frame *frame
     cdef Frame *following
-    cdef Call *call
+    cdef StepCall *call
     while run.ready != NULL and run.status == STATUS_OK:
         call = run.ready
         run.ready = call.next
@@ -396,12 +396,12 @@ cdef void fail_deadlocked(Run *run) noexcept nogil:
     finish_failed(run)
 
 
-cdef void drop_call(Call *call) noexcept nogil:
-    cdef Turn *turn = &ensemble_of(call.frame.run).turns[call.step]
+cdef void drop_call(StepCall *call) noexcept nogil:
+    cdef StepLimit *limit = &ensemble_of(call.frame.run).step_limits[call.step]
     if call.state == CALL_WAITING:
-        list_remove(turn, call)
+        list_remove(limit, call)
     elif call.state == CALL_RUNNING:
-        turn.running -= 1
+        limit.running -= 1
         bridge_abandon(call.request)
 
 
@@ -426,7 +426,7 @@ cdef void account(const Ensemble *ensemble, const Request *request) noexcept nog
     if request.response.status != STATUS_OK:
         account_failed(request, end, FAILURE_BACKEND)
         return
-    if request.rehearsed:
+    if request.is_warmup:
         return
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = end
@@ -452,7 +452,7 @@ cdef void finish(Run *run) noexcept nogil:
         bridge_deliver(ensemble.submission.bridge, &request.response)
     else:
         bridge_return(ensemble.submission.bridge, &request.response, &request.response)
-    pass_turns(ensemble)
+    begin_waiting(ensemble)
 
 
 cdef void run_end(Run *run) noexcept nogil:

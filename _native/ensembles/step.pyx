@@ -11,9 +11,9 @@ from _native.ensembles.frame cimport (
     VALUE_OPEN,
     VALUE_PRESENT,
     VALUE_SKIPPED,
-    Call,
     Frame,
     Sequence,
+    StepCall,
     Value,
     frame_resolve,
     frame_value,
@@ -64,7 +64,7 @@ cdef bint any_is(const Value *gate, bint wanted) noexcept nogil:
     return False
 
 
-cdef bint step_judge(Call *call, int *status, char **details) noexcept nogil:
+cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept nogil:
     cdef Frame *frame = call.frame
     cdef const PlanStep *step = &frame.run.needs.plan.steps[call.step]
     cdef const Value *gate
@@ -149,7 +149,7 @@ cdef char *fill_input(Request *request, PlanEdge *edge, const Value *value) noex
     return NULL
 
 
-cdef char *fill_inputs(Request *request, Call *call, PlanStep *step) noexcept nogil:
+cdef char *fill_inputs(Request *request, StepCall *call, PlanStep *step) noexcept nogil:
     cdef Value *value
     cdef char *wrong
     cdef uint32_t i
@@ -162,7 +162,7 @@ cdef char *fill_inputs(Request *request, Call *call, PlanStep *step) noexcept no
     return NULL
 
 
-cdef char *ask_outputs(Request *request, Call *call, PlanStep *step) noexcept nogil:
+cdef char *ask_outputs(Request *request, StepCall *call, PlanStep *step) noexcept nogil:
     cdef int place
     cdef uint32_t i
     for i in range(step.output_count):
@@ -184,7 +184,7 @@ cdef void join_sequence(Request *request, const Sequence *sequence) noexcept nog
     request.sequence_end = sequence.end
 
 
-cdef bint fill(Request *request, Call *call, PlanStep *step, int *status, char **details) noexcept nogil:
+cdef bint fill(Request *request, StepCall *call, PlanStep *step, int *status, char **details) noexcept nogil:
     status[0] = STATUS_INVALID_ARGUMENT
     details[0] = fill_inputs(request, call, step)
     if details[0] == NULL:
@@ -199,7 +199,7 @@ cdef bint fill(Request *request, Call *call, PlanStep *step, int *status, char *
     return True
 
 
-cdef Request *step_request(Table *table, Call *call, int *status, char **details) noexcept nogil:
+cdef Request *step_request(Table *table, StepCall *call, int *status, char **details) noexcept nogil:
     cdef PlanStep *step = &call.frame.run.needs.plan.steps[call.step]
     cdef Request *request
     cdef Lane *lane = table_find(table, step.model, step.version, status, details)

@@ -56,8 +56,8 @@ cdef str batch_fail_by(NativeBatch *batch, str text)
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1
 cdef void batch_free(NativeBatch *batch) noexcept nogil
 
-# Start with a chain of requests from seat_take. Those whose deadline has passed are answered and left out: the batch
-# may be empty, then there is nothing to execute.
+# Start with a chain of requests from consumer_take. Those whose deadline has passed are answered and left out: the
+# batch may be empty, then there is nothing to execute.
 cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
 # Have the inputs that lie on other devices than this (-1: on any) copied to the host's memory; see inputs_fetch.
 # Requests whose device does not do that are answered and left out, as by batch_begin.

@@ -54,7 +54,7 @@ cdef str batch_fail_by(NativeBatch *batch, str text):
     cdef bytes encoded
     for i in range(batch.count):
         request = batch.requests[i]
-        asked += request != NULL and not request.sequenced.unasked and not request.rehearsed  # no client hears of those
+        asked += request != NULL and not request.sequenced.unasked and not request.is_warmup  # no client hears of those
     if asked > 1 and not batch.failed:
         mark = os.urandom(4).hex()
         told = f"a batch of {asked} requests failed; the server's log says why, as error {mark}"
@@ -219,7 +219,7 @@ cdef void drop_unasked(NativeBatch *batch) noexcept nogil:
         if request == NULL or not request.sequenced.unasked:
             continue
         if request.sequenced.sequence != NULL:
-            batch.lane.sequences.settle(batch.lane, request)
+            batch.lane.sequences.request_done(batch.lane, request)
         if request.lane != NULL:
             fetch_add32(&batch.lane.in_flight, -1)
         request_free(request)
@@ -240,7 +240,7 @@ cdef void batch_finish(NativeBatch *batch) noexcept nogil:
         elif request.response.status == STATUS_OK:
             response_complete(&request.response)
         if request.sequenced.sequence != NULL:
-            batch.lane.sequences.settle(batch.lane, request)
+            batch.lane.sequences.request_done(batch.lane, request)
     account(batch)
     return_requests(batch)
 
@@ -259,7 +259,7 @@ cdef void account(NativeBatch *batch) noexcept nogil:
             execution_add(&execution, batch.requests[i], batch.taken_ns)
         else:
             account_failed(batch.requests[i], end, FAILURE_BACKEND)
-    if execution.requests and not batch.requests[0].rehearsed:
+    if execution.requests and not batch.requests[0].is_warmup:
         # a native executor that works request by request has no phases of input and output
         if batch.input_end_ns == 0:
             batch.input_end_ns = batch.taken_ns

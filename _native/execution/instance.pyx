@@ -69,7 +69,7 @@ cdef class InstanceLoop(ExecutionLoop):
         self.batch.writes_inputs = getattr(instance, "writes_inputs", True)
         if remote is not None:
             self.remote.remote = <Remote *>PyCapsule_GetPointer(remote, "inferd.remote")
-            self.remote.seat = &self.seat
+            self.remote.consumer = &self.consumer
             self.remote.batch = &self.batch
             self.remote.name = self.label
             self.connected = lane.limiter is None and lane.lane.sequences == NULL
@@ -99,7 +99,7 @@ cdef class InstanceLoop(ExecutionLoop):
     cdef void serve(self, Request *chain) noexcept nogil:
         batch_begin(&self.batch, chain)
         batch_fetch(&self.batch, self.input_device, True)
-        batch_log(&self.batch, self.label, self.seat.why)
+        batch_log(&self.batch, self.label, self.consumer.why)
         if self.batch.count:
             if self.executor != NULL:
                 self.executor(&self.batch, self.context)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 
 from _native.execution.batch cimport await_fn
 from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport Seat
+from _native.scheduling.dispatcher cimport Consumer
 from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
 
@@ -13,7 +13,7 @@ cdef class ExecutionLoop:
     # A kind of instance overrides what it does otherwise.
     cdef LaneHandle lane
     cdef ClaimHandle claim
-    cdef Seat seat
+    cdef Consumer consumer
     cdef object instance
     cdef readonly str name
     cdef bytes encoded_name
@@ -27,7 +27,7 @@ cdef class ExecutionLoop:
     cdef bint is_ready(self) noexcept nogil
     # Execute and answer this batch, at once or some time later.
     cdef void serve(self, Request *chain) noexcept nogil
-    # The same for a rehearsal: it is answered on return.
+    # The same for a warm-up: it is answered on return.
     cdef void serve_alone(self, Request *chain) noexcept nogil
     # There was no batch: what get_ready has got is not needed, and what the loop has begun is to be gone on with.
     cdef void go_on(self) noexcept nogil

@@ -10,16 +10,16 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from _native.execution.batch cimport await_fn
-from _native.execution.rehearsal cimport Outcome, rehearsal_end, rehearsal_requests
+from _native.execution.warmup cimport Outcome, warmup_end, warmup_requests
 from _native.request.bridge cimport BridgeHandle
 from _native.request.request cimport Request
 from _native.scheduling.calling cimport (
-    seat_clear,
-    seat_hold,
-    seat_init,
-    seat_release,
-    seat_retire,
-    seat_take,
+    consumer_clear,
+    consumer_hold,
+    consumer_init,
+    consumer_release,
+    consumer_retire,
+    consumer_take,
 )
 from _native.scheduling.dispatcher cimport GIVEN_END
 from _native.scheduling.lane cimport LaneHandle
@@ -49,24 +49,24 @@ cdef class ExecutionLoop:
         self.name = name
         self.encoded_name = name.encode()
         self.label = self.encoded_name
-        self.seat.index = index
+        self.consumer.index = index
         if claim is not None:
             if claim.limiter is not lane.limiter:
                 raise ValueError("the claim is not one of the lane's limiter")
-            self.seat.claim = &claim.claim
+            self.consumer.claim = &claim.claim
         if gate is not None:
             self.gate = <await_fn>PyCapsule_GetPointer(gate, "inferd.await_fn")
             self.gate_context = PyCapsule_GetContext(gate)
-        seat_init(&self.seat)
+        consumer_init(&self.consumer)
 
     def __dealloc__(self):
-        seat_clear(&self.seat)
+        consumer_clear(&self.consumer)
 
     def prepare(self) -> None:
         """Set the thread up; first of all, on the instance's thread."""
         prepare_thread(self.name)
 
-    def rehearse(self, dict tensors not None, uint32_t count) -> None:
+    def warm_up(self, dict tensors not None, uint32_t count) -> None:
         """Execute a batch of `count` requests past the lane, on the instance's thread, before `run`.
 
         Args:
@@ -79,12 +79,12 @@ cdef class ExecutionLoop:
         cdef Outcome outcome
         cdef Request *chain
         memset(&outcome, 0, sizeof(Outcome))
-        chain = rehearsal_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
+        chain = warmup_requests(self.lane.lane, tensors, count, &bridge.bridge, &outcome)
         with nogil:
             self.get_ready()
-            self.serve_alone(seat_hold(&self.seat, chain))
-            seat_release(&self.seat)
-        rehearsal_end(bridge, &outcome)
+            self.serve_alone(consumer_hold(&self.consumer, chain))
+            consumer_release(&self.consumer)
+        warmup_end(bridge, &outcome)
 
     def run(self) -> None:
         """Serve batches until the lane is closed and empty, or it is retired. Call it on the instance's thread."""
@@ -93,20 +93,20 @@ cdef class ExecutionLoop:
 
     def retire(self) -> None:
         """Have it end after the batches that it has taken, or at once if it waits for one."""
-        seat_retire(self.lane.lane, &self.seat)
+        consumer_retire(self.lane.lane, &self.consumer)
 
     cdef void work(self) noexcept nogil:
         cdef Request *chain
         while True:
-            if self.seat.claim != NULL and not self.is_ready():
-                seat_release(&self.seat)  # it may take long
+            if self.consumer.claim != NULL and not self.is_ready():
+                consumer_release(&self.consumer)  # it may take long
             self.get_ready()
-            chain = seat_take(self.lane.lane, &self.seat)
+            chain = consumer_take(self.lane.lane, &self.consumer)
             if chain != NULL:
                 self.serve(chain)
                 continue
             self.go_on()
-            if self.seat.given == GIVEN_END:
+            if self.consumer.given == GIVEN_END:
                 return
 
     cdef bint is_ready(self) noexcept nogil:

@@ -2,7 +2,7 @@
 
 from _native.execution.batch cimport NativeBatch
 from _native.request.request cimport Request
-from _native.scheduling.dispatcher cimport Seat
+from _native.scheduling.dispatcher cimport Consumer
 
 cdef enum Progress:
     UNDER_WAY                # more is to be read
@@ -24,7 +24,7 @@ cdef struct Remote:
 cdef struct RemoteInstance:
     # an instance with a Remote
     Remote *remote
-    Seat *seat
+    Consumer *consumer
     NativeBatch *batch
     const char *name
     bint running             # the loop's: the batch is under way

@@ -1,22 +1,22 @@
 """Instances whose work is done in another process, without a thread of the server between the loop and that process.
 
-While the thread of such an instance waits for a batch, its seat may be lent (`_native.scheduling.calling`): the loop
-sends the next batch itself, reads the results when they are there, and sends what has queued up meanwhile. The thread
-is called for what may take time: batches with large inputs that must be copied, inputs on a GPU, a worker that is gone
-or not there yet.
+While the thread of such an instance waits for a batch, its consumer may be lent (`_native.scheduling.calling`): the
+loop sends the next batch itself, reads the results when they are there, and sends what has queued up meanwhile. The
+thread is called for what may take time: batches with large inputs that must be copied, inputs on a GPU, a worker that
+is gone or not there yet.
 """
 
 from _native.execution.batch cimport batch_begin, batch_finish
 from _native.execution.batchlog cimport batch_log
 from _native.request.request cimport Request
-from _native.scheduling.calling cimport seat_next, seat_recall
-from _native.scheduling.dispatcher cimport Seat
+from _native.scheduling.calling cimport consumer_next, consumer_recall
+from _native.scheduling.dispatcher cimport Consumer
 
 
 cdef void remote_connect(RemoteInstance *self) noexcept nogil:
-    self.seat.instance = self
-    self.seat.ready = is_ready
-    self.seat.begin = begin
+    self.consumer.instance = self
+    self.consumer.ready = is_ready
+    self.consumer.begin = begin
     self.remote.owner = self
     self.remote.readable = readable
 
@@ -25,45 +25,45 @@ cdef void remote_disconnect(RemoteInstance *self) noexcept nogil:
     self.remote.readable = NULL
 
 
-cdef bint is_ready(Seat *seat) noexcept nogil:
-    cdef RemoteInstance *self = <RemoteInstance *>seat.instance
+cdef bint is_ready(Consumer *consumer) noexcept nogil:
+    cdef RemoteInstance *self = <RemoteInstance *>consumer.instance
     return self.remote.ready(self.remote.context)
 
 
-cdef void begin(Seat *seat, Request *batch) noexcept nogil:
-    serve((<RemoteInstance *>seat.instance), batch)
+cdef void begin(Consumer *consumer, Request *batch) noexcept nogil:
+    serve((<RemoteInstance *>consumer.instance), batch)
 
 
 cdef void readable(void *owner) noexcept nogil:
     cdef RemoteInstance *self = <RemoteInstance *>owner
-    if self.running and not settle(self, self.remote.advance(self.batch, self.remote.context)):
-        serve(self, seat_next(self.seat))
+    if self.running and not note_progress(self, self.remote.advance(self.batch, self.remote.context)):
+        serve(self, consumer_next(self.consumer))
 
 
 cdef void serve(RemoteInstance *self, Request *chain) noexcept nogil:
     # this batch, and as long as they end at once, those that follow
     while chain != NULL and not start(self, chain):
-        chain = seat_next(self.seat)
+        chain = consumer_next(self.consumer)
 
 
 cdef bint start(RemoteInstance *self, Request *chain) noexcept nogil:
     # False: the batch is over
     if any_on_device(chain):
-        seat_recall(self.seat, chain)
+        consumer_recall(self.consumer, chain)
         return True
     batch_begin(self.batch, chain)
-    batch_log(self.batch, self.name, self.seat.why)
-    return settle(self, self.remote.begin(self.batch, self.remote.context) if self.batch.count else ENDED)
+    batch_log(self.batch, self.name, self.consumer.why)
+    return note_progress(self, self.remote.begin(self.batch, self.remote.context) if self.batch.count else ENDED)
 
 
-cdef bint settle(RemoteInstance *self, Progress progress) noexcept nogil:
+cdef bint note_progress(RemoteInstance *self, Progress progress) noexcept nogil:
     # False: the batch is over
     self.running = progress == UNDER_WAY
     if progress == ENDED:
         batch_finish(self.batch)
     elif progress == BLOCKED:
         self.begun = True
-        seat_recall(self.seat, NULL)
+        consumer_recall(self.consumer, NULL)
     return progress != ENDED
 
 

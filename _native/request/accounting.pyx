@@ -37,7 +37,7 @@ cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogi
 
 
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil:
-    if not request.rehearsed:
+    if not request.is_warmup:
         statistics_failed(&(<Lane *>request.lane).statistics, failure_of(request, otherwise), 1,
                           <uint64_t>(now - request.arrived_ns))
 
@@ -56,7 +56,7 @@ cdef void account_response(Request *request, const Response *response) noexcept 
         kind = RESPONSE_FAIL
     elif response.empty:
         kind = RESPONSE_EMPTY
-    if not request.rehearsed:
+    if not request.is_warmup:
         statistics_responded(&(<Lane *>request.lane).statistics, kind, request.responses, now - since, now - begun)
     request.responses += 1
     request.responded_ns = now
@@ -65,7 +65,7 @@ cdef void account_response(Request *request, const Response *response) noexcept 
 cdef void account_detached(const Request *request, int64_t taken_ns) noexcept nogil:
     cdef Execution execution
     cdef Record *record = <Record *>request.record
-    if request.rehearsed:
+    if request.is_warmup:
         return
     memset(&execution, 0, sizeof(Execution))
     execution.end_ns = now_ns()

@@ -2,29 +2,29 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from _native.request.errand cimport Errand
+from _native.request.callback cimport PostedCallback
 from _native.request.request cimport Request, Response
 from _native.threads cimport Mutex
 from _native.timers cimport Timers, TimersHandle
 
-cdef struct Inlet:
+cdef struct WatchedDescriptor:
     # a descriptor that the loop reads for somebody
     int fd
     bint once                # it is told of what comes, not of what is still there: `read` leaves nothing behind
     void *owner
     # On the loop: it is readable, or its other end is closed. False: no more of it.
-    bint (*read)(Inlet *inlet) noexcept nogil
+    bint (*read)(WatchedDescriptor *descriptor) noexcept nogil
 
 cdef struct Bridge:
     Mutex guard              # guards the two lists
     Response *head
     Response *tail
-    Errand *first_errand
-    Errand *last_errand
+    PostedCallback *first_callback
+    PostedCallback *last_callback
     int32_t signalled        # atomic: the loop has been told and has not looked yet
     int event_fd             # is told when there is something in a list
-    int poll_fd              # readable when that has been told or an inlet is readable
-    Mutex reading            # held while inlets are read
+    int poll_fd              # readable when that has been told or a watched descriptor is readable
+    Mutex reading            # held while watched descriptors are read
     # Used on the loop thread only:
     Timers *timers           # of the loop
     uint32_t in_house        # requests admitted and not yet freed
@@ -37,14 +37,14 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
 # On the loop, from inside of another delivery only: the same for one response, at once. A sink for one response gets
 # one, whatever the model sends: a response that is not the final one is held until the end is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
-# From any thread: have the errand run on the loop, once, soon. It must stay where it is until then.
-cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil
-# From any thread: have the loop read the inlet. False: the system refuses.
-cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil
-# On the loop: have an inlet that is told once told again of what is still there.
-cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil
+# From any thread: have the callback run on the loop, once, soon. It must stay where it is until then.
+cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
+# From any thread: have the loop read the descriptor. False: the system refuses.
+cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
+# On the loop: have a watched descriptor that is told once told again of what is still there.
+cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
-cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil
+cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
 # lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil

@@ -1,12 +1,12 @@
-"""The bridge: responses and errands travel from every other thread to the loop, which owns the sinks.
+"""The bridge: responses and callbacks travel from every other thread to the loop, which owns the sinks.
 
 Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
 calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
 the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
 model's answers leave in order (`_native.scheduling.order`), those that are ready too early wait here.
 
-What comes from other processes through a descriptor can be read by the loop itself (an inlet), so that no thread wakes
-for it only to wake the loop.
+What comes from other processes through a descriptor can be read by the loop itself (a watched descriptor), so that no
+thread wakes for it only to wake the loop.
 
 Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
 and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
@@ -35,7 +35,7 @@ from _native.request.request cimport (
 )
 from _native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
 from _native.scheduling.lane cimport Lane
-from _native.scheduling.order cimport Order, Turn, order_hold, order_is_due, order_leave, order_next
+from _native.scheduling.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
 from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -132,42 +132,42 @@ cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcep
     signal(bridge)
 
 
-cdef void bridge_post(Bridge *bridge, Errand *errand) noexcept nogil:
-    errand.next = NULL
+cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil:
+    callback.next = NULL
     lock(&bridge.guard)
-    if bridge.last_errand == NULL:
-        bridge.first_errand = errand
+    if bridge.last_callback == NULL:
+        bridge.first_callback = callback
     else:
-        bridge.last_errand.next = errand
-    bridge.last_errand = errand
+        bridge.last_callback.next = callback
+    bridge.last_callback = callback
     unlock(&bridge.guard)
     signal(bridge)
 
 
-cdef bint bridge_attach(Bridge *bridge, Inlet *inlet) noexcept nogil:
-    return epoll_add(bridge.poll_fd, inlet.fd, inlet, inlet.once) == 0
+cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil:
+    return epoll_add(bridge.poll_fd, descriptor.fd, descriptor, descriptor.once) == 0
 
 
-cdef void bridge_look_again(Bridge *bridge, Inlet *inlet) noexcept nogil:
-    epoll_again(bridge.poll_fd, inlet.fd, inlet)
+cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil:
+    epoll_again(bridge.poll_fd, descriptor.fd, descriptor)
 
 
-cdef void bridge_detach(Bridge *bridge, Inlet *inlet) noexcept nogil:
+cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil:
     lock(&bridge.reading)
-    epoll_remove(bridge.poll_fd, inlet.fd)
+    epoll_remove(bridge.poll_fd, descriptor.fd)
     unlock(&bridge.reading)
 
 
 cdef void read_all(Bridge *bridge) noexcept nogil:
-    # held from before it is known which inlets there are
+    # held from before it is known which watched descriptors there are
     cdef void *ready[MOST_READY]
-    cdef Inlet *inlet
+    cdef WatchedDescriptor *descriptor
     cdef int i
     lock(&bridge.reading)
     for i in range(epoll_ready(bridge.poll_fd, ready, MOST_READY)):
-        inlet = <Inlet *>ready[i]
-        if inlet != NULL and not inlet.read(inlet):
-            epoll_remove(bridge.poll_fd, inlet.fd)
+        descriptor = <WatchedDescriptor *>ready[i]
+        if descriptor != NULL and not descriptor.read(descriptor):
+            epoll_remove(bridge.poll_fd, descriptor.fd)
     unlock(&bridge.reading)
 
 
@@ -176,8 +176,8 @@ cdef void finish(Request *request) noexcept nogil:
     if request.record != NULL:
         record_end(request)
     if request.sequenced.sequence != NULL:
-        lane.sequences.settle(lane, request)
-    if request.turn != NULL:
+        lane.sequences.request_done(lane, request)
+    if request.order_entry != NULL:
         order_leave(request)
     if request.admitted:
         (<Bridge *>request.bridge).in_house -= 1
@@ -192,7 +192,7 @@ cdef void drop_if_queued(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
     request.sink = NULL
     request_abandon(request)
-    if request.turn != NULL and give_turn_up(request):
+    if request.order_entry != NULL and leave_order(request):
         return
     if request.leave != NULL:
         request.leave(request)
@@ -216,8 +216,8 @@ cdef bint has_waited_enough(Request *request) noexcept nogil:
 
 
 cdef void reject(Request *request, int64_t now) noexcept nogil:
-    if request.turn != NULL:
-        give_turn_up(request)
+    if request.order_entry != NULL:
+        leave_order(request)
     request_expired(request)
     account_failed(request, now, FAILURE_REJECTED)
     bridge_deliver(<Bridge *>request.bridge, &request.response)
@@ -226,21 +226,21 @@ cdef void reject(Request *request, int64_t now) noexcept nogil:
 cdef void deliver_all(Bridge *bridge) noexcept nogil:
     cdef Response *response
     cdef Response *following
-    cdef Errand *errand
-    cdef Errand *next_errand
+    cdef PostedCallback *callback
+    cdef PostedCallback *next_callback
     store32(&bridge.signalled, 0)  # before looking, so that what comes later signals again
     lock(&bridge.guard)
     response = bridge.head
-    errand = bridge.first_errand
+    callback = bridge.first_callback
     bridge.head = NULL
     bridge.tail = NULL
-    bridge.first_errand = NULL
-    bridge.last_errand = NULL
+    bridge.first_callback = NULL
+    bridge.last_callback = NULL
     unlock(&bridge.guard)
-    while errand != NULL:
-        next_errand = errand.next
-        errand.run(errand)
-        errand = next_errand
+    while callback != NULL:
+        next_callback = callback.next
+        callback.run(callback)
+        callback = next_callback
     while response != NULL:
         following = response.next
         bridge_deliver(bridge, response)
@@ -255,18 +255,18 @@ cdef inline void after_round(Bridge *bridge) noexcept nogil:
 
 
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil:
-    cdef Turn *turn = <Turn *>response.request.turn
-    if turn == NULL:
+    cdef OrderEntry *entry = <OrderEntry *>response.request.order_entry
+    if entry == NULL:
         pass_on(bridge, response)
         return
-    order_hold(turn, response)
-    deliver_due(bridge, turn.order)
+    order_hold(entry, response)
+    deliver_due(bridge, entry.order)
 
 
 cdef void pass_on(Bridge *bridge, Response *response) noexcept nogil:
     cdef Request *request = response.request
     cdef bint final = response.final
-    if takes_one(request) and not settle(request, response):
+    if takes_one(request) and not resolve_single(request, response):
         return
     if request.signature != NULL and request.signature.decoupled and request.lane != NULL and request.taken_ns:
         account_response(request, response)
@@ -297,7 +297,7 @@ cdef char *too_many(const Request *request) noexcept nogil:
                        request.signature.name.data)
 
 
-cdef bint settle(Request *request, Response *response) noexcept nogil:
+cdef bint resolve_single(Request *request, Response *response) noexcept nogil:
     # False: nothing is to be delivered yet, and the response is not the caller's any more
     if not response.final:
         hold(request, response)
@@ -320,11 +320,11 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
         response_free(response)
         return
     if request.held == NULL:
-        block_give(response.receipt)  # what is sent next tells whether it is the only one: the model may go on
-        response.receipt = NULL
+        block_give(response.ack)  # what is sent next tells whether it is the only one: the model may go on
+        response.ack = NULL
         request.held = response
         return
-    if request.rehearsed:  # whose sink waits for the end of the model, too
+    if request.is_warmup:  # whose sink waits for the end of the model, too
         if request.held.status == STATUS_OK:
             response_fail(request.held, STATUS_INTERNAL, too_many(request))
         response_free(response)
@@ -340,7 +340,7 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers in order
 
-cdef void deliver_due(Bridge *bridge, Order *order) noexcept nogil:
+cdef void deliver_due(Bridge *bridge, ResponseOrder *order) noexcept nogil:
     # what is delivered may bring requests in and take others out: look anew after each
     cdef Response *response = order_next(order)
     while response != NULL:
@@ -348,10 +348,10 @@ cdef void deliver_due(Bridge *bridge, Order *order) noexcept nogil:
         response = order_next(order)
 
 
-cdef bint give_turn_up(Request *request) noexcept nogil:
-    # nobody waits for it any more, so nobody is to wait for its turn; True: it had ended but for its turn, and is over
+cdef bint leave_order(Request *request) noexcept nogil:
+    # nobody waits for it any more, so its answers hold up no others; True: it had ended but for the order, and is over
     cdef Bridge *bridge = <Bridge *>request.bridge
-    cdef Order *order = (<Turn *>request.turn).order
+    cdef ResponseOrder *order = (<OrderEntry *>request.order_entry).order
     cdef Response *held = order_leave(request)
     cdef Response *following
     cdef bint over = False
@@ -364,14 +364,14 @@ cdef bint give_turn_up(Request *request) noexcept nogil:
     # must stay until then.
     if order_is_due(order) and not order.posted:
         order.posted = True
-        order.errand.run = order_errand
+        order.callback.run = order_callback
         fetch_add32(&(<Lane *>order.lane).in_flight, 1)
-        bridge_post(bridge, &order.errand)
+        bridge_post(bridge, &order.callback)
     return over
 
 
-cdef void order_errand(Errand *errand) noexcept nogil:
-    cdef Order *order = <Order *>errand
+cdef void order_callback(PostedCallback *callback) noexcept nogil:
+    cdef ResponseOrder *order = <ResponseOrder *>callback
     cdef Lane *lane = <Lane *>order.lane
     order.posted = False
     deliver_due(<Bridge *>order.bridge, order)
@@ -436,7 +436,8 @@ cdef class BridgeHandle:
 
     def drain(self) -> None:
         """Read what can be read, and deliver everything that has finished."""
-        store32(&self.bridge.signalled, 1)  # what the inlets bring is delivered at once, nobody need say so
+        # what the watched descriptors bring is delivered at once, nobody need say so
+        store32(&self.bridge.signalled, 1)
         read_all(&self.bridge)
         deliver_all(&self.bridge)
 

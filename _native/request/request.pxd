@@ -47,7 +47,7 @@ cdef struct Response:
     Parameter *parameters    # of the response; in `parameter_block`, as are the bytes that they point to
     uint32_t parameter_count
     Block *parameter_block
-    Block *receipt           # given back when the client's side has done with the response; NULL: nobody asks
+    Block *ack               # given back when the client's side has done with the response; NULL: nobody asks
 
 cdef struct Correlation:
     # which sequence a request belongs to; Triton's correlation id
@@ -127,7 +127,7 @@ cdef struct Request:
     bint single              # its sink takes one response only, as that of any request whose model is not decoupled
     Response *held           # the model's response to it, until it is known to be the only one; see bridge_deliver
     bint is_step             # of an ensemble: an output that the model leaves out is no error, and phases are told
-    bint rehearsed           # made by the server itself to warm its models up: no traffic, not counted
+    bint is_warmup           # made by the server itself to warm its models up: no traffic, not counted
 
     Asker asker
     Placement *placements    # of its tensors in shared memory; NULL: there are none
@@ -148,7 +148,7 @@ cdef struct Request:
     bint yields              # then it waits on behind others instead of being refused
     uint32_t place           # in its lane; the scheduler's
     Timer timer              # of deadline and expiry
-    void *turn               # Turn of the answer, where answers leave in order; NULL: none
+    void *order_entry        # OrderEntry of the answer, where answers leave in order; NULL: none
 
     void *record             # Record of what happens to it; NULL: nobody wants to know
     void (*drop_record)(Request *request) noexcept nogil
@@ -179,7 +179,7 @@ cdef bint request_reserve(Request *request, const Signature *signature) noexcept
 # client, audience, parameters, and whether the server has made it to warm up. The bytes stay those of `outer`. False:
 # no memory.
 cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
-# Another request with the same question, which shares the data; without sink, deadline and place, and with inputs that
+# Another request with the same cache key, which shares the data; without sink, deadline and place, and with inputs that
 # are not exclusive. NULL: no memory.
 cdef Request *request_twin(const Request *request) noexcept nogil
 

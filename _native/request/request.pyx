@@ -39,7 +39,7 @@ cdef void clear_response(Response *response) noexcept nogil:
     for i in range(response.output_count):
         block_give(response.outputs[i].block)
     block_give(response.parameter_block)
-    block_give(response.receipt)
+    block_give(response.ack)
     free(response.details)
 
 
@@ -277,7 +277,7 @@ cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
     request.timeout_us = outer.timeout_us
     request.asker.client = outer.asker.client
     request.asker.audience = outer.asker.audience
-    request.rehearsed = outer.rehearsed
+    request.is_warmup = outer.is_warmup
     return infer_message_copy_parameters(&request.message, &outer.message)
 
 

@@ -14,7 +14,7 @@ cdef struct Curve:
     double products          # of rows and times
     double slope             # ns for each row, as far as the sizes have told it
 
-cdef struct Outlook:
+cdef struct ArrivalPredictor:
     int64_t gaps[COUNTS]     # with so many waiting: the mean time until the next request came, fixed_ns at most
     uint8_t seen[COUNTS]     # how often that was seen, up to what the mean goes over
     int64_t fixed_ns         # what a batch takes however small it is; 0: not known yet
@@ -27,19 +27,20 @@ cdef struct Outlook:
     int64_t since_ns         # as long
 
 # A batch of so many rows has taken so long.
-cdef void outlook_executed(Outlook *outlook, uint32_t rows, int64_t ns) noexcept nogil
+cdef void predictor_executed(ArrivalPredictor *predictor, uint32_t rows, int64_t ns) noexcept nogil
 # An instance that is free finds so many requests; it takes some of them, or waits.
-cdef void outlook_ask(Outlook *outlook, uint32_t count, int64_t now) noexcept nogil
-cdef void outlook_take(Outlook *outlook) noexcept nogil
+cdef void predictor_ask(ArrivalPredictor *predictor, uint32_t count, int64_t now) noexcept nogil
+cdef void predictor_take(ArrivalPredictor *predictor) noexcept nogil
 # A request has come.
-cdef void outlook_arrival(Outlook *outlook, int64_t now) noexcept nogil
+cdef void predictor_arrival(ArrivalPredictor *predictor, int64_t now) noexcept nogil
 # Until when an instance that has asked waits with `count` requests of `rows` rows; a time that is over by now if it
 # does not pay.
-cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil
+cdef int64_t predictor_due(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows) noexcept nogil
 # When a batch of so many rows begins at the latest that is to be executed by `end_ns`.
-cdef inline int64_t outlook_latest(const Outlook *outlook, uint64_t rows, int64_t end_ns) noexcept nogil:
-    return end_ns - outlook.fixed_ns - <int64_t>rows * outlook.row_ns
+cdef inline int64_t predictor_latest(const ArrivalPredictor *predictor, uint64_t rows, int64_t end_ns) noexcept nogil:
+    return end_ns - predictor.fixed_ns - <int64_t>rows * predictor.row_ns
 # With how many rows, of one request each from `rows` on, it does not pay any more; `most` if it pays with fewer.
-cdef uint64_t outlook_enough(const Outlook *outlook, uint64_t count, uint64_t rows, uint64_t most) noexcept nogil
+cdef uint64_t predictor_enough(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows,
+                               uint64_t most) noexcept nogil
 # The mean time until the next request comes while so many wait.
-cdef int64_t outlook_gap(const Outlook *outlook, uint64_t count) noexcept nogil
+cdef int64_t predictor_gap(const ArrivalPredictor *predictor, uint64_t count) noexcept nogil

@@ -44,18 +44,18 @@ cdef double LONGEST_NS = 1e11        # products with it do not overflow
 # ---------------------------------------------------------------------------------------------------------------------
 # What batches take
 
-cdef inline void fit(Outlook *outlook) noexcept nogil:
-    cdef Curve *curve = &outlook.curve
+cdef inline void fit(ArrivalPredictor *predictor) noexcept nogil:
+    cdef Curve *curve = &predictor.curve
     cdef double variance = curve.squares - curve.rows * curve.rows
     if variance > VARIED:
         curve.slope = max((curve.products - curve.rows * curve.ns) / variance, 0.0)
     curve.slope = min(curve.slope, curve.ns / curve.rows)
-    outlook.row_ns = <int64_t>curve.slope
-    outlook.fixed_ns = <int64_t>(curve.ns - curve.slope * curve.rows)
+    predictor.row_ns = <int64_t>curve.slope
+    predictor.fixed_ns = <int64_t>(curve.ns - curve.slope * curve.rows)
 
 
-cdef void outlook_executed(Outlook *outlook, uint32_t rows, int64_t ns) noexcept nogil:
-    cdef Curve *curve = &outlook.curve
+cdef void predictor_executed(ArrivalPredictor *predictor, uint32_t rows, int64_t ns) noexcept nogil:
+    cdef Curve *curve = &predictor.curve
     cdef double x = rows
     cdef double y = min(<double>max(ns, 1), LONGEST_NS)
     cdef double weight
@@ -63,14 +63,14 @@ cdef void outlook_executed(Outlook *outlook, uint32_t rows, int64_t ns) noexcept
     if curve.batches == 1:
         return
     if curve.batches > TRUSTED_BATCHES:
-        y = min(y, EXCEPTION * (outlook.fixed_ns + x * outlook.row_ns + 1))
+        y = min(y, EXCEPTION * (predictor.fixed_ns + x * predictor.row_ns + 1))
     curve.batches = min(curve.batches, <uint32_t>MEAN_BATCHES + 1)
     weight = 1.0 / (curve.batches - 1)
     curve.rows += weight * (x - curve.rows)
     curve.ns += weight * (y - curve.ns)
     curve.squares += weight * (x * x - curve.squares)
     curve.products += weight * (x * y - curve.products)
-    fit(outlook)
+    fit(predictor)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -80,60 +80,62 @@ cdef inline uint32_t index_of(uint64_t count) noexcept nogil:
     return <uint32_t>min(count, <uint64_t>COUNTS) - 1
 
 
-cdef int64_t outlook_gap(const Outlook *outlook, uint64_t count) noexcept nogil:
+cdef int64_t predictor_gap(const ArrivalPredictor *predictor, uint64_t count) noexcept nogil:
     cdef uint32_t i = index_of(count)
-    while i and not outlook.seen[i]:
+    while i and not predictor.seen[i]:
         i -= 1
-    return outlook.gaps[i]
+    return predictor.gaps[i]
 
 
-cdef void outlook_ask(Outlook *outlook, uint32_t count, int64_t now) noexcept nogil:
-    if not outlook.waiting:
-        outlook.waiting = True
-        outlook.since_ns = now
-    elif outlook.asked == count:
+cdef void predictor_ask(ArrivalPredictor *predictor, uint32_t count, int64_t now) noexcept nogil:
+    if not predictor.waiting:
+        predictor.waiting = True
+        predictor.since_ns = now
+    elif predictor.asked == count:
         return
-    outlook.asked = count
-    outlook.asked_ns = now
+    predictor.asked = count
+    predictor.asked_ns = now
 
 
-cdef void outlook_take(Outlook *outlook) noexcept nogil:
-    outlook.waiting = False
+cdef void predictor_take(ArrivalPredictor *predictor) noexcept nogil:
+    predictor.waiting = False
 
 
-cdef void outlook_arrival(Outlook *outlook, int64_t now) noexcept nogil:
+cdef void predictor_arrival(ArrivalPredictor *predictor, int64_t now) noexcept nogil:
     cdef uint32_t i
     cdef int64_t gap
-    if outlook.asked == 0:
+    if predictor.asked == 0:
         return
-    i = index_of(outlook.asked)
-    gap = min(max(now - outlook.asked_ns, 0), outlook.fixed_ns)
-    if outlook.seen[i] < MEAN_GAPS:
-        outlook.seen[i] += 1
-    outlook.gaps[i] += (gap - outlook.gaps[i]) // outlook.seen[i]
-    outlook.asked = outlook.asked + 1 if outlook.waiting else 0
-    outlook.asked_ns = now
+    i = index_of(predictor.asked)
+    gap = min(max(now - predictor.asked_ns, 0), predictor.fixed_ns)
+    if predictor.seen[i] < MEAN_GAPS:
+        predictor.seen[i] += 1
+    predictor.gaps[i] += (gap - predictor.gaps[i]) // predictor.seen[i]
+    predictor.asked = predictor.asked + 1 if predictor.waiting else 0
+    predictor.asked_ns = now
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The decision
 
-cdef inline bint pays(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil:
-    if outlook.fixed_ns < WAKING_NS:
+cdef inline bint pays(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows) noexcept nogil:
+    if predictor.fixed_ns < WAKING_NS:
         return False
-    return (<int64_t>count + 1) * outlook_gap(outlook, count) + <int64_t>rows * outlook.row_ns < outlook.fixed_ns
+    cdef int64_t others_ns = (<int64_t>count + 1) * predictor_gap(predictor, count)
+    return others_ns + <int64_t>rows * predictor.row_ns < predictor.fixed_ns
 
 
-cdef int64_t outlook_due(const Outlook *outlook, uint64_t count, uint64_t rows) noexcept nogil:
-    if outlook.idle or not pays(outlook, count, rows):
-        return outlook.since_ns
-    return min(outlook.asked_ns + PATIENCE * outlook_gap(outlook, count), outlook.since_ns + outlook.fixed_ns)
+cdef int64_t predictor_due(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows) noexcept nogil:
+    if predictor.idle or not pays(predictor, count, rows):
+        return predictor.since_ns
+    return min(predictor.asked_ns + PATIENCE * predictor_gap(predictor, count), predictor.since_ns + predictor.fixed_ns)
 
 
-cdef uint64_t outlook_enough(const Outlook *outlook, uint64_t count, uint64_t rows, uint64_t most) noexcept nogil:
+cdef uint64_t predictor_enough(const ArrivalPredictor *predictor, uint64_t count, uint64_t rows,
+                               uint64_t most) noexcept nogil:
     while rows < most:
         count += 1
         rows += 1
-        if not pays(outlook, count, rows):
+        if not pays(predictor, count, rows):
             break
     return rows

@@ -2,14 +2,14 @@
 
 The thread of an instance that waits is asleep on a condition of its own. Whoever changes something, on whatever thread,
 has the dispatcher decide, under its guard, and calls exactly the threads that it names. What a thread has been given it
-finds in its seat. Between that and the moment when it runs more requests may have come: they join its batch if the
+finds in its consumer. Between that and the moment when it runs more requests may have come: they join its batch if the
 policy lets them.
 
 A thread that takes a batch, sends it to another process and sleeps until its results come costs two changes of threads
 for each batch. So an instance whose work is done elsewhere lets the loop begin batches while its thread sleeps
-(`_native.execution.remote`): the seat is lent. If the loop cannot go on with it, or there is nothing to take any more,
-the thread is called, or the seat is idle again. Where requests wait to become a batch, a timer of the loop then stands
-for the thread's own waiting.
+(`_native.execution.remote`): the consumer is lent. If the loop cannot go on with it, or there is nothing to take any
+more, the thread is called, or the consumer is idle again. Where requests wait to become a batch, a timer of the loop
+then stands for the thread's own waiting.
 """
 
 from libc.stdint cimport int64_t
@@ -18,35 +18,35 @@ from libc.string cimport memset
 from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
 from _native.request.bridge cimport Bridge, bridge_post
-from _native.request.errand cimport Errand
+from _native.request.callback cimport PostedCallback
 from _native.request.request cimport Request
 from _native.scheduling.dispatcher cimport (
+    CONSUMER_AWAY,
+    CONSUMER_CALLED,
+    CONSUMER_IDLE,
+    CONSUMER_LENT,
     GIVEN_BACK,
     GIVEN_BATCH,
     GIVEN_END,
-    SEAT_AWAY,
-    SEAT_CALLED,
-    SEAT_IDLE,
-    SEAT_LENT,
     claim_give,
+    consumer_ask,
+    consumer_call,
+    consumer_watched,
     dispatcher_decide,
     line_init,
     line_touch,
-    seat_ask,
-    seat_call,
-    seat_watched,
 )
-from _native.scheduling.policy cimport NEVER, Plan, plan_nothing
+from _native.scheduling.policy cimport NEVER, BatchPlan, plan_nothing
 from _native.threads cimport condition_destroy, condition_init, lock, notify_one, unlock, wait, wait_until
 from _native.timers cimport Timer, timers_clear, timers_set
 
 
-cdef void seat_init(Seat *seat) noexcept nogil:
-    condition_init(&seat.called)
+cdef void consumer_init(Consumer *consumer) noexcept nogil:
+    condition_init(&consumer.called)
 
 
-cdef void seat_clear(Seat *seat) noexcept nogil:
-    condition_destroy(&seat.called)
+cdef void consumer_clear(Consumer *consumer) noexcept nogil:
+    condition_destroy(&consumer.called)
 
 
 cdef inline int64_t time_of(const Line *line) noexcept nogil:
@@ -57,16 +57,16 @@ cdef inline int64_t time_of(const Line *line) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # With the guard held
 
-cdef Seat *call(Seat *called, const Seat *asking, bint on_loop) noexcept nogil:
+cdef Consumer *call(Consumer *called, const Consumer *asking, bint on_loop) noexcept nogil:
     # those that have been called, but for who asks; the loop's own, which are to begin, as a chain
-    cdef Seat *lent = NULL
-    cdef Seat *following
+    cdef Consumer *lent = NULL
+    cdef Consumer *following
     while called != NULL:
         following = called.next_called
         called.told = False
         if called != asking:
-            if on_loop and called.ready != NULL and called.state == SEAT_CALLED and called.given == GIVEN_BATCH:
-                called.state = SEAT_LENT
+            if on_loop and called.ready != NULL and called.state == CONSUMER_CALLED and called.given == GIVEN_BATCH:
+                called.state = CONSUMER_LENT
                 called.next_called = lent
                 lent = called
             else:
@@ -75,22 +75,22 @@ cdef Seat *call(Seat *called, const Seat *asking, bint on_loop) noexcept nogil:
     return lent
 
 
-cdef void decide(Line *line, Seat *asking) noexcept nogil:
+cdef void decide(Line *line, Consumer *asking) noexcept nogil:
     # on a thread
     call(dispatcher_decide(line.dispatcher, time_of(line), asking, False), asking, False)
 
 
-cdef Seat *decide_on_loop(Line *line, Seat *asking) noexcept nogil:
-    # the seats that are to begin, as a chain
-    cdef Seat *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True)
+cdef Consumer *decide_on_loop(Line *line, Consumer *asking) noexcept nogil:
+    # the consumers that are to begin, as a chain
+    cdef Consumer *lent = call(dispatcher_decide(line.dispatcher, time_of(line), asking, True), asking, True)
     if line.idle_count and line.watcher == NULL and line.watched_ns != NEVER:
         set_alarm(line)
     return lent
 
 
-cdef void begin_all(Seat *lent) noexcept nogil:
+cdef void begin_all(Consumer *lent) noexcept nogil:
     # on the loop, without the guard
-    cdef Seat *following
+    cdef Consumer *following
     cdef Request *batch
     while lent != NULL:
         following = lent.next_called
@@ -102,7 +102,7 @@ cdef void begin_all(Seat *lent) noexcept nogil:
 
 cdef void line_look(Line *line, bint on_loop) noexcept nogil:
     cdef Dispatcher *dispatcher = line.dispatcher
-    cdef Seat *lent = NULL
+    cdef Consumer *lent = NULL
     line_touch(line)
     if on_loop:
         lent = decide_on_loop(line, NULL)
@@ -119,36 +119,36 @@ cdef void lines_look(Dispatcher *dispatcher, int64_t now) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # On the instance's thread
 
-cdef void await_call(Line *line, Seat *seat) noexcept nogil:
-    while seat.state != SEAT_CALLED:
-        if seat.watch_ns == NEVER:
-            wait(&seat.called, &line.dispatcher.guard)
+cdef void await_call(Line *line, Consumer *consumer) noexcept nogil:
+    while consumer.state != CONSUMER_CALLED:
+        if consumer.watch_ns == NEVER:
+            wait(&consumer.called, &line.dispatcher.guard)
             continue
-        wait_until(&seat.called, &line.dispatcher.guard, seat.watch_ns)
-        if seat.state == SEAT_IDLE and seat.watch_ns != NEVER and seat.watch_ns <= now_ns():
-            seat_watched(seat)
-            decide(line, seat)
+        wait_until(&consumer.called, &line.dispatcher.guard, consumer.watch_ns)
+        if consumer.state == CONSUMER_IDLE and consumer.watch_ns != NEVER and consumer.watch_ns <= now_ns():
+            consumer_watched(consumer)
+            decide(line, consumer)
 
 
-cdef inline Request *fetch(Seat *seat) noexcept nogil:
+cdef inline Request *fetch(Consumer *consumer) noexcept nogil:
     # what it has been given
-    cdef Request *batch = seat.batch
-    seat.batch = NULL
-    seat.state = SEAT_AWAY
+    cdef Request *batch = consumer.batch
+    consumer.batch = NULL
+    consumer.state = CONSUMER_AWAY
     return batch
 
 
-cdef inline Request *take_at_once(Line *line, Seat *seat) noexcept nogil:
+cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil:
     # What the dispatcher would decide if it asked, where it goes first in any case: without resources. NULL: nothing.
     cdef Request *batch
     cdef int64_t now = time_of(line)
-    cdef Plan plan
+    cdef BatchPlan plan
     line.beside = line.idle_count
     line.plan(line, now, &plan)
     if plan.count == 0:
         return NULL
     batch = line.cut(line, now, &plan)
-    seat.why = plan.why
+    consumer.why = plan.why
     if line.idle_count:
         line_touch(line)  # what is left may be a batch for another
     if line.dispatcher.touched != NULL:
@@ -156,104 +156,104 @@ cdef inline Request *take_at_once(Line *line, Seat *seat) noexcept nogil:
     return batch
 
 
-cdef Request *take(Line *line, Seat *seat) noexcept nogil:
+cdef Request *take(Line *line, Consumer *consumer) noexcept nogil:
     cdef Request *batch
     cdef const char *why
-    if seat.retired:
-        if seat.claim != NULL:
-            claim_give(seat.claim)
-        seat.given = GIVEN_END
+    if consumer.retired:
+        if consumer.claim != NULL:
+            claim_give(consumer.claim)
+        consumer.given = GIVEN_END
         decide(line, NULL)
         return NULL
     if not line.dispatcher.limited:
-        batch = take_at_once(line, seat)
+        batch = take_at_once(line, consumer)
         if batch != NULL:
             return batch
-    seat_ask(seat, line)
-    decide(line, seat)
-    if seat.state == SEAT_CALLED:
-        return fetch(seat)
-    await_call(line, seat)
-    batch = fetch(seat)
+    consumer_ask(consumer, line)
+    decide(line, consumer)
+    if consumer.state == CONSUMER_CALLED:
+        return fetch(consumer)
+    await_call(line, consumer)
+    batch = fetch(consumer)
     if batch != NULL and line.grow != NULL:
         why = line.grow(line, time_of(line), batch)
         if why != NULL:
-            seat.why = why
+            consumer.why = why
             line_touch(line)
             decide(line, NULL)
     return batch
 
 
-cdef Request *seat_take(Lane *lane, Seat *seat) noexcept nogil:
-    cdef Line *line = lane.scheduler.line(lane, seat)
+cdef Request *consumer_take(Lane *lane, Consumer *consumer) noexcept nogil:
+    cdef Line *line = lane.scheduler.line(lane, consumer)
     cdef Request *batch
     if line == NULL:
-        seat.given = GIVEN_END
+        consumer.given = GIVEN_END
         return NULL
     lock(&line.dispatcher.guard)
-    batch = take(line, seat)
+    batch = take(line, consumer)
     unlock(&line.dispatcher.guard)
     return batch
 
 
 cdef struct Once:
-    # a line of one batch, for one seat
+    # a line of one batch, for one consumer
     Line line
     Request *batch
 
 
-cdef void plan_once(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef void plan_once(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     plan_nothing(plan)
     plan.count = (<Once *>line.owner).batch != NULL
     plan.why = "warm-up"
 
 
-cdef Request *cut_once(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef Request *cut_once(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     cdef Request *batch = (<Once *>line.owner).batch
     (<Once *>line.owner).batch = NULL
     return batch
 
 
-cdef Request *seat_hold(Seat *seat, Request *batch) noexcept nogil:
+cdef Request *consumer_hold(Consumer *consumer, Request *batch) noexcept nogil:
     cdef Once once
-    if seat.claim == NULL:
-        seat.why = "warm-up"
+    if consumer.claim == NULL:
+        consumer.why = "warm-up"
         return batch
     memset(&once, 0, sizeof(Once))
-    line_init(&once.line, seat.claim.dispatcher, &once)
+    line_init(&once.line, consumer.claim.dispatcher, &once)
     once.line.plan = plan_once
     once.line.cut = cut_once
     once.batch = batch
-    lock(&seat.claim.dispatcher.guard)
-    seat_ask(seat, &once.line)
-    decide(&once.line, seat)
-    await_call(&once.line, seat)
-    batch = fetch(seat)
-    seat.line = NULL
-    unlock(&seat.claim.dispatcher.guard)
+    lock(&consumer.claim.dispatcher.guard)
+    consumer_ask(consumer, &once.line)
+    decide(&once.line, consumer)
+    await_call(&once.line, consumer)
+    batch = fetch(consumer)
+    consumer.line = NULL
+    unlock(&consumer.claim.dispatcher.guard)
     return batch
 
 
-cdef void seat_release(Seat *seat) noexcept nogil:
+cdef void consumer_release(Consumer *consumer) noexcept nogil:
     cdef Dispatcher *dispatcher
-    if seat.claim == NULL:
+    if consumer.claim == NULL:
         return
-    dispatcher = seat.claim.dispatcher
+    dispatcher = consumer.claim.dispatcher
     lock(&dispatcher.guard)
-    claim_give(seat.claim)
+    claim_give(consumer.claim)
     lines_look(dispatcher, now_ns())
     unlock(&dispatcher.guard)
 
 
-cdef void seat_retire(Lane *lane, Seat *seat) noexcept nogil:
-    cdef Line *line = lane.scheduler.line(lane, seat)
+cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil:
+    cdef Line *line = lane.scheduler.line(lane, consumer)
     if line == NULL:
         return
     lock(&line.dispatcher.guard)
-    seat.retired = True
-    if seat.state == SEAT_IDLE and seat.line == line:
-        seat_call(seat, GIVEN_END)
-        notify_one(&seat.called)
+    consumer.retired = True
+    if consumer.state == CONSUMER_IDLE and consumer.line == line:
+        consumer_call(consumer, GIVEN_END)
+        notify_one(&consumer.called)
         decide(line, NULL)
     unlock(&line.dispatcher.guard)
 
@@ -261,34 +261,34 @@ cdef void seat_retire(Lane *lane, Seat *seat) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # On the loop
 
-cdef Request *seat_next(Seat *seat) noexcept nogil:
-    cdef Line *line = seat.line
+cdef Request *consumer_next(Consumer *consumer) noexcept nogil:
+    cdef Line *line = consumer.line
     cdef Request *batch = NULL
-    cdef Seat *lent = NULL
+    cdef Consumer *lent = NULL
     lock(&line.dispatcher.guard)
-    if seat.retired or not seat.ready(seat):
-        seat_call(seat, GIVEN_END if seat.retired else GIVEN_BACK)
-        notify_one(&seat.called)
+    if consumer.retired or not consumer.ready(consumer):
+        consumer_call(consumer, GIVEN_END if consumer.retired else GIVEN_BACK)
+        notify_one(&consumer.called)
     else:
-        seat_ask(seat, line)
-        lent = decide_on_loop(line, seat)
-        if seat.state == SEAT_CALLED and seat.given == GIVEN_BATCH:
-            seat.state = SEAT_LENT
-            batch = seat.batch
-            seat.batch = NULL
-        elif seat.state == SEAT_CALLED:
-            notify_one(&seat.called)
+        consumer_ask(consumer, line)
+        lent = decide_on_loop(line, consumer)
+        if consumer.state == CONSUMER_CALLED and consumer.given == GIVEN_BATCH:
+            consumer.state = CONSUMER_LENT
+            batch = consumer.batch
+            consumer.batch = NULL
+        elif consumer.state == CONSUMER_CALLED:
+            notify_one(&consumer.called)
     unlock(&line.dispatcher.guard)
     begin_all(lent)
     return batch
 
 
-cdef void seat_recall(Seat *seat, Request *batch) noexcept nogil:
-    cdef Dispatcher *dispatcher = seat.line.dispatcher
+cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil:
+    cdef Dispatcher *dispatcher = consumer.line.dispatcher
     lock(&dispatcher.guard)
-    seat.batch = batch
-    seat_call(seat, GIVEN_BATCH if batch != NULL else GIVEN_BACK)
-    notify_one(&seat.called)
+    consumer.batch = batch
+    consumer_call(consumer, GIVEN_BATCH if batch != NULL else GIVEN_BACK)
+    notify_one(&consumer.called)
     unlock(&dispatcher.guard)
 
 
@@ -327,8 +327,8 @@ cdef void line_silence(Line *line) noexcept nogil:
         bridge_post(<Bridge *>line.bridge, &line.silence)
 
 
-cdef void end_alarm(Errand *errand) noexcept nogil:
-    cdef Line *line = <Line *>errand.owner
+cdef void end_alarm(PostedCallback *callback) noexcept nogil:
+    cdef Line *line = <Line *>callback.owner
     cdef Lane *lane = <Lane *>line.owner
     if line.alarm.slot:
         timers_clear((<Bridge *>line.bridge).timers, &line.alarm)

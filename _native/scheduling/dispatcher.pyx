@@ -1,20 +1,20 @@
 """The dispatcher: which idle instance gets which batch, and when.
 
-Instances that have nothing to do wait in lines, each as a *seat*. A line is where batches come from: all instances of
-a stateless model share one, an instance whose slots hold sequences has its own. Whenever a request has come or left, a
-seat asks, time has passed or resources have been given back, the lines that this is about are *touched*, and
-`dispatcher_decide` gives batches to idle seats until no line has both. So nothing that anybody does can leave a request
-beside an idle instance that may take it: there is no wake-up that could go to the wrong one or be used up.
+Instances that have nothing to do wait in lines, each as a *consumer*. A line is where batches come from: all instances
+of a stateless model share one, an instance whose slots hold sequences has its own. Whenever a request has come or left,
+a consumer asks, time has passed or resources have been given back, the lines that this is about are *touched*, and
+`dispatcher_decide` gives batches to idle consumers until no line has both. So nothing that anybody does can leave a
+request beside an idle instance that may take it: there is no wake-up that could go to the wrong one or be used up.
 
-Resources (the rate limiter) are granted here, before a seat is chosen: a line whose idle seats all lack some is put on
-a list, and of all lines on it the seat with the smallest turn goes first as soon as its resources are free. One whose
-resources are not free is passed over, so it never keeps those back that need others; one that needs much of a resource
-can therefore wait long while others share it. An execution costs a claim as many turns as its priority is, so claims
-that always have work execute in inverse proportion to their priorities. Who had no work for a while begins at the turn
-that the others have come to, and so neither makes up for it nor waits for them.
+Resources (the rate limiter) are granted here, before a consumer is chosen: a line whose idle consumers all lack some is
+put on a list, and of all lines on it the consumer with the smallest virtual time goes first as soon as its resources
+are free. One whose resources are not free is passed over, so it never keeps those back that need others; one that needs
+much of a resource can therefore wait long while others share it. An execution adds a claim's priority to its virtual
+time, so claims that always have work execute in inverse proportion to their priorities. Who had no work for a while
+begins at the virtual time that the others have come to, and so neither makes up for it nor waits for them.
 
 A line in which requests wait for more of them to come has to be looked at when that is no longer worth while: one idle
-seat watches the clock for it (`Line.watcher`), or the loop does.
+consumer watches the clock for it (`Line.watcher`), or the loop does.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -22,7 +22,7 @@ from libc.string cimport memset
 
 from _native.list cimport list_append, list_prepend, list_remove
 from _native.request.request cimport Request
-from _native.scheduling.policy cimport NEVER, Plan
+from _native.scheduling.policy cimport NEVER, BatchPlan
 from _native.threads cimport mutex_destroy, mutex_init
 
 
@@ -63,8 +63,8 @@ cdef inline void move(Claim *claim, int64_t sign) noexcept nogil:
 
 cdef void grant(Dispatcher *self, Claim *claim) noexcept nogil:
     move(claim, 1)
-    self.turn = max(self.turn, claim.turn)
-    claim.turn += claim.priority
+    self.virtual_time = max(self.virtual_time, claim.virtual_time)
+    claim.virtual_time += claim.priority
 
 
 cdef void claim_give(Claim *claim) noexcept nogil:
@@ -72,45 +72,46 @@ cdef void claim_give(Claim *claim) noexcept nogil:
         move(claim, -1)
 
 
-cdef inline uint64_t turn_of(const Seat *seat) noexcept nogil:
-    return seat.claim.turn if seat.claim != NULL else 0
+cdef inline uint64_t virtual_time_of(const Consumer *consumer) noexcept nogil:
+    return consumer.claim.virtual_time if consumer.claim != NULL else 0
 
 
-cdef Seat *best_of(const Line *line) noexcept nogil:
-    # the idle seat that goes first of those that can execute now; NULL: none can
-    cdef Seat *seat = line.idle.first
-    cdef Seat *best = NULL
-    while seat != NULL:
-        if (seat.claim == NULL or is_free(seat.claim)) and (best == NULL or turn_of(seat) < turn_of(best)):
-            best = seat
-        seat = seat.next
+cdef Consumer *best_of(const Line *line) noexcept nogil:
+    # the idle consumer that goes first of those that can execute now; NULL: none can
+    cdef Consumer *consumer = line.idle.first
+    cdef Consumer *best = NULL
+    while consumer != NULL:
+        if ((consumer.claim == NULL or is_free(consumer.claim))
+                and (best == NULL or virtual_time_of(consumer) < virtual_time_of(best))):
+            best = consumer
+        consumer = consumer.next
     return best
 
 
-cdef Seat *best_lacking(const Dispatcher *self) noexcept nogil:
+cdef Consumer *best_lacking(const Dispatcher *self) noexcept nogil:
     # the same over all lines that lack resources
     cdef const Line *line = self.lacking.first
-    cdef Seat *best = NULL
-    cdef Seat *seat
+    cdef Consumer *best = NULL
+    cdef Consumer *consumer
     while line != NULL:
-        seat = best_of(line)
-        if seat != NULL and (best == NULL or turn_of(seat) < turn_of(best)):
-            best = seat
+        consumer = best_of(line)
+        if consumer != NULL and (best == NULL or virtual_time_of(consumer) < virtual_time_of(best)):
+            best = consumer
         line = line.next
     return best
 
 
 cdef void enlist(Line *line) noexcept nogil:
     # it has a batch, and waits for the resources from now on
-    cdef Seat *seat = line.idle.first
+    cdef Consumer *consumer = line.idle.first
     if line.lacking:
         return
     line.lacking = True
     list_append(&line.dispatcher.lacking, line)
-    while seat != NULL:
-        if seat.claim != NULL:
-            seat.claim.turn = max(seat.claim.turn, line.dispatcher.turn)
-        seat = seat.next
+    while consumer != NULL:
+        if consumer.claim != NULL:
+            consumer.claim.virtual_time = max(consumer.claim.virtual_time, line.dispatcher.virtual_time)
+        consumer = consumer.next
 
 
 cdef void delist(Line *line) noexcept nogil:
@@ -120,129 +121,130 @@ cdef void delist(Line *line) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Seats
+# Consumers
 
-cdef void seat_ask(Seat *seat, Line *line) noexcept nogil:
-    if seat.claim != NULL:
-        claim_give(seat.claim)
-    seat.line = line
-    seat.state = SEAT_IDLE
-    seat.watch_ns = NEVER
-    list_prepend(&line.idle, seat)
+cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil:
+    if consumer.claim != NULL:
+        claim_give(consumer.claim)
+    consumer.line = line
+    consumer.state = CONSUMER_IDLE
+    consumer.watch_ns = NEVER
+    list_prepend(&line.idle, consumer)
     line.idle_count += 1
-    if line.lacking and seat.claim != NULL:
-        seat.claim.turn = max(seat.claim.turn, line.dispatcher.turn)
+    if line.lacking and consumer.claim != NULL:
+        consumer.claim.virtual_time = max(consumer.claim.virtual_time, line.dispatcher.virtual_time)
     line_touch(line)
 
 
-cdef inline void stand_up(Seat *seat) noexcept nogil:
+cdef inline void leave_line(Consumer *consumer) noexcept nogil:
     # it is idle no longer
-    cdef Line *line = seat.line
-    list_remove(&line.idle, seat)
+    cdef Line *line = consumer.line
+    list_remove(&line.idle, consumer)
     line.idle_count -= 1
-    if line.watcher == seat:
+    if line.watcher == consumer:
         line.watcher = NULL
         line.watched_ns = NEVER
-    seat.watch_ns = NEVER
+    consumer.watch_ns = NEVER
     if line.idle_count == 0:
         line.watched_ns = NEVER  # who asks next looks himself
         delist(line)
 
 
-cdef void seat_watched(Seat *seat) noexcept nogil:
-    seat.watch_ns = NEVER
-    if seat.line.watcher == seat:
-        seat.line.watcher = NULL
-        seat.line.watched_ns = NEVER
-    line_touch(seat.line)
+cdef void consumer_watched(Consumer *consumer) noexcept nogil:
+    consumer.watch_ns = NEVER
+    if consumer.line.watcher == consumer:
+        consumer.line.watcher = NULL
+        consumer.line.watched_ns = NEVER
+    line_touch(consumer.line)
 
 
-cdef void seat_call(Seat *seat, Given given) noexcept nogil:
-    if seat.state == SEAT_IDLE:
-        stand_up(seat)
-        line_touch(seat.line)  # somebody else may have to watch
-    seat.state = SEAT_CALLED
-    seat.given = given
+cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil:
+    if consumer.state == CONSUMER_IDLE:
+        leave_line(consumer)
+        line_touch(consumer.line)  # somebody else may have to watch
+    consumer.state = CONSUMER_CALLED
+    consumer.given = given
 
 
-cdef inline Seat *tell(Seat *called, Seat *seat) noexcept nogil:
+cdef inline Consumer *tell(Consumer *called, Consumer *consumer) noexcept nogil:
     # the chain with this one
-    if seat.told:
+    if consumer.told:
         return called
-    seat.told = True
-    seat.next_called = called
-    return seat
+    consumer.told = True
+    consumer.next_called = called
+    return consumer
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Decisions
 
-cdef Seat *give(Seat *seat, Request *batch, const char *why, Seat *called) noexcept nogil:
-    stand_up(seat)
-    if seat.claim != NULL:
-        grant(seat.line.dispatcher, seat.claim)
-    seat.state = SEAT_CALLED
-    seat.given = GIVEN_BATCH
-    seat.batch = batch
-    seat.why = why
-    return tell(called, seat)
+cdef Consumer *give(Consumer *consumer, Request *batch, const char *why, Consumer *called) noexcept nogil:
+    leave_line(consumer)
+    if consumer.claim != NULL:
+        grant(consumer.line.dispatcher, consumer.claim)
+    consumer.state = CONSUMER_CALLED
+    consumer.given = GIVEN_BATCH
+    consumer.batch = batch
+    consumer.why = why
+    return tell(called, consumer)
 
 
-cdef Seat *call_all(Line *line, Seat *called) noexcept nogil:
+cdef Consumer *call_all(Line *line, Consumer *called) noexcept nogil:
     # nothing will come any more
-    cdef Seat *seat
+    cdef Consumer *consumer
     while line.idle.first != NULL:
-        seat = line.idle.first
-        stand_up(seat)
-        seat.state = SEAT_CALLED
-        seat.given = GIVEN_END
-        called = tell(called, seat)
+        consumer = line.idle.first
+        leave_line(consumer)
+        consumer.state = CONSUMER_CALLED
+        consumer.given = GIVEN_END
+        called = tell(called, consumer)
     return called
 
 
-cdef inline bint is_asking(const Seat *asking, const Line *line) noexcept nogil:
-    return asking != NULL and asking.state == SEAT_IDLE and asking.line == line
+cdef inline bint is_asking(const Consumer *asking, const Line *line) noexcept nogil:
+    return asking != NULL and asking.state == CONSUMER_IDLE and asking.line == line
 
 
-cdef Seat *ready_seat(Line *line, Seat *asking, Seat **called) noexcept nogil:
-    # an idle seat of a line without resources, preferably one that is awake; those that are found not to be ready are
-    # called, to see why
-    cdef Seat *seat
+cdef Consumer *ready_consumer(Line *line, Consumer *asking, Consumer **called) noexcept nogil:
+    # an idle consumer of a line without resources, preferably one that is awake; those that are found not to be ready
+    # are called, to see why
+    cdef Consumer *consumer
     if is_asking(asking, line):
         return asking
     while line.idle_count:
-        seat = line.watcher if line.watcher != NULL else line.idle.first
-        if seat.ready == NULL or seat.ready(seat):
-            return seat
-        stand_up(seat)
-        seat.state = SEAT_CALLED
-        seat.given = GIVEN_BACK
-        called[0] = tell(called[0], seat)
+        consumer = line.watcher if line.watcher != NULL else line.idle.first
+        if consumer.ready == NULL or consumer.ready(consumer):
+            return consumer
+        leave_line(consumer)
+        consumer.state = CONSUMER_CALLED
+        consumer.given = GIVEN_BACK
+        called[0] = tell(called[0], consumer)
     return NULL
 
 
-cdef Seat *watch(Line *line, int64_t wake_ns, Seat *asking, bint by_loop, Seat *called) noexcept nogil:
+cdef Consumer *watch(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
     # have somebody look at that time, or before
-    cdef Seat *seat
+    cdef Consumer *consumer
     if wake_ns == NEVER or line.idle_count == 0 or line.watched_ns <= wake_ns:
         return called
     line.watched_ns = wake_ns
     if is_asking(asking, line) and not (by_loop and asking.ready != NULL):
-        seat = asking
+        consumer = asking
     elif line.watcher != NULL:
-        seat = line.watcher
+        consumer = line.watcher
     else:
-        seat = line.idle.first
-        if by_loop and seat.ready != NULL:
+        consumer = line.idle.first
+        if by_loop and consumer.ready != NULL:
             return called
     if line.watcher != NULL:
         line.watcher.watch_ns = NEVER
-    line.watcher = seat
-    seat.watch_ns = wake_ns
-    return called if seat == asking else tell(called, seat)
+    line.watcher = consumer
+    consumer.watch_ns = wake_ns
+    return called if consumer == asking else tell(called, consumer)
 
 
-cdef Seat *settle(Line *line, int64_t wake_ns, Seat *asking, bint by_loop, Seat *called) noexcept nogil:
+cdef Consumer *watch_or_end(Line *line, int64_t wake_ns, Consumer *asking, bint by_loop,
+                            Consumer *called) noexcept nogil:
     # there is no batch in the line
     delist(line)
     if line.over:
@@ -250,60 +252,60 @@ cdef Seat *settle(Line *line, int64_t wake_ns, Seat *asking, bint by_loop, Seat 
     return watch(line, wake_ns, asking, by_loop, called)
 
 
-cdef inline void make_plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
-    # for an idle seat
+cdef inline void make_plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
+    # for an idle consumer
     line.beside = line.idle_count - 1
     line.plan(line, now, plan)
 
 
-cdef Seat *look(Line *line, int64_t now, Seat *asking, bint by_loop, Seat *called) noexcept nogil:
+cdef Consumer *look(Line *line, int64_t now, Consumer *asking, bint by_loop, Consumer *called) noexcept nogil:
     # at a line without resources: give what there is
-    cdef Plan plan
+    cdef BatchPlan plan
     cdef Request *batch
-    cdef Seat *seat
+    cdef Consumer *consumer
     while line.idle_count:
         make_plan(line, now, &plan)
         if plan.count == 0:
-            return settle(line, plan.wake_ns, asking, by_loop, called)
-        seat = ready_seat(line, asking, &called)
-        if seat == NULL:
+            return watch_or_end(line, plan.wake_ns, asking, by_loop, called)
+        consumer = ready_consumer(line, asking, &called)
+        if consumer == NULL:
             break
         batch = line.cut(line, now, &plan)
         if batch == NULL:
-            return settle(line, plan.wake_ns, asking, by_loop, called)
-        called = give(seat, batch, plan.why, called)
+            return watch_or_end(line, plan.wake_ns, asking, by_loop, called)
+        called = give(consumer, batch, plan.why, called)
     return called
 
 
-cdef Seat *look_limited(Line *line, int64_t now, Seat *asking, Seat *called) noexcept nogil:
-    # the same where there are resources: its seats wait for their turn if there is something to give
-    cdef Plan plan
+cdef Consumer *look_limited(Line *line, int64_t now, Consumer *asking, Consumer *called) noexcept nogil:
+    # the same where there are resources: its consumers wait for their turn if there is something to give
+    cdef BatchPlan plan
     if line.idle_count == 0:
         return called
     make_plan(line, now, &plan)
     if plan.count == 0:
-        return settle(line, plan.wake_ns, asking, False, called)
+        return watch_or_end(line, plan.wake_ns, asking, False, called)
     enlist(line)
     return called
 
 
-cdef Seat *grant_next(Seat *seat, int64_t now, Seat *called) noexcept nogil:
-    # the seat whose turn it is gets a batch, if there still is one
-    cdef Line *line = seat.line
-    cdef Plan plan
+cdef Consumer *grant_next(Consumer *consumer, int64_t now, Consumer *called) noexcept nogil:
+    # the consumer whose turn it is gets a batch, if there still is one
+    cdef Line *line = consumer.line
+    cdef BatchPlan plan
     cdef Request *batch
     make_plan(line, now, &plan)
     batch = line.cut(line, now, &plan) if plan.count else NULL
     if batch == NULL:
-        return settle(line, plan.wake_ns, NULL, False, called)
-    called = give(seat, batch, plan.why, called)
+        return watch_or_end(line, plan.wake_ns, NULL, False, called)
+    called = give(consumer, batch, plan.why, called)
     line_touch(line)  # what is left may be another one
     return called
 
 
-cdef Seat *dispatcher_decide(Dispatcher *self, int64_t now, Seat *asking, bint by_loop) noexcept nogil:
-    cdef Seat *called = NULL
-    cdef Seat *seat
+cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_loop) noexcept nogil:
+    cdef Consumer *called = NULL
+    cdef Consumer *consumer
     cdef Line *line
     while True:
         while self.touched != NULL:
@@ -314,7 +316,7 @@ cdef Seat *dispatcher_decide(Dispatcher *self, int64_t now, Seat *asking, bint b
                 called = look_limited(line, now, asking, called)
             else:
                 called = look(line, now, asking, by_loop, called)
-        seat = best_lacking(self)
-        if seat == NULL:
+        consumer = best_lacking(self)
+        if consumer == NULL:
             return called
-        called = grant_next(seat, now, called)
+        called = grant_next(consumer, now, called)

@@ -1,4 +1,4 @@
-# Lanes: the entrance of a model version. What happens behind it is the scheduler's affair.
+# Lanes: where requests enter a model version. What happens behind it is the scheduler's affair.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -7,9 +7,9 @@ from _native.memory.arena cimport Arena
 from _native.request.request cimport Correlation, Request
 from _native.request.signature cimport Signature
 from _native.request.statistics cimport Statistics
-from _native.scheduling.dispatcher cimport Line, Seat
+from _native.scheduling.dispatcher cimport Consumer, Line
 from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.order cimport Order
+from _native.scheduling.order cimport ResponseOrder
 
 cdef enum Pushed:
     PUSHED
@@ -32,7 +32,7 @@ cdef struct Scheduler:
     # be refused. False: it may wait on, or an instance has it. On the loop. NULL: like remove.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
     # Where the batches of this instance come from. NULL: from nowhere.
-    Line *(*line)(Lane *lane, const Seat *seat) noexcept nogil
+    Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
     # Refuse further requests; instances finish what was accepted and then end.
     void (*close)(Lane *lane) noexcept nogil
     # Requests that wait.
@@ -45,7 +45,7 @@ cdef struct SequenceHooks:
 
     # An instance, on its thread or over the bridge, is done with a request whose `sequence` is set. Called before the
     # request is answered, or before it is freed when it left its batch; clears `sequence`.
-    void (*settle)(Lane *lane, Request *request) noexcept nogil
+    void (*request_done)(Lane *lane, Request *request) noexcept nogil
     # An instance wants to be given the request again, with the state that it has brought. It belongs to the lane then.
     # NULL but for iterative sequences.
     void (*again)(Lane *lane, Request *request) noexcept nogil
@@ -64,7 +64,7 @@ cdef struct Lane:
     bint coalesces           # identical requests in flight are executed once
     bint caches              # answers are kept for identical requests
     bint fetches_late        # inputs that lie on a device stay there until an instance has taken their request
-    Order *order             # answers leave in the order in which requests came; NULL: as they are ready
+    ResponseOrder *order     # answers leave in the order in which requests came; NULL: as they are ready
     const Scheduler *scheduler
     Arena *arena             # into which large messages for the model are received; NULL: into ordinary memory
     int64_t received         # bytes of the messages of clients' requests; on the loop

@@ -1,4 +1,4 @@
-"""Lanes: the entrance of a model version. What happens behind it is the scheduler's affair.
+"""Lanes: where requests enter a model version. What happens behind it is the scheduler's affair.
 
 There is one kind of lane for each way of meeting a model: `_native.scheduling.queue` for models whose requests are
 independent. All have the same head, through which requests come in and instances take batches.

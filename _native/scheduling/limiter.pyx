@@ -15,7 +15,7 @@ from _native.scheduling.calling cimport lines_look
 from _native.scheduling.dispatcher cimport (
     Line,
     Need,
-    Pool,
+    ResourcePool,
     claim_give,
     dispatcher_clear,
     dispatcher_init,
@@ -26,7 +26,7 @@ from _native.threads cimport lock, unlock
 cdef class Resource:
     """So much of something on one device, or everywhere."""
 
-    cdef Pool pool
+    cdef ResourcePool pool
     cdef readonly str name
 
     def __init__(self, name: str, total: int):

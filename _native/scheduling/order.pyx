@@ -1,8 +1,8 @@
-"""Order: answers leave in the order in which requests came (`preserve_ordering`).
+"""Response order: answers leave in the order in which requests came (`preserve_ordering`).
 
-Every request gets a turn when it is queued. An answer that is ready before its turn waits; it goes when the answers
+Every request gets an entry when it is queued. An answer that is ready too early waits; it goes when the answers
 before it have gone. Who will get no answer from an instance (its client left, its deadline passed, it waited too long)
-gives its turn up at once, so nobody waits for it.
+leaves the order at once, so nobody waits for it.
 """
 
 from libc.stdlib cimport calloc, free
@@ -11,51 +11,51 @@ from _native.list cimport list_append, list_remove
 from _native.request.request cimport Request, Response
 
 
-cdef Order *order_new(void *lane) noexcept nogil:
-    cdef Order *order = <Order *>calloc(1, sizeof(Order))
+cdef ResponseOrder *order_new(void *lane) noexcept nogil:
+    cdef ResponseOrder *order = <ResponseOrder *>calloc(1, sizeof(ResponseOrder))
     if order != NULL:
         order.lane = lane
     return order
 
 
-cdef void order_free(Order *order) noexcept nogil:
+cdef void order_free(ResponseOrder *order) noexcept nogil:
     free(order)
 
 
-cdef bint order_enter(Order *order, Request *request) noexcept nogil:
-    cdef Turn *turn = <Turn *>calloc(1, sizeof(Turn))
-    if turn == NULL:
+cdef bint order_enter(ResponseOrder *order, Request *request) noexcept nogil:
+    cdef OrderEntry *entry = <OrderEntry *>calloc(1, sizeof(OrderEntry))
+    if entry == NULL:
         return False
-    turn.order = order
-    list_append(order, turn)
+    entry.order = order
+    list_append(order, entry)
     order.bridge = request.bridge
-    request.turn = turn
+    request.order_entry = entry
     return True
 
 
-cdef void order_hold(Turn *turn, Response *response) noexcept nogil:
+cdef void order_hold(OrderEntry *entry, Response *response) noexcept nogil:
     response.next = NULL
-    if turn.first == NULL:
-        turn.first = response
+    if entry.first == NULL:
+        entry.first = response
     else:
-        turn.last.next = response
-    turn.last = response
+        entry.last.next = response
+    entry.last = response
 
 
-cdef Response *order_next(Order *order) noexcept nogil:
-    cdef Turn *turn = order.first
+cdef Response *order_next(ResponseOrder *order) noexcept nogil:
+    cdef OrderEntry *entry = order.first
     cdef Response *response
-    if turn == NULL or turn.first == NULL:
+    if entry == NULL or entry.first == NULL:
         return NULL
-    response = turn.first
-    turn.first = response.next
+    response = entry.first
+    entry.first = response.next
     return response
 
 
 cdef Response *order_leave(Request *request) noexcept nogil:
-    cdef Turn *turn = <Turn *>request.turn
-    cdef Response *held = turn.first
-    list_remove(turn.order, turn)
-    request.turn = NULL
-    free(turn)
+    cdef OrderEntry *entry = <OrderEntry *>request.order_entry
+    cdef Response *held = entry.first
+    list_remove(entry.order, entry)
+    request.order_entry = NULL
+    free(entry)
     return held

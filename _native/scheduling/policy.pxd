@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request
-from _native.scheduling.adaptive cimport Outlook
+from _native.scheduling.adaptive cimport ArrivalPredictor
 from _native.scheduling.preferred cimport Preferred, preferred_from
 
 cdef struct Policy:
@@ -14,7 +14,7 @@ cdef struct Policy:
     int64_t delay_ns         # less for requests that have not so much time
     Preferred preferred
 
-cdef struct Plan:
+cdef struct BatchPlan:
     uint32_t count           # requests from the first that form a batch; 0: none yet
     const char *why          # it is a batch, for people
     # when there is none:
@@ -48,12 +48,12 @@ cdef int policy_set(Policy *policy, object spec) except -1
 cdef int policy_set_oldest(Policy *policy, object spec) except -1
 # What to do at the time `now` with the requests that wait, `first` and those behind it in the order of service. With
 # what has been learnt, if the policy is adaptive.
-cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Request *first, int64_t now,
-                      Plan *plan) noexcept nogil
+cdef void policy_plan(const Policy *policy, const ArrivalPredictor *predictor, const Request *first, int64_t now,
+                      BatchPlan *plan) noexcept nogil
 # When this request must have been executed; NEVER: whenever.
 cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil
 # Nobody waits.
-cdef void plan_nothing(Plan *plan) noexcept nogil
+cdef void plan_nothing(BatchPlan *plan) noexcept nogil
 
 
 # ---- for whoever walks over what waits: as long as the next one fits, add it; then ask ----
@@ -98,5 +98,5 @@ cdef inline void candidates_add(Candidates *self, const Policy *policy, uint64_t
 
 
 # What to do with them, at least one.
-cdef void candidates_plan(const Candidates *self, const Policy *policy, const Outlook *outlook, int64_t now,
-                          Plan *plan) noexcept nogil
+cdef void candidates_plan(const Candidates *self, const Policy *policy, const ArrivalPredictor *predictor, int64_t now,
+                          BatchPlan *plan) noexcept nogil

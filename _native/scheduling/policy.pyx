@@ -23,7 +23,7 @@ sequences of an instance.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request, request_alike
-from _native.scheduling.adaptive cimport Outlook, outlook_due, outlook_enough, outlook_latest
+from _native.scheduling.adaptive cimport ArrivalPredictor, predictor_due, predictor_enough, predictor_latest
 from _native.scheduling.preferred cimport preferred_set
 
 cdef enum:
@@ -65,13 +65,13 @@ cdef int policy_set_oldest(Policy *policy, object spec) except -1:
     return preferred_set(&policy.preferred, spec.sequence.preferred_sizes, policy.max_rows)
 
 
-cdef inline void settle(Plan *plan, uint32_t count, const char *why) noexcept nogil:
+cdef inline void set_plan(BatchPlan *plan, uint32_t count, const char *why) noexcept nogil:
     plan.count = count
     plan.why = why
 
 
-cdef void plan_nothing(Plan *plan) noexcept nogil:
-    settle(plan, 0, NULL)
+cdef void plan_nothing(BatchPlan *plan) noexcept nogil:
+    set_plan(plan, 0, NULL)
     plan.wake_ns = NEVER
     plan.wake_rows = ANY_ROWS
     plan.end_ns = NEVER
@@ -98,11 +98,11 @@ cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept n
     return end
 
 
-cdef inline void plan_all(const Policy *policy, const Request *first, Plan *plan) noexcept nogil:
+cdef inline void plan_all(const Policy *policy, const Request *first, BatchPlan *plan) noexcept nogil:
     # the same, where nothing but the largest batch limits what goes
     cdef const Request *request = first.next
     cdef uint64_t rows = first.rows
-    settle(plan, 1, EVERYTHING)
+    set_plan(plan, 1, EVERYTHING)
     while request != NULL and plan.why == EVERYTHING:
         if rows + request.rows > policy.max_rows:
             plan.why = FULL
@@ -116,36 +116,36 @@ cdef inline void plan_all(const Policy *policy, const Request *first, Plan *plan
             request = request.next
 
 
-cdef void policy_plan(const Policy *policy, const Outlook *outlook, const Request *first, int64_t now,
-                      Plan *plan) noexcept nogil:
+cdef void policy_plan(const Policy *policy, const ArrivalPredictor *predictor, const Request *first, int64_t now,
+                      BatchPlan *plan) noexcept nogil:
     cdef Candidates found
     if first == NULL:
         plan_nothing(plan)
     elif not policy.batching:
-        settle(plan, 1, ALONE)
+        set_plan(plan, 1, ALONE)
     elif policy.delay_ns == 0 and first.next == NULL:
-        settle(plan, 1, EVERYTHING)
+        set_plan(plan, 1, EVERYTHING)
     elif policy.delay_ns == 0 and not policy.preferred.named:
         plan_all(policy, first, plan)
     else:
         collect(&found, policy, first)
-        candidates_plan(&found, policy, outlook, now, plan)
+        candidates_plan(&found, policy, predictor, now, plan)
 
 
-cdef void candidates_plan(const Candidates *self, const Policy *policy, const Outlook *outlook, int64_t now,
-                          Plan *plan) noexcept nogil:
+cdef void candidates_plan(const Candidates *self, const Policy *policy, const ArrivalPredictor *predictor, int64_t now,
+                          BatchPlan *plan) noexcept nogil:
     if policy.delay_ns and now - self.oldest_ns >= policy.delay_ns:
-        settle(plan, self.count, self.full if self.full != NULL else WAITED)
+        set_plan(plan, self.count, self.full if self.full != NULL else WAITED)
     elif self.best:
-        settle(plan, self.best, self.why)
+        set_plan(plan, self.best, self.why)
     elif self.full != NULL:
-        settle(plan, self.count, self.full)
+        set_plan(plan, self.count, self.full)
     elif self.rows > policy.preferred.largest:
-        settle(plan, self.count, LARGE)
+        set_plan(plan, self.count, LARGE)
     elif policy.delay_ns == 0:
-        settle(plan, self.count, EVERYTHING)
+        set_plan(plan, self.count, EVERYTHING)
     else:
-        settle(plan, 0, NULL)
+        set_plan(plan, 0, NULL)
         plan.wake_ns = self.oldest_ns + policy.delay_ns
         # nothing has a preferred size now
         plan.wake_rows = policy.max_rows
@@ -153,22 +153,24 @@ cdef void candidates_plan(const Candidates *self, const Policy *policy, const Ou
             plan.wake_rows = min(plan.wake_rows, <uint64_t>policy.preferred.sizes[self.size])
         plan.end_ns = self.end_ns
         if policy.adaptive:
-            adapt(self, outlook, now, plan)
+            adapt(self, predictor, now, plan)
         if self.end_ns != NEVER and plan.count == 0:
-            hurry(self, outlook, now, plan)
+            hurry(self, predictor, now, plan)
 
 
-cdef inline void adapt(const Candidates *found, const Outlook *outlook, int64_t now, Plan *plan) noexcept nogil:
+cdef inline void adapt(const Candidates *found, const ArrivalPredictor *predictor, int64_t now,
+                       BatchPlan *plan) noexcept nogil:
     # wait for less, or not at all
-    plan.wake_ns = min(plan.wake_ns, outlook_due(outlook, found.count, found.rows))
-    plan.wake_rows = outlook_enough(outlook, found.count, found.rows, plan.wake_rows)
+    plan.wake_ns = min(plan.wake_ns, predictor_due(predictor, found.count, found.rows))
+    plan.wake_rows = predictor_enough(predictor, found.count, found.rows, plan.wake_rows)
     if now >= plan.wake_ns:
-        settle(plan, found.count, UNPAID)
+        set_plan(plan, found.count, UNPAID)
 
 
-cdef inline void hurry(const Candidates *found, const Outlook *outlook, int64_t now, Plan *plan) noexcept nogil:
+cdef inline void hurry(const Candidates *found, const ArrivalPredictor *predictor, int64_t now,
+                       BatchPlan *plan) noexcept nogil:
     # the same, for one of them has not so much time
-    cdef int64_t latest = found.end_ns if outlook == NULL else outlook_latest(outlook, found.rows, found.end_ns)
+    cdef int64_t latest = found.end_ns if predictor == NULL else predictor_latest(predictor, found.rows, found.end_ns)
     plan.wake_ns = min(plan.wake_ns, latest)
     if now >= plan.wake_ns:
-        settle(plan, found.count, ENDING)
+        set_plan(plan, found.count, ENDING)

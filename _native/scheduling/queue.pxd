@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.request.request cimport Request
 from _native.request.statistics cimport Duration
-from _native.scheduling.adaptive cimport Outlook
+from _native.scheduling.adaptive cimport ArrivalPredictor
 from _native.scheduling.dispatcher cimport Dispatcher, Line
 from _native.scheduling.lane cimport Lane, LaneHandle, Pushed
 from _native.scheduling.levels cimport Levels
@@ -18,7 +18,7 @@ cdef struct Queue:
     Dispatcher own
     Line line
     Levels levels
-    Outlook outlook          # of an adaptive policy
+    ArrivalPredictor predictor  # of an adaptive policy
     Duration waited          # batches for which an instance without work waited, and for how long
     int64_t waits_since      # since when one does although there are requests; 0: none does
     uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait

@@ -24,20 +24,20 @@ from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
 from _native.request.statistics cimport FAILURE_OTHER, Duration
 from _native.scheduling.adaptive cimport (
-    Outlook,
-    outlook_arrival,
-    outlook_ask,
-    outlook_enough,
-    outlook_executed,
-    outlook_gap,
-    outlook_latest,
-    outlook_take,
+    ArrivalPredictor,
+    predictor_arrival,
+    predictor_ask,
+    predictor_enough,
+    predictor_executed,
+    predictor_gap,
+    predictor_latest,
+    predictor_take,
 )
 from _native.scheduling.calling cimport line_look, line_silence
 from _native.scheduling.dispatcher cimport (
+    Consumer,
     Dispatcher,
     Line,
-    Seat,
     dispatcher_clear,
     dispatcher_init,
     line_init,
@@ -67,7 +67,7 @@ from _native.scheduling.levels cimport (
     levels_yield,
 )
 from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.policy cimport MISFIT, NEVER, Plan, plan_nothing, policy_end, policy_plan, policy_set
+from _native.scheduling.policy cimport MISFIT, NEVER, BatchPlan, plan_nothing, policy_end, policy_plan, policy_set
 from _native.scheduling.shares cimport (
     Share,
     shares_add,
@@ -107,11 +107,11 @@ cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     if queue.shares.table != NULL and not shares_add(&queue.shares, request.asker.client, level_at(request)):
         set_attention(queue)
     if queue.policy.adaptive:
-        outlook_arrival(&queue.outlook, request.queued_ns)
+        predictor_arrival(&queue.predictor, request.queued_ns)
     if queue.line.timed and queue.line.idle_count:
         queue.end_ns = min(queue.end_ns, policy_end(&queue.policy, request))
-        if queue.end_ns != NEVER and outlook_latest(
-                &queue.outlook, queue.levels.rows, queue.end_ns) < queue.line.watched_ns:
+        if queue.end_ns != NEVER and predictor_latest(
+                &queue.predictor, queue.levels.rows, queue.end_ns) < queue.line.watched_ns:
             queue.enough_rows = 0
 
 
@@ -216,7 +216,7 @@ cdef void queue_yield(Queue *queue, Request *request) noexcept nogil:
     queue.enough_rows = 0
 
 
-cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
     if queue.levels.count < queue.held and not queue.closed:
         plan_nothing(plan)  # as if none waited
@@ -224,9 +224,9 @@ cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
     queue.held = 0
     line.over = queue.closed and queue.levels.count == 0
     if queue.policy.adaptive and queue.levels.count:
-        queue.outlook.idle = line.beside
-        outlook_ask(&queue.outlook, queue.levels.count, now)
-    policy_plan(&queue.policy, &queue.outlook, queue.levels.first, NEVER if queue.closed else now, plan)
+        queue.predictor.idle = line.beside
+        predictor_ask(&queue.predictor, queue.levels.count, now)
+    policy_plan(&queue.policy, &queue.predictor, queue.levels.first, NEVER if queue.closed else now, plan)
     if plan.count:
         return
     queue.enough_rows = plan.wake_rows
@@ -266,7 +266,7 @@ cdef bint gather(Queue *queue, Request *batch) noexcept nogil:
     return some
 
 
-cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
     cdef Request *batch
     if queue.waits_since:
@@ -279,7 +279,7 @@ cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
     if queue.gathers and plan.why == MISFIT and gather(queue, batch):
         plan.why = GATHERED
     if queue.attends:
-        outlook_take(&queue.outlook)
+        predictor_take(&queue.predictor)
         note_departures(queue, batch)
     return batch
 
@@ -289,14 +289,14 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
     cdef Queue *queue = <Queue *>line.owner
     cdef Request *last = batch
     cdef uint32_t count = 1
-    cdef Plan plan
+    cdef BatchPlan plan
     if not queue.policy.batching or queue.levels.count == 0:
         return NULL
     while last.next != NULL:
         last = last.next
         count += 1
     last.next = queue.levels.first
-    policy_plan(&queue.policy, &queue.outlook, batch, NEVER if queue.closed else now, &plan)
+    policy_plan(&queue.policy, &queue.predictor, batch, NEVER if queue.closed else now, &plan)
     last.next = NULL
     if plan.count <= count:
         return NULL
@@ -390,14 +390,14 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
-cdef Line *line_of(Lane *lane, const Seat *seat) noexcept nogil:
+cdef Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
     return &(<Queue *>lane).line
 
 
 cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lock(&queue.dispatcher.guard)
-    outlook_executed(&queue.outlook, rows, ns)
+    predictor_executed(&queue.predictor, rows, ns)
     unlock(&queue.dispatcher.guard)
 
 
@@ -477,7 +477,7 @@ cdef class QueueLane(LaneHandle):
         self.lane.fetches_late = True
         queue.held = held
 
-    def outlook(self) -> dict[str, object] | None:
+    def predictor(self) -> dict[str, object] | None:
         """What an adaptive delay goes by; None where the delay is not adaptive.
 
         `gap_ns` is the mean time until the next request comes while one waits, of which each counts as `fixed_ns` at
@@ -486,18 +486,18 @@ cdef class QueueLane(LaneHandle):
         were requests, and for how many nanoseconds in all.
         """
         cdef Queue *queue = self.queue()
-        cdef Outlook outlook
+        cdef ArrivalPredictor predictor
         cdef Duration waited
         if not queue.policy.adaptive:
             return None
         lock(&queue.dispatcher.guard)
-        outlook = queue.outlook
+        predictor = queue.predictor
         waited = queue.waited
         unlock(&queue.dispatcher.guard)
         return {
-            "gap_ns": outlook_gap(&outlook, 1),
-            "fixed_ns": outlook.fixed_ns,
-            "row_ns": outlook.row_ns,
-            "target": outlook_enough(&outlook, 0, 0, queue.policy.max_rows),
+            "gap_ns": predictor_gap(&predictor, 1),
+            "fixed_ns": predictor.fixed_ns,
+            "row_ns": predictor.row_ns,
+            "target": predictor_enough(&predictor, 0, 0, queue.policy.max_rows),
             "waited": (waited.count, waited.ns),
         }

@@ -3,11 +3,11 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from _native.request.request cimport Request
-from _native.scheduling.policy cimport Plan
+from _native.scheduling.policy cimport BatchPlan
 from _native.sequences.slots cimport Slots
 
 # Whether there is a batch for an instance (plan.count); else plan.wake_ns says when to ask again, if nothing stirs it
 # before.
-cdef void slots_plan(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil
+cdef void slots_plan(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil
 # Right after that: the batch, as a chain. NULL: there is none after all, ask again at plan.wake_ns.
-cdef Request *slots_cut(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil
+cdef Request *slots_cut(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil

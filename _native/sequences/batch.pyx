@@ -17,8 +17,8 @@ from _native.request.request cimport (
 from _native.scheduling.policy cimport (
     MISFIT,
     NEVER,
+    BatchPlan,
     Candidates,
-    Plan,
     candidates_add,
     candidates_begin,
     candidates_fit,
@@ -28,13 +28,13 @@ from _native.scheduling.policy cimport (
 )
 from _native.sequences.sequence cimport Sequence, sequence_pop, state_ahead, states_begin
 from _native.sequences.slots cimport (
-    Bench,
+    InstanceSlots,
     Slots,
-    slots_bench,
     slots_count,
     slots_end,
     slots_let_fall,
     slots_release,
+    slots_set_of,
     slots_unlist,
 )
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED
@@ -86,7 +86,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
         request.sequenced.end_reason = END_CLIENT
     sequence.running = request
     sequence.begun = True
-    slots_bench(slots, sequence).running += 1
+    slots_set_of(slots, sequence).running += 1
     if slots.direct and request.sequence_end and sequence.queue.first == NULL:
         slots_release(slots, sequence, now)   # its row is free for the next batch
     return request
@@ -103,9 +103,9 @@ cdef inline Request *join(Request *last, Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Oldest
 
-cdef void plan_oldest(const Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
+cdef void plan_oldest(const Slots *slots, InstanceSlots *slot_set, int64_t now, BatchPlan *plan) noexcept nogil:
     # over the sequences whose next request may run
-    cdef const Sequence *oldest = bench.ready.first
+    cdef const Sequence *oldest = slot_set.ready.first
     cdef const Sequence *sequence = oldest
     cdef Candidates found
     if oldest == NULL:
@@ -120,12 +120,12 @@ cdef void plan_oldest(const Slots *slots, Bench *bench, int64_t now, Plan *plan)
         sequence = sequence.next
     candidates_plan(&found, &slots.policy, NULL, NEVER if slots.closed else now, plan)
     if plan.count == 0:
-        bench.wake_rows = plan.wake_rows
-        bench.wake_ns = plan.wake_ns
+        slot_set.wake_rows = plan.wake_rows
+        slot_set.wake_ns = plan.wake_ns
 
 
-cdef Request *cut_oldest(Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
-    cdef Sequence *sequence = bench.ready.first
+cdef Request *cut_oldest(Slots *slots, InstanceSlots *slot_set, int64_t now, BatchPlan *plan) noexcept nogil:
+    cdef Sequence *sequence = slot_set.ready.first
     cdef Request *first = NULL
     cdef Request *last = NULL
     cdef uint32_t _
@@ -135,7 +135,7 @@ cdef Request *cut_oldest(Slots *slots, Bench *bench, int64_t now, Plan *plan) no
             return NULL
         sequence = sequence.next
     for _ in range(plan.count):
-        last = join(last, give_out(slots, bench.ready.first, now))
+        last = join(last, give_out(slots, slot_set.ready.first, now))
         if first == NULL:
             first = last
     return first
@@ -144,17 +144,17 @@ cdef Request *cut_oldest(Slots *slots, Bench *bench, int64_t now, Plan *plan) no
 # ---------------------------------------------------------------------------------------------------------------------
 # Direct
 
-cdef Sequence *find_like(const Slots *slots, const Bench *bench, int64_t now, int64_t *wake) noexcept nogil:
+cdef Sequence *find_like(const Slots *slots, const InstanceSlots *slot_set, int64_t now, int64_t *wake) noexcept nogil:
     # the sequence whose request decides what a batch looks like; NULL: there is none yet
     cdef Sequence *oldest = NULL
     cdef Sequence *sequence
     cdef uint32_t ready = 0
     cdef int64_t due = NEVER
     cdef uint32_t slot
-    if bench.running:
+    if slot_set.running:
         return NULL   # rows keep their place from one batch to the next
-    for slot in range(slots.per_seat if bench.waiting else 0):
-        sequence = bench.slots[slot]
+    for slot in range(slots.per_instance if slot_set.waiting else 0):
+        sequence = slot_set.slots[slot]
         if sequence != NULL and sequence.queue.first != NULL:
             ready += 1
             due = min(due, policy_end(&slots.policy, sequence.queue.first))
@@ -163,7 +163,7 @@ cdef Sequence *find_like(const Slots *slots, const Bench *bench, int64_t now, in
     if oldest == NULL or slots.closed or slots.policy.delay_ns == 0 or slots.min_utilization == 0:
         return oldest
     due = min(due, oldest.queue.first.queued_ns + slots.policy.delay_ns)
-    if now >= due or ready >= slots.min_utilization * slots.per_seat:
+    if now >= due or ready >= slots.min_utilization * slots.per_instance:
         return oldest
     wake[0] = due
     return NULL
@@ -219,24 +219,25 @@ cdef Request *null_rows(const Request *like, uint32_t count, bint *good) noexcep
     return chain
 
 
-cdef bint begin_states(Slots *slots, Bench *bench, int64_t now) noexcept nogil:
+cdef bint begin_states(Slots *slots, InstanceSlots *slot_set, int64_t now) noexcept nogil:
     cdef Sequence *sequence
     cdef uint32_t slot
-    for slot in range(slots.per_seat):
-        sequence = bench.slots[slot]
+    for slot in range(slots.per_instance):
+        sequence = slot_set.slots[slot]
         if sequence != NULL and sequence.queue.first != NULL and not begin_state(slots, sequence, now):
             return False
     return True
 
 
-cdef uint32_t choose_rows(const Slots *slots, const Bench *bench, const Sequence *like, uint32_t *idle) noexcept nogil:
+cdef uint32_t choose_rows(const Slots *slots, const InstanceSlots *slot_set, const Sequence *like,
+                          uint32_t *idle) noexcept nogil:
     # mark the sequences that get their row; the number of rows, and how many of them are idle
     cdef Sequence *sequence
     cdef uint32_t rows = 0
     cdef uint32_t ready = 0
     cdef uint32_t slot
-    for slot in range(slots.per_seat):
-        sequence = bench.slots[slot]
+    for slot in range(slots.per_instance):
+        sequence = slot_set.slots[slot]
         if sequence != NULL and sequence.queue.first != NULL and may_share(slots, like, sequence):
             sequence.chosen = True
             rows = slot + 1
@@ -245,13 +246,13 @@ cdef uint32_t choose_rows(const Slots *slots, const Bench *bench, const Sequence
     return rows
 
 
-cdef void plan_direct(const Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
-    bench.like = find_like(slots, bench, now, &plan.wake_ns)
-    plan.count = bench.like != NULL
+cdef void plan_direct(const Slots *slots, InstanceSlots *slot_set, int64_t now, BatchPlan *plan) noexcept nogil:
+    slot_set.like = find_like(slots, slot_set, now, &plan.wake_ns)
+    plan.count = slot_set.like != NULL
 
 
-cdef Request *cut_direct(Slots *slots, Bench *bench, int64_t now, Plan *plan) noexcept nogil:
-    cdef Sequence *like = bench.like
+cdef Request *cut_direct(Slots *slots, InstanceSlots *slot_set, int64_t now, BatchPlan *plan) noexcept nogil:
+    cdef Sequence *like = slot_set.like
     cdef Sequence *sequence
     cdef Request *nulls
     cdef Request *following
@@ -260,13 +261,13 @@ cdef Request *cut_direct(Slots *slots, Bench *bench, int64_t now, Plan *plan) no
     cdef uint32_t idle = 0
     cdef uint32_t rows, slot
     cdef bint good
-    if slots.lane.signature.state_count and not begin_states(slots, bench, now):
+    if slots.lane.signature.state_count and not begin_states(slots, slot_set, now):
         plan.wake_ns = now
         return NULL
-    rows = choose_rows(slots, bench, like, &idle)
+    rows = choose_rows(slots, slot_set, like, &idle)
     nulls = null_rows(like.queue.first, idle, &good)
     for slot in range(rows):
-        sequence = bench.slots[slot]
+        sequence = slot_set.slots[slot]
         if sequence != NULL and sequence.chosen:
             sequence.chosen = False
             if good:
@@ -284,31 +285,31 @@ cdef Request *cut_direct(Slots *slots, Bench *bench, int64_t now, Plan *plan) no
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-cdef bint is_held(const Slots *slots, Bench *bench) noexcept nogil:
+cdef bint is_held(const Slots *slots, InstanceSlots *slot_set) noexcept nogil:
     # for outside tests, which want requests to meet: see TRITONSERVER_DELAY_SCHEDULER
     cdef uint32_t waiting
-    if bench.released or slots.closed or (slots.hold == 0 and slots.hold_backlog == 0):
+    if slot_set.released or slots.closed or (slots.hold == 0 and slots.hold_backlog == 0):
         return False
-    waiting = slots.waiting - slots.backlog_waiting if slots.direct else bench.ready.count
-    bench.released = waiting >= slots.hold and slots.backlog_waiting >= slots.hold_backlog
-    return not bench.released
+    waiting = slots.waiting - slots.backlog_waiting if slots.direct else slot_set.ready.count
+    slot_set.released = waiting >= slots.hold and slots.backlog_waiting >= slots.hold_backlog
+    return not slot_set.released
 
 
-cdef void slots_plan(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil:
-    cdef Bench *bench = slots.benches[seat]
+cdef void slots_plan(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil:
+    cdef InstanceSlots *slot_set = slots.slot_sets[instance]
     plan_nothing(plan)
-    bench.stirred = False
-    bench.wake_rows = 1
-    bench.wake_ns = NEVER
-    if is_held(slots, bench):
+    slot_set.stirred = False
+    slot_set.wake_rows = 1
+    slot_set.wake_ns = NEVER
+    if is_held(slots, slot_set):
         return
     if slots.direct:
-        plan_direct(slots, bench, now, plan)
+        plan_direct(slots, slot_set, now, plan)
     else:
-        plan_oldest(slots, bench, now, plan)
+        plan_oldest(slots, slot_set, now, plan)
 
 
-cdef Request *slots_cut(Slots *slots, uint32_t seat, int64_t now, Plan *plan) noexcept nogil:
+cdef Request *slots_cut(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil:
     if slots.direct:
-        return cut_direct(slots, slots.benches[seat], now, plan)
-    return cut_oldest(slots, slots.benches[seat], now, plan)
+        return cut_direct(slots, slots.slot_sets[instance], now, plan)
+    return cut_oldest(slots, slots.slot_sets[instance], now, plan)

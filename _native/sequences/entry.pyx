@@ -35,12 +35,12 @@ from _native.sequences.sequence cimport (
 from _native.sequences.slots cimport (
     Eviction,
     Slots,
-    slots_bench,
     slots_count,
     slots_eviction,
     slots_notify,
     slots_place,
     slots_ready,
+    slots_set_of,
     slots_stir,
 )
 from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
@@ -214,7 +214,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     if at_rest:
         slots_ready(slots, sequence, now)
     elif slots.direct and sequence.slot >= 0:
-        slots_bench(slots, sequence).stirred = True
+        slots_set_of(slots, sequence).stirred = True
     if slots.hold or slots.hold_backlog:
         slots_stir(slots)  # they may be held until so many wait
     return PUSHED

@@ -26,7 +26,7 @@ cdef struct Sequence:
     bint over                # nothing more will come
     bint chosen              # while a batch is made: it gets a row
     # where it stands
-    uint32_t seat            # of the instance, with a slot
+    uint32_t instance        # of the instance, with a slot
     int32_t slot             # -1: none
     Sequences *list          # at most one; guarded by the lane's lock, as all the rest
     Sequence *previous

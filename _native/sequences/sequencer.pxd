@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.request.bridge cimport Errand
+from _native.request.bridge cimport PostedCallback
 from _native.scheduling.dispatcher cimport Dispatcher, Line
 from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.sequences.slots cimport Slots
@@ -10,7 +10,7 @@ from _native.timers cimport Timer
 
 cdef struct Notice:
     # something for the loop about the lane, which counts it as in flight
-    Errand errand
+    PostedCallback callback
     Sequencer *lane
 
 cdef struct Sequencer:
@@ -19,7 +19,7 @@ cdef struct Sequencer:
     #                          those that wait
     Dispatcher own
     Slots slots
-    Line **lines             # of each instance: slots.bench_count of them
+    Line **lines             # of each instance: slots.slot_set_count of them
     # on the loop
     Timer timer              # for sequences that idle
     bint armed               # it is set, and counts as in flight

@@ -14,15 +14,15 @@ from _native.atomic cimport fetch_add32, load32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport block_take
 from _native.request.accounting cimport account_failed
-from _native.request.bridge cimport Bridge, Errand, bridge_post, bridge_return
+from _native.request.bridge cimport Bridge, PostedCallback, bridge_post, bridge_return
 from _native.request.request cimport Correlation, InputData, Request, request_fail
 from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
 from _native.request.statistics cimport FAILURE_OTHER
 from _native.scheduling.calling cimport lines_look
 from _native.scheduling.dispatcher cimport (
+    Consumer,
     Dispatcher,
     Line,
-    Seat,
     dispatcher_clear,
     dispatcher_init,
     line_init,
@@ -40,7 +40,7 @@ from _native.scheduling.lane cimport (
     stricter,
 )
 from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, Plan, policy_set_oldest
+from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
 from _native.sequences.batch cimport slots_cut, slots_plan
 from _native.sequences.entry cimport slots_push
 from _native.sequences.sequence cimport Sequence, StatePlan, states_commit, states_drop, table_find_sequence
@@ -48,7 +48,7 @@ from _native.sequences.slots cimport (
     EVICTIONS,
     Eviction,
     Slots,
-    slots_add_bench,
+    slots_add_set,
     slots_again,
     slots_clear,
     slots_close,
@@ -58,7 +58,7 @@ from _native.sequences.slots cimport (
     slots_leave,
     slots_remember,
     slots_remove,
-    slots_settle,
+    slots_request_done,
     slots_supersede,
 )
 from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
@@ -95,8 +95,8 @@ cdef void stir(Sequencer *self) noexcept nogil:
     # the lines in which something may have to be done; with the lock
     cdef bint ending = self.slots.closed and self.slots.backlog.count == 0
     cdef uint32_t i
-    for i in range(self.slots.bench_count):
-        if self.lines[i].idle_count and (self.slots.benches[i].stirred or ending):
+    for i in range(self.slots.slot_set_count):
+        if self.lines[i].idle_count and (self.slots.slot_sets[i].stirred or ending):
             line_touch(self.lines[i])
 
 
@@ -107,16 +107,16 @@ cdef void tell(Sequencer *self) noexcept nogil:
         post(self, &self.drained, drained)
 
 
-cdef void post(Sequencer *self, Notice *notice, void (*run)(Errand *errand) noexcept nogil) noexcept nogil:
+cdef void post(Sequencer *self, Notice *notice, void (*run)(PostedCallback *callback) noexcept nogil) noexcept nogil:
     fetch_add32(&self.lane.in_flight, 1)
-    notice.errand.run = run
+    notice.callback.run = run
     notice.lane = self
-    bridge_post(<Bridge *>self.slots.bridge, &notice.errand)
+    bridge_post(<Bridge *>self.slots.bridge, &notice.callback)
 
 
-cdef void drained(Errand *errand) noexcept nogil:
-    # on the loop, which looks after its errands who waited for it
-    fetch_add32(&(<Notice *>errand).lane.lane.in_flight, -1)
+cdef void drained(PostedCallback *callback) noexcept nogil:
+    # on the loop, which looks after its callbacks who waited for it
+    fetch_add32(&(<Notice *>callback).lane.lane.in_flight, -1)
 
 
 cdef void leave(Sequencer *self) noexcept nogil:
@@ -168,25 +168,25 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     return False
 
 
-cdef Line *line_of(Lane *lane, const Seat *seat) noexcept nogil:
+cdef Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef bint good = True
     cdef Line *line
     lock(&self.dispatcher.guard)
-    while good and self.slots.bench_count <= seat.index:
+    while good and self.slots.slot_set_count <= consumer.index:
         good = add_line(self)
-    line = self.lines[seat.index] if good else NULL
+    line = self.lines[consumer.index] if good else NULL
     unlock(&self.dispatcher.guard)
     return line
 
 
-cdef void plan(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef void plan(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>line.owner
     slots_plan(&self.slots, line.index, now, plan)
     line.over = plan.count == 0 and slots_done(&self.slots, line.index)
 
 
-cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
+cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     # what fails meanwhile is answered, and what others may take now is given to them
     cdef Sequencer *self = <Sequencer *>line.owner
     cdef Request *batch = slots_cut(&self.slots, line.index, now, plan)
@@ -197,7 +197,7 @@ cdef Request *cut(Line *line, int64_t now, Plan *plan) noexcept nogil:
     return batch
 
 
-cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
+cdef void commit_state(Sequencer *self, Request *request) noexcept nogil:
     # Without the lock: nobody else looks at the state of a sequence while a request of it runs, and to give back what
     # the request has brought may need the GIL, which a thread that waits for the lock may hold.
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
@@ -207,17 +207,17 @@ cdef void settle_state(Sequencer *self, Request *request) noexcept nogil:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
 
 
-cdef void settle(Lane *lane, Request *request) noexcept nogil:
+cdef void request_done(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
-    settle_state(self, request)
+    commit_state(self, request)
     lock(&self.dispatcher.guard)
-    slots_settle(&self.slots, request, now_ns())
+    slots_request_done(&self.slots, request, now_ns())
     leave(self)
 
 
 cdef void again(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
-    settle_state(self, request)
+    commit_state(self, request)
     lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
     if load32(&request.abandonment.happened):  # before it could have been removed
@@ -262,9 +262,9 @@ cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
         fetch_add32(&self.lane.in_flight, -1)
 
 
-cdef void disarm(Errand *errand) noexcept nogil:
+cdef void disarm(PostedCallback *callback) noexcept nogil:
     # on the loop, after the lane was closed
-    cdef Sequencer *self = (<Notice *>errand).lane
+    cdef Sequencer *self = (<Notice *>callback).lane
     if self.armed:
         timers_clear((<Bridge *>self.slots.bridge).timers, &self.timer)
         self.armed = False
@@ -307,14 +307,14 @@ cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 cdef bint add_line(Sequencer *self) noexcept nogil:
     # of one more instance, with its slots; False: no memory
     cdef Line *line = <Line *>calloc(1, sizeof(Line))
-    cdef Line **lines = <Line **>realloc(self.lines, (self.slots.bench_count + 1) * sizeof(Line *))
+    cdef Line **lines = <Line **>realloc(self.lines, (self.slots.slot_set_count + 1) * sizeof(Line *))
     if lines != NULL:
         self.lines = lines
-    if line == NULL or lines == NULL or not slots_add_bench(&self.slots):
+    if line == NULL or lines == NULL or not slots_add_set(&self.slots):
         free(line)
         return False
     line_init(line, self.dispatcher, &self.lane)
-    line.index = self.slots.bench_count - 1
+    line.index = self.slots.slot_set_count - 1
     line.timed = True
     line.plan = plan
     line.cut = cut
@@ -325,7 +325,7 @@ cdef bint add_line(Sequencer *self) noexcept nogil:
 cdef void sequencer_free(Lane *lane) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     cdef uint32_t i
-    for i in range(self.slots.bench_count):
+    for i in range(self.slots.slot_set_count):
         free(self.lines[i])
     free(self.lines)
     slots_clear(&self.slots)
@@ -334,8 +334,8 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
 
 
 cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, expire, line_of, close, pending, sequencer_free)
-cdef SequenceHooks HOOKS = SequenceHooks(settle, NULL, has_sequence, end_sequence)
-cdef SequenceHooks ITERATIVE = SequenceHooks(settle, again, NULL, NULL)
+cdef SequenceHooks HOOKS = SequenceHooks(request_done, NULL, has_sequence, end_sequence)
+cdef SequenceHooks ITERATIVE = SequenceHooks(request_done, again, NULL, NULL)
 
 
 cdef int set_policy(Slots *slots, object spec) except -1:
@@ -346,7 +346,7 @@ cdef int set_policy(Slots *slots, object spec) except -1:
     slots.tied = sequence.ends_with_stream
     policy_set_oldest(&slots.policy, spec)
     slots.policy.uniform = slots.lane.signature.uniform
-    slots.per_seat = slots.policy.max_rows if sequence.direct else sequence.max_candidates or slots.policy.max_rows
+    slots.per_instance = slots.policy.max_rows if sequence.direct else sequence.max_candidates or slots.policy.max_rows
     slots.idle_ns = min(sequence.max_idle_us * 1000, LONGEST_DELAY)
     slots.min_utilization = sequence.min_slot_utilization
     slots.max_backlog = sequence.max_backlog

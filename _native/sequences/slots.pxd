@@ -12,7 +12,7 @@ from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, Stat
 cdef enum:
     EVICTIONS = 1024         # ids whose end is remembered
 
-cdef struct Bench:
+cdef struct InstanceSlots:
     # the slots of one instance
     Sequence **slots         # NULL: free
     Sequences ready          # oldest: those whose next request may run, in the order in which they came to that
@@ -27,7 +27,7 @@ cdef struct Bench:
 
 cdef struct Vacancy:
     uint32_t slot
-    uint32_t seat
+    uint32_t instance
 
 cdef struct Eviction:
     uint64_t hash            # of the id of a sequence that did not end by itself
@@ -43,7 +43,7 @@ cdef struct Slots:
     bint notice              # a model hears of an end that no request brings
     bint tied                # a sequence that starts on a stream ends with it
     Policy policy            # of oldest; direct has its delay
-    uint32_t per_seat        # slots of each instance
+    uint32_t per_instance    # slots of each instance
     int64_t idle_ns
     double min_utilization
     uint32_t max_backlog     # sequences that may wait for a slot; 0: any number
@@ -55,9 +55,9 @@ cdef struct Slots:
 
     # what there is
     SequenceTable table      # sequences that take further requests
-    Bench **benches
-    uint32_t bench_count
-    Vacancy *vacant          # binary heap from place 1; the lowest slot first, then the lowest seat
+    InstanceSlots **slot_sets
+    uint32_t slot_set_count
+    Vacancy *vacant          # binary heap from place 1; the lowest slot first, then the lowest instance
     uint32_t vacant_count
     Sequences backlog        # have no slot, in order of their start
     uint32_t backlog_waiting     # requests in it
@@ -70,16 +70,16 @@ cdef struct Slots:
     Eviction *evictions      # EVICTIONS of them, by hash
     Request *fallen          # a chain of requests that have failed meanwhile, for the caller to answer
 
-cdef inline Bench *slots_bench(const Slots *slots, const Sequence *sequence) noexcept nogil:
+cdef inline InstanceSlots *slots_set_of(const Slots *slots, const Sequence *sequence) noexcept nogil:
     # of a sequence that has a slot
-    return slots.benches[sequence.seat]
+    return slots.slot_sets[sequence.instance]
 
 cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept nogil:
     # of the sequence whose id has this hash, or of another one
     return &slots.evictions[hash % EVICTIONS]
 
 # One more instance. False: no memory.
-cdef bint slots_add_bench(Slots *slots) noexcept nogil
+cdef bint slots_add_set(Slots *slots) noexcept nogil
 cdef void slots_clear(Slots *slots) noexcept nogil
 
 # For requests that come (_native.sequences.entry) and go (_native.sequences.batch). A new sequence gets the lowest free
@@ -103,9 +103,9 @@ cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64
 # It ends; it has no requests.
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
 
-# The instance is done with a request, whose state is settled: its sequence goes on.
-cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The instance gives a request back to be run again, first in its sequence; its state is settled.
+# The instance is done with a request, whose state is kept or dropped: its sequence goes on.
+cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil
+# The instance gives a request back to be run again, first in its sequence; its state is kept or dropped.
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
 # Nobody waits for the request any more: those behind it fall, and the sequence ends. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil
@@ -122,4 +122,4 @@ cdef void slots_remember(Slots *slots, const Slots *other) noexcept nogil
 # No further requests; what waits is still taken.
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil
 # Nothing will come for this instance any more.
-cdef bint slots_done(const Slots *slots, uint32_t seat) noexcept nogil
+cdef bint slots_done(const Slots *slots, uint32_t instance) noexcept nogil

@@ -72,7 +72,7 @@ cdef int64_t NEVER = 0x7fffffffffffffff
 # Who has which slot
 
 cdef inline bint is_lower(Vacancy a, Vacancy b) noexcept nogil:
-    return a.slot < b.slot or (a.slot == b.slot and a.seat < b.seat)
+    return a.slot < b.slot or (a.slot == b.slot and a.instance < b.instance)
 
 
 cdef void vacate(Slots *slots, Vacancy vacancy) noexcept nogil:
@@ -106,8 +106,8 @@ cdef Vacancy lowest_vacancy(Slots *slots) noexcept nogil:
 
 cdef void place(Slots *slots, Sequence *sequence, Vacancy vacancy) noexcept nogil:
     sequence.slot = <int32_t>vacancy.slot
-    sequence.seat = vacancy.seat
-    slots.benches[vacancy.seat].slots[vacancy.slot] = sequence
+    sequence.instance = vacancy.instance
+    slots.slot_sets[vacancy.instance].slots[vacancy.slot] = sequence
 
 
 cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil:
@@ -126,14 +126,14 @@ cdef void note_place(const Sequence *sequence, int64_t now) noexcept nogil:
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # the next of the backlog gets it
     cdef Sequence *following = slots.backlog.first
-    cdef Bench *bench = slots_bench(slots, sequence)
+    cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     cdef Vacancy vacancy
     if sequence.slot < 0:
         return
     vacancy.slot = <uint32_t>sequence.slot
-    vacancy.seat = sequence.seat
+    vacancy.instance = sequence.instance
     sequence.slot = -1
-    bench.slots[vacancy.slot] = NULL
+    slot_set.slots[vacancy.slot] = NULL
     if following == NULL:
         vacate(slots, vacancy)
         return
@@ -141,55 +141,55 @@ cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept 
     place(slots, following, vacancy)
     note_place(following, now)
     slots.backlog_waiting -= following.waiting
-    bench.waiting += following.waiting
+    slot_set.waiting += following.waiting
     slots_ready(slots, following, now)
 
 
 cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # its next request may run
-    cdef Bench *bench = slots_bench(slots, sequence)
+    cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     if not slots.direct:
-        sequences_append(&bench.ready, sequence, now)
-        bench.ready_rows += sequence.queue.first.rows
-    if (slots.direct or bench.ready_rows >= bench.wake_rows or not slots.lane.signature.uniform
-            or policy_end(&slots.policy, sequence.queue.first) < bench.wake_ns):
-        bench.stirred = True
+        sequences_append(&slot_set.ready, sequence, now)
+        slot_set.ready_rows += sequence.queue.first.rows
+    if (slots.direct or slot_set.ready_rows >= slot_set.wake_rows or not slots.lane.signature.uniform
+            or policy_end(&slots.policy, sequence.queue.first) < slot_set.wake_ns):
+        slot_set.stirred = True
 
 
 cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
     # idle or ready, but not the backlog
-    cdef Bench *bench
+    cdef InstanceSlots *slot_set
     if sequence.list == NULL or sequence.list == &slots.backlog:
         return
     if sequence.list != &slots.idle:
-        bench = slots_bench(slots, sequence)
-        bench.ready_rows -= sequence.queue.first.rows
-        bench.stirred = True  # what is left may be a batch
+        slot_set = slots_set_of(slots, sequence)
+        slot_set.ready_rows -= sequence.queue.first.rows
+        slot_set.stirred = True  # what is left may be a batch
     sequences_remove(sequence)
 
 
-cdef bint slots_add_bench(Slots *slots) noexcept nogil:
-    cdef uint32_t count = slots.bench_count + 1
-    cdef Bench *bench = <Bench *>calloc(1, sizeof(Bench))
-    cdef Bench **benches = <Bench **>realloc(slots.benches, count * sizeof(Bench *))
+cdef bint slots_add_set(Slots *slots) noexcept nogil:
+    cdef uint32_t count = slots.slot_set_count + 1
+    cdef InstanceSlots *slot_set = <InstanceSlots *>calloc(1, sizeof(InstanceSlots))
+    cdef InstanceSlots **slot_sets = <InstanceSlots **>realloc(slots.slot_sets, count * sizeof(InstanceSlots *))
     cdef Vacancy *vacant = <Vacancy *>realloc(
-        slots.vacant, (<size_t>count * slots.per_seat + 1) * sizeof(Vacancy))
+        slots.vacant, (<size_t>count * slots.per_instance + 1) * sizeof(Vacancy))
     cdef Vacancy vacancy
-    if benches != NULL:
-        slots.benches = benches
+    if slot_sets != NULL:
+        slots.slot_sets = slot_sets
     if vacant != NULL:
         slots.vacant = vacant
-    if bench != NULL:
-        bench.slots = <Sequence **>calloc(slots.per_seat, sizeof(Sequence *))
-    if bench == NULL or benches == NULL or vacant == NULL or bench.slots == NULL:
-        if bench != NULL:
-            free(bench.slots)
-        free(bench)
+    if slot_set != NULL:
+        slot_set.slots = <Sequence **>calloc(slots.per_instance, sizeof(Sequence *))
+    if slot_set == NULL or slot_sets == NULL or vacant == NULL or slot_set.slots == NULL:
+        if slot_set != NULL:
+            free(slot_set.slots)
+        free(slot_set)
         return False
-    slots.benches[slots.bench_count] = bench
-    slots.bench_count = count
-    vacancy.seat = count - 1
-    for vacancy.slot in range(slots.per_seat):
+    slots.slot_sets[slots.slot_set_count] = slot_set
+    slots.slot_set_count = count
+    vacancy.instance = count - 1
+    for vacancy.slot in range(slots.per_instance):
         vacate(slots, vacancy)
     return True
 
@@ -197,15 +197,15 @@ cdef bint slots_add_bench(Slots *slots) noexcept nogil:
 cdef void slots_clear(Slots *slots) noexcept nogil:
     cdef uint32_t i, k
     cdef Sequence *sequence
-    for i in range(slots.bench_count):
-        for k in range(slots.per_seat):
-            sequence = slots.benches[i].slots[k]
+    for i in range(slots.slot_set_count):
+        for k in range(slots.per_instance):
+            sequence = slots.slot_sets[i].slots[k]
             if sequence != NULL:
                 sequence_free(sequence)
-        free(slots.benches[i].slots)
-        free(slots.benches[i])
+        free(slots.slot_sets[i].slots)
+        free(slots.slot_sets[i])
     table_free_sequences(&slots.table)
-    free(slots.benches)
+    free(slots.slot_sets)
     free(slots.vacant)
     free(slots.evictions)
     if slots.plans != NULL:
@@ -240,14 +240,14 @@ cdef void go_on(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
 
 cdef void slots_stir(Slots *slots) noexcept nogil:
     cdef uint32_t i
-    for i in range(slots.bench_count):
-        slots.benches[i].stirred = True
+    for i in range(slots.slot_set_count):
+        slots.slot_sets[i].stirred = True
 
 
 cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil:
     slots.waiting += count
     if sequence.slot >= 0:
-        slots_bench(slots, sequence).waiting += count
+        slots_set_of(slots, sequence).waiting += count
     else:
         slots.backlog_waiting += count
 
@@ -364,26 +364,26 @@ cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests come back, or do not
 
-cdef void slots_settle(Slots *slots, Request *request, int64_t now) noexcept nogil:
+cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
-    cdef Bench *bench = slots_bench(slots, sequence)
+    cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     request.sequenced.sequence = NULL
     request.sequenced.states = NULL
     sequence.running = NULL
-    bench.running -= 1
-    if slots.direct and bench.running == 0:
-        bench.stirred = True
+    slot_set.running -= 1
+    if slots.direct and slot_set.running == 0:
+        slot_set.stirred = True
     go_on(slots, sequence, now)
 
 
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil:
     cdef Sequence *sequence = <Sequence *>request.sequenced.sequence
-    cdef Bench *bench = slots_bench(slots, sequence)
+    cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     request.sequence_start = False
     request.state = REQUEST_QUEUED
     request.queued_ns = now
     sequence.running = NULL
-    bench.running -= 1
+    slot_set.running -= 1
     sequence_prepend(sequence, request)
     slots_count(slots, sequence, 1)
     go_on(slots, sequence, now)
@@ -461,6 +461,6 @@ cdef void slots_close(Slots *slots, int64_t now) noexcept nogil:
     slots_stir(slots)
 
 
-cdef bint slots_done(const Slots *slots, uint32_t seat) noexcept nogil:
-    cdef const Bench *bench = slots.benches[seat]
-    return slots.closed and bench.waiting == 0 and bench.running == 0 and slots.backlog.count == 0
+cdef bint slots_done(const Slots *slots, uint32_t instance) noexcept nogil:
+    cdef const InstanceSlots *slot_set = slots.slot_sets[instance]
+    return slots.closed and slot_set.waiting == 0 and slot_set.running == 0 and slots.backlog.count == 0

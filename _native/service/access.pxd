@@ -1,4 +1,4 @@
-# Who may call what: the one judge of both front doors.
+# Who may call what: the one authorizer of both front doors.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -37,7 +37,7 @@ cdef enum Verdict:
     OVERRIDE_DENIED
     RESTRICTED
 
-cdef struct Gate:
+cdef struct AccessPolicy:
     # Used on the event loop only.
     Restriction *restrictions
     uint32_t restriction_count
@@ -46,37 +46,37 @@ cdef struct Gate:
     bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
     uint32_t noted           # refusals that were looked at for the log
     uint64_t left_out        # and those that are not
-    void *judge              # Judge that keeps them
+    void *authorizer         # Authorizer that keeps them
 
 # Whether a call of this group (one bit) with these headers may go on; `caller` is who makes it, 0 for nobody known.
-cdef Verdict gate_judge(const Gate *gate, uint32_t group, const Field *fields, size_t count,
-                        uint64_t *caller) noexcept nogil
+cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
+                              uint64_t *caller) noexcept nogil
 # Whether a caller that was let in before may send this message now: both the group and the model (empty: none) are
-# judged by the line that is in force at this moment, never by two lines.
-cdef Verdict gate_message(const Gate *gate, uint64_t caller, uint32_t group, Str model) noexcept nogil
+# checked by the line that is in force at this moment, never by two lines.
+cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
 # The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are what was asked for.
-cdef int gate_status(const Gate *gate, Verdict verdict) noexcept nogil
-cdef char *gate_text(const Gate *gate, Verdict verdict, uint32_t group, Str model) noexcept nogil
-# Whether gate_judge looks at this header for calls of the group.
-cdef bint gate_wants(const Gate *gate, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
+cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil
+cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
+# Whether access_authorize looks at this header for calls of the group.
+cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
 
 
 # End a native call with a refusal, and note it; `model` is the model that it asks, empty when that is not known.
-cdef void gate_deny(Gate *gate, Stream *stream, Verdict verdict, Str model) noexcept nogil
+cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil
 # Keep a refusal for the log, with the peer of the stream; `text` is the refusal's.
-cdef void gate_note(Gate *gate, const Stream *stream, const char *text) noexcept nogil
+cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil
 
 
-cdef struct Passage:
+cdef struct ListenerAccess:
     # what the native calls of one listener must pass
-    Gate *gate
+    AccessPolicy *access
     uint32_t groups          # bits of the RPC groups that are served there
     bint trusted             # nobody is asked for a token or for the header of a restricted protocol
 
 
-cdef class Judge:
-    # owns a Gate for Python
-    cdef Gate gate
+cdef class Authorizer:
+    # owns an AccessPolicy for Python
+    cdef AccessPolicy access
     cdef readonly bytes key      # of the tokens' ids
     cdef TokenTable table        # in force
     cdef dict notes              # how many refusals of (peer, method, text)

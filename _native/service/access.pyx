@@ -6,7 +6,7 @@ are of callers: each has the groups and the models that it may use. A call must 
 Values of headers are compared in their whole width, tokens are found by a keyed hash (`_native.service.tokens`). No
 text and no log line contains one.
 
-A call is judged when its headers are complete, before a message is received, and each of its messages is judged once
+A call is checked when its headers are complete, before a message is received, and each of its messages is checked once
 more when it has come: by group and by model, both by the line that is in force then. In between only the caller's id
 is kept. So a line that is changed or taken away holds from the next message on, also for a stream that is open.
 """
@@ -19,7 +19,7 @@ from _native.protobuf.codec cimport Str
 from _native.service.tokens cimport MAX_SECRET, Rights, TokenTable, group_bits, tokens_find, tokens_of_id
 from _native.status cimport STATUS_OK, STATUS_UNAVAILABLE, STATUS_UNIMPLEMENTED
 from _native.text cimport clip, format_text, text_or_no_memory
-from _native.transport.connection cimport Connection, Endpoint, Entrance
+from _native.transport.connection cimport Connection, Endpoint, InterceptorHandle
 from _native.transport.errorinfo cimport stream_refuse
 from _native.transport.headers cimport header_value
 from _native.transport.nghttp2 cimport nghttp2_rcbuf_get_buf, nghttp2_vec
@@ -120,8 +120,8 @@ cdef inline bint is_bearer(const uint8_t *value) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Judging
 
-cdef Verdict judge_token(const Gate *gate, uint32_t group, const Field *fields, size_t count,
-                         uint64_t *caller) noexcept nogil:
+cdef Verdict authorize_token(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
+                             uint64_t *caller) noexcept nogil:
     cdef const Rights *rights
     cdef const Field *field = only(fields, count, "authorization", 13)
     cdef uint64_t id
@@ -130,25 +130,25 @@ cdef Verdict judge_token(const Gate *gate, uint32_t group, const Field *fields, 
         for i in range(count):
             if is_named(&fields[i], "authorization", 13):
                 return UNKNOWN_TOKEN  # several
-        return ALLOWED if gate.tokens.anonymous.groups & group else NO_TOKEN
+        return ALLOWED if access.tokens.anonymous.groups & group else NO_TOKEN
     if field.value_size < 8 or not is_bearer(field.value):
         return UNKNOWN_TOKEN
-    rights = tokens_find(gate.tokens, field.value + 7, field.value_size - 7, &id)
+    rights = tokens_find(access.tokens, field.value + 7, field.value_size - 7, &id)
     if rights == NULL:
         return UNKNOWN_TOKEN
     caller[0] = id
     return ALLOWED if rights.groups & group else GROUP_DENIED
 
 
-cdef Verdict gate_judge(const Gate *gate, uint32_t group, const Field *fields, size_t count,
-                        uint64_t *caller) noexcept nogil:
+cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
+                              uint64_t *caller) noexcept nogil:
     cdef const Restriction *restriction
     cdef const Field *field
     cdef Secret given
     cdef uint32_t i
     caller[0] = 0
-    for i in range(gate.restriction_count):
-        restriction = &gate.restrictions[i]
+    for i in range(access.restriction_count):
+        restriction = &access.restrictions[i]
         if not restriction.groups & group:
             continue
         field = only(fields, count, restriction.header, restriction.header_size)
@@ -157,25 +157,25 @@ cdef Verdict gate_judge(const Gate *gate, uint32_t group, const Field *fields, s
         secret_set(&given, field.value, field.value_size)
         if not secret_equal(&restriction.value, &given):
             return RESTRICTED
-    return judge_token(gate, group, fields, count, caller) if gate.tokens != NULL else ALLOWED
+    return authorize_token(access, group, fields, count, caller) if access.tokens != NULL else ALLOWED
 
 
-cdef Verdict gate_rights(const Gate *gate, uint64_t caller, const Rights **rights) noexcept nogil:
+cdef Verdict access_rights(const AccessPolicy *access, uint64_t caller, const Rights **rights) noexcept nogil:
     # the line in force for a caller; NULL when there is none
     if caller == 0:
-        rights[0] = &gate.tokens.anonymous
+        rights[0] = &access.tokens.anonymous
         return NO_TOKEN
-    rights[0] = tokens_of_id(gate.tokens, caller)
+    rights[0] = tokens_of_id(access.tokens, caller)
     return UNKNOWN_TOKEN if rights[0] == NULL else GROUP_DENIED  # NULL: it was taken away
 
 
-cdef Verdict gate_message(const Gate *gate, uint64_t caller, uint32_t group, Str model) noexcept nogil:
+cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil:
     cdef const Rights *rights
     cdef Verdict denied
     cdef uint32_t i
-    if gate.tokens == NULL or caller == TRUSTED:
+    if access.tokens == NULL or caller == TRUSTED:
         return ALLOWED
-    denied = gate_rights(gate, caller, &rights)
+    denied = access_rights(access, caller, &rights)
     if rights == NULL or not rights.groups & group:
         return denied
     if rights.models == NULL or model.size == 0:
@@ -186,21 +186,21 @@ cdef Verdict gate_message(const Gate *gate, uint64_t caller, uint32_t group, Str
     return MODEL_DENIED
 
 
-cdef Verdict gate_override(const Gate *gate, uint64_t caller) noexcept nogil:
+cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexcept nogil:
     # whether a load of this caller may bring a configuration and files
     cdef const Rights *rights
     if caller == TRUSTED:
         return ALLOWED
-    if gate.tokens == NULL:
-        return ALLOWED if gate.overrides else OVERRIDE_DENIED
-    gate_rights(gate, caller, &rights)
+    if access.tokens == NULL:
+        return ALLOWED if access.overrides else OVERRIDE_DENIED
+    access_rights(access, caller, &rights)
     return ALLOWED if rights != NULL and rights.overrides else OVERRIDE_DENIED
 
 
-cdef int gate_status(const Gate *gate, Verdict verdict) noexcept nogil:
+cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil:
     if verdict == ALLOWED:
         return STATUS_OK
-    if gate.triton_codes:
+    if access.triton_codes:
         return STATUS_UNAVAILABLE
     if verdict == GROUP_DENIED or verdict == MODEL_DENIED or verdict == OVERRIDE_DENIED:
         return STATUS_PERMISSION_DENIED
@@ -215,7 +215,7 @@ cdef const char *group_text(uint32_t group) noexcept nogil:
     return "unclassified"
 
 
-cdef char *gate_text(const Gate *gate, Verdict verdict, uint32_t group, Str model) noexcept nogil:
+cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil:
     cdef uint32_t i
     if verdict == NO_TOKEN:
         return format_text("%s calls need a token: expecting header 'authorization: Bearer <token>'", group_text(group))
@@ -225,25 +225,25 @@ cdef char *gate_text(const Gate *gate, Verdict verdict, uint32_t group, Str mode
         return format_text("the token does not allow %s calls", group_text(group))
     if verdict == MODEL_DENIED:
         return format_text("the token does not allow model '%.*s'", clip(model.size), model.data)
-    if verdict == OVERRIDE_DENIED and gate.tokens != NULL:
+    if verdict == OVERRIDE_DENIED and access.tokens != NULL:
         return format_text("the token does not allow loads with a configuration or files of their own: expecting "
                            "the right 'overrides'")
     if verdict == OVERRIDE_DENIED:
         return format_text("loads with a configuration or files of their own are off: expecting "
                            "--model-load-overrides")
-    for i in range(gate.restriction_count):
-        if gate.restrictions[i].groups & group:
-            return format_text("This protocol is restricted, expecting header '%s'", gate.restrictions[i].header)
+    for i in range(access.restriction_count):
+        if access.restrictions[i].groups & group:
+            return format_text("This protocol is restricted, expecting header '%s'", access.restrictions[i].header)
     return NULL
 
 
-cdef bint gate_wants(const Gate *gate, uint32_t group, const uint8_t *name, size_t size) noexcept nogil:
+cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil:
     cdef uint32_t i
-    if gate.tokens != NULL and size == 13 and memcmp(name, "authorization", 13) == 0:
+    if access.tokens != NULL and size == 13 and memcmp(name, "authorization", 13) == 0:
         return True
-    for i in range(gate.restriction_count):
-        if (gate.restrictions[i].groups & group and gate.restrictions[i].header_size == size
-                and memcmp(name, gate.restrictions[i].header, size) == 0):
+    for i in range(access.restriction_count):
+        if (access.restrictions[i].groups & group and access.restrictions[i].header_size == size
+                and memcmp(name, access.restrictions[i].header, size) == 0):
             return True
     return False
 
@@ -252,14 +252,14 @@ cdef bint gate_wants(const Gate *gate, uint32_t group, const uint8_t *name, size
 # Native calls: all of them are inference
 
 cdef bint wants_field(void *context, const uint8_t *name, size_t size) noexcept nogil:
-    return gate_wants(<Gate *>context, INFERENCE, name, size)
+    return access_wants(<AccessPolicy *>context, INFERENCE, name, size)
 
 
 cdef bint admits(void *context, Stream *stream) noexcept nogil:
-    return judge_stream(<Gate *>context, stream)
+    return authorize_stream(<AccessPolicy *>context, stream)
 
 
-cdef bint judge_stream(Gate *gate, Stream *stream) noexcept nogil:
+cdef bint authorize_stream(AccessPolicy *access, Stream *stream) noexcept nogil:
     cdef Field fields[KEPT_FIELDS]
     cdef nghttp2_vec name, value
     cdef Verdict verdict = UNKNOWN_TOKEN
@@ -268,7 +268,7 @@ cdef bint judge_stream(Gate *gate, Stream *stream) noexcept nogil:
     for i in range(stream.field_count):
         name = nghttp2_rcbuf_get_buf(stream.fields[i].name)
         value = header_value(stream.fields[i].value)
-        if not gate_wants(gate, INFERENCE, name.base, name.len):
+        if not access_wants(access, INFERENCE, name.base, name.len):
             continue  # somebody else's
         if count < KEPT_FIELDS:
             fields[count].name = name.base
@@ -277,47 +277,48 @@ cdef bint judge_stream(Gate *gate, Stream *stream) noexcept nogil:
             fields[count].value_size = value.len
         count += 1
     if count <= KEPT_FIELDS:
-        verdict = gate_judge(gate, INFERENCE, fields, count, &stream.caller)
+        verdict = access_authorize(access, INFERENCE, fields, count, &stream.caller)
     if verdict == ALLOWED:
         return True
-    gate_deny(gate, stream, verdict, Str(NULL, 0))
+    access_deny(access, stream, verdict, Str(NULL, 0))
     return False
 
 
-cdef void gate_deny(Gate *gate, Stream *stream, Verdict verdict, Str model) noexcept nogil:
-    cdef char *text = gate_text(gate, verdict, INFERENCE, model)
-    gate_note(gate, stream, text)
-    stream_refuse(stream, gate_status(gate, verdict), NULL, text)
+cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil:
+    cdef char *text = access_text(access, verdict, INFERENCE, model)
+    access_note(access, stream, text)
+    stream_refuse(stream, access_status(access, verdict), NULL, text)
 
 
-cdef void gate_note(Gate *gate, const Stream *stream, const char *text) noexcept nogil:
-    if gate.noted >= MAX_NOTED or gate.judge == NULL or text == NULL:
-        gate.left_out += 1
+cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil:
+    if access.noted >= MAX_NOTED or access.authorizer == NULL or text == NULL:
+        access.left_out += 1
         return
     with gil:
-        (<Judge>gate.judge).note((<Connection>stream.conn.owner).peer, stream.method.path.decode("utf-8", "replace"),
-                                 text.decode("utf-8", "replace"), stream.conn.user)
+        (<Authorizer>access.authorizer).note((<Connection>stream.conn.owner).peer,
+                                             stream.method.path.decode("utf-8", "replace"),
+                                             text.decode("utf-8", "replace"), stream.conn.user)
 
 
 # Those of one listener
 
-cdef bint passage_wants(void *context, const uint8_t *name, size_t size) noexcept nogil:
-    cdef const Passage *passage = <const Passage *>context
-    return not passage.trusted and gate_wants(passage.gate, INFERENCE, name, size)
+cdef bint listener_wants(void *context, const uint8_t *name, size_t size) noexcept nogil:
+    cdef const ListenerAccess *listener = <const ListenerAccess *>context
+    return not listener.trusted and access_wants(listener.access, INFERENCE, name, size)
 
 
-cdef bint passage_admits(void *context, Stream *stream) noexcept nogil:
-    cdef const Passage *passage = <const Passage *>context
+cdef bint listener_admits(void *context, Stream *stream) noexcept nogil:
+    cdef const ListenerAccess *listener = <const ListenerAccess *>context
     cdef char *text
-    if not passage.groups & INFERENCE:
+    if not listener.groups & INFERENCE:
         text = format_text("%s calls are not served at this address", group_text(INFERENCE))
-        gate_note(passage.gate, stream, text)
+        access_note(listener.access, stream, text)
         stream_refuse(stream, STATUS_UNIMPLEMENTED, NULL, text)
         return False
-    if passage.trusted:
+    if listener.trusted:
         stream.caller = TRUSTED
         return True
-    return judge_stream(passage.gate, stream)
+    return authorize_stream(listener.access, stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ cdef char *copied(bytes text) except NULL:
     return copy
 
 
-cdef class Judge:
+cdef class Authorizer:
     """The rules of a server. Without any, everything but a load's overrides is allowed. Used on the event loop only.
 
     Args:
@@ -351,58 +352,58 @@ cdef class Judge:
         cdef Restriction *restriction
         self.key = os.urandom(16)
         self.notes = {}
-        self.gate.judge = <void *>self
-        self.gate.triton_codes = triton_codes
-        self.gate.overrides = overrides
-        self.gate.restrictions = <Restriction *>calloc(max(1, len(restrictions)), sizeof(Restriction))
-        if self.gate.restrictions == NULL:
+        self.access.authorizer = <void *>self
+        self.access.triton_codes = triton_codes
+        self.access.overrides = overrides
+        self.access.restrictions = <Restriction *>calloc(max(1, len(restrictions)), sizeof(Restriction))
+        if self.access.restrictions == NULL:
             raise MemoryError
         for groups, header, value in restrictions:
-            restriction = &self.gate.restrictions[self.gate.restriction_count]
+            restriction = &self.access.restrictions[self.access.restriction_count]
             restriction.groups = group_bits(groups)
             secret_from(&restriction.value, value.encode())
             restriction.header = copied(header.encode("ascii"))
             restriction.header_size = len(header)
-            self.gate.restriction_count += 1
+            self.access.restriction_count += 1
 
     def __dealloc__(self):
         cdef uint32_t i
-        for i in range(self.gate.restriction_count):
-            free(self.gate.restrictions[i].header)
-        free(self.gate.restrictions)
+        for i in range(self.access.restriction_count):
+            free(self.access.restrictions[i].header)
+        free(self.access.restrictions)
 
     def set_tokens(self, TokenTable table not None) -> None:
-        """From now on callers need a token of these, which have the ids of this judge's `key`."""
-        self.gate.tokens = &table.tokens
+        """From now on callers need a token of these, which have the ids of this authorizer's `key`."""
+        self.access.tokens = &table.tokens
         self.table = table
 
     def note(self, peer: str, method: str, text: str, int64_t user=-1) -> None:
         """Keep a refusal for the log; `user` is that of the peer's process, -1 where the kernel does not tell."""
         key = (peer if user < 0 else f"{peer} user {user}", method, text)
-        self.gate.noted += 1
+        self.access.noted += 1
         if self.on_note is not None:
             self.on_note()
         if key in self.notes or len(self.notes) < MAX_NOTES:
             self.notes[key] = self.notes.get(key, 0) + 1
         else:
-            self.gate.left_out += 1
+            self.access.left_out += 1
 
     def take_notes(self) -> tuple[dict[tuple[str, str, str], int], int]:
         """The refusals since the last call: how many of (peer, method, text), and how many others."""
-        notes, left_out = self.notes, self.gate.left_out
+        notes, left_out = self.notes, self.access.left_out
         self.notes = {}
-        self.gate.noted = 0
-        self.gate.left_out = 0
+        self.access.noted = 0
+        self.access.left_out = 0
         return (notes, left_out)
 
     def install(self, Endpoint endpoint not None) -> None:
-        """Judge the native calls of an endpoint, which must not outlive this object."""
-        endpoint.host.gatekeeper.wants = wants_field
-        endpoint.host.gatekeeper.admits = admits
-        endpoint.host.gatekeeper.context = &self.gate
+        """Check the native calls of an endpoint, which must not outlive this object."""
+        endpoint.host.interceptor.wants = wants_field
+        endpoint.host.interceptor.admits = admits
+        endpoint.host.interceptor.context = &self.access
 
-    def judge(self, group: str, metadata) -> tuple[int, str, int]:
-        """Judge a call of this group: (status, text, caller); the status is 0 when it may go on."""
+    def authorize(self, group: str, metadata) -> tuple[int, str, int]:
+        """Check a call of this group: (status, text, caller); the status is 0 when it may go on."""
         cdef Field fields[KEPT_FIELDS]
         cdef uint32_t bit = 1 << GROUPS.index(group)
         cdef uint64_t caller = 0
@@ -412,7 +413,7 @@ cdef class Judge:
         cdef list kept = []
         for key, content in metadata:
             name = key.encode()
-            if gate_wants(&self.gate, bit, name, len(name)):
+            if access_wants(&self.access, bit, name, len(name)):
                 kept.append((name, content.encode() if isinstance(content, str) else content))
         if len(kept) <= KEPT_FIELDS:
             for i in range(len(kept)):
@@ -421,21 +422,21 @@ cdef class Judge:
                 fields[i].name_size = len(name)
                 fields[i].value = value
                 fields[i].value_size = len(value)
-            verdict = gate_judge(&self.gate, bit, fields, len(kept), &caller)
+            verdict = access_authorize(&self.access, bit, fields, len(kept), &caller)
         return self.told(verdict, bit, b"") + (caller,)
 
-    def judge_message(self, caller: int, group: str, model: str) -> tuple[int, str]:
+    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str]:
         """Whether a caller that was let in may send this now: (status, text); the model is "" for none."""
         cdef bytes encoded = model.encode()
         cdef uint32_t bit = 1 << GROUPS.index(group)
         cdef Str name
         name.data = encoded
         name.size = <uint32_t>len(encoded)
-        return self.told(gate_message(&self.gate, caller, bit, name), bit, encoded)
+        return self.told(access_message(&self.access, caller, bit, name), bit, encoded)
 
-    def judge_override(self, caller: int) -> tuple[int, str]:
+    def authorize_override(self, caller: int) -> tuple[int, str]:
         """Whether a load of this caller may bring a configuration and files, which is to run code: (status, text)."""
-        return self.told(gate_override(&self.gate, caller), 0, b"")
+        return self.told(access_override(&self.access, caller), 0, b"")
 
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model):
         # the status and the text of a verdict
@@ -445,33 +446,33 @@ cdef class Judge:
             return (0, "")
         name.data = model
         name.size = <uint32_t>len(model)
-        text = gate_text(&self.gate, verdict, group, name)
+        text = access_text(&self.access, verdict, group, name)
         try:
-            return (gate_status(&self.gate, verdict), text_or_no_memory(text).decode("utf-8", "replace"))
+            return (access_status(&self.access, verdict), text_or_no_memory(text).decode("utf-8", "replace"))
         finally:
             free(text)
 
 
-cdef class PassageEntrance(Entrance):
+cdef class ListenerInterceptor(InterceptorHandle):
     """What the native calls of one listener must pass.
 
     Args:
-        judge: the rules of the server.
+        authorizer: the rules of the server.
         groups: the RPC groups that are served there.
         trusted: nobody is asked for a token or for the header of a restricted protocol.
     """
 
-    cdef Passage passage
-    cdef Judge judge
+    cdef ListenerAccess listener
+    cdef Authorizer authorizer
 
-    def __init__(self, Judge judge not None, groups=GROUPS, *, trusted: bool = False):
-        self.judge = judge
-        self.passage.gate = &judge.gate
-        self.passage.groups = group_bits(groups)
-        self.passage.trusted = trusted
-        self.gatekeeper.wants = passage_wants
-        self.gatekeeper.admits = passage_admits
-        self.gatekeeper.context = &self.passage
+    def __init__(self, Authorizer authorizer not None, groups=GROUPS, *, trusted: bool = False):
+        self.authorizer = authorizer
+        self.listener.access = &authorizer.access
+        self.listener.groups = group_bits(groups)
+        self.listener.trusted = trusted
+        self.interceptor.wants = listener_wants
+        self.interceptor.admits = listener_admits
+        self.interceptor.context = &self.listener
 
 
 def glob_matches(pattern: str, text: str) -> bool:

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from _native.atomic cimport add_own
 from _native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
 from _native.caching.store cimport StoreBase, store_install
-from _native.execution.rehearsal cimport Outcome, rehearsal_requests
+from _native.execution.warmup cimport Outcome, warmup_requests
 from _native.memory.resource cimport Block, block_give, block_of_object, block_view
 from _native.memory.shm cimport Regions
 from _native.protobuf.codec cimport Str
@@ -22,7 +22,16 @@ from _native.request.bridge cimport BridgeHandle, bridge_abandon
 from _native.request.record cimport Record, RecorderHandle
 from _native.request.request cimport Request, Response, request_free, request_new
 from _native.scheduling.lane cimport Lane, LaneHandle
-from _native.service.access cimport ALLOWED, INFERENCE, Gate, Judge, Verdict, gate_deny, gate_message, gate_note
+from _native.service.access cimport (
+    ALLOWED,
+    INFERENCE,
+    AccessPolicy,
+    Authorizer,
+    Verdict,
+    access_deny,
+    access_message,
+    access_note,
+)
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport Submission, submission_resume, submission_wake, submit_call, submit_request
@@ -63,11 +72,11 @@ cdef Block *place_message(void *context, Stream *stream, const uint8_t *head, si
     cdef Verdict verdict = ALLOWED
     if name.data == NULL:
         return NULL
-    if submission.gate != NULL:
-        verdict = gate_message(submission.gate, stream.caller, INFERENCE, name)
+    if submission.access != NULL:
+        verdict = access_message(submission.access, stream.caller, INFERENCE, name)
     if verdict == ALLOWED:
         return table_place(submission.table, name, size)
-    gate_deny(submission.gate, stream, verdict, name)
+    access_deny(submission.access, stream, verdict, name)
     return NULL
 
 
@@ -140,17 +149,17 @@ cdef void deliver_python(void *sink, Response *response, int status, const char 
         (<Ticket>sink).answer(response, status, details)
 
 
-cdef void note_denied(Gate *gate, const Request *request) noexcept nogil:
+cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nogil:
     if request.deliver == deliver_stream:
-        gate_note(gate, <const Stream *>request.sink, request.response.details)
+        access_note(access, <const Stream *>request.sink, request.response.details)
         return
     with gil:
-        note_ticket(<Judge>gate.judge, <Ticket>request.sink, request.response.details, request.asker.user)
+        note_ticket(<Authorizer>access.authorizer, <Ticket>request.sink, request.response.details, request.asker.user)
 
 
-cdef void note_ticket(Judge judge, Ticket ticket, const char *text, int64_t user):
-    judge.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
-               text_or_no_memory(text).decode("utf-8", "replace"), user)
+cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, int64_t user):
+    authorizer.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
+                    text_or_no_memory(text).decode("utf-8", "replace"), user)
 
 
 cdef class Ticket:
@@ -162,7 +171,7 @@ cdef class Ticket:
     cdef str peer                # who asks, for the log
     cdef readonly str reason     # of an error, for google.rpc.ErrorInfo; empty for the usual one of its status
     cdef readonly bint done      # the final response has been delivered
-    cdef object receipts         # of responses that were delivered, oldest first; None: of one that nobody waits for
+    cdef object acks             # of responses that were delivered, oldest first; None: of one that nobody waits for
 
     def __init__(self):
         raise TypeError("Ticket cannot be created from Python")
@@ -187,8 +196,8 @@ cdef class Ticket:
         if response != NULL and response.reason != NULL:
             self.reason = response.reason.decode("ascii")
         if message is not None and self.stream:
-            self.receipts.append(None if response == NULL or response.receipt == NULL
-                                 else block_view(response.receipt, response.receipt.data, 0))
+            self.acks.append(None if response == NULL or response.ack == NULL
+                             else block_view(response.ack, response.ack.data, 0))
         if final:
             self.done = True
             self.request = NULL
@@ -204,7 +213,7 @@ cdef class Ticket:
 
     def taken(self) -> None:
         """The oldest delivered response of a stream has gone out: who sent it may send more."""
-        self.receipts.popleft()
+        self.acks.popleft()
 
     def cancel(self) -> None:
         """The answer is no longer wanted: it will not be delivered, and queued work does not run."""
@@ -216,12 +225,12 @@ cdef class Ticket:
             Py_DECREF(self)
 
 
-cdef void rehearsed(Outcome *outcome) noexcept nogil:
+cdef void warmup_over(Outcome *outcome) noexcept nogil:
     with gil:
-        (<Rehearsal>outcome.owner).finish()
+        (<Warmup>outcome.owner).finish()
 
 
-cdef class Rehearsal:
+cdef class Warmup:
     # of a lane without instances, through its scheduler
     cdef Outcome outcome
     cdef object done
@@ -254,7 +263,7 @@ cdef class InferService:
     cdef Door door
     cdef ModelTable table
     cdef BridgeHandle bridge
-    cdef Judge judge
+    cdef Authorizer authorizer
     cdef Regions regions
     cdef Forwarder forwarder
     cdef StoreBase store
@@ -335,10 +344,10 @@ cdef class InferService:
         """A capsule "inferd.submission" around the Submission, for those who make requests; valid with this object."""
         return PyCapsule_New(&self.submission, "inferd.submission", NULL)
 
-    def guard(self, Judge judge not None) -> None:
-        """Have every request pass this judge of who may use which model."""
-        self.judge = judge
-        self.submission.gate = &judge.gate
+    def guard(self, Authorizer authorizer not None) -> None:
+        """Have every request pass this authorizer of who may use which model."""
+        self.authorizer = authorizer
+        self.submission.access = &authorizer.access
 
     def set_callers_apart(self, *, sequences: bool, answers: bool) -> None:
         """State what callers who are known (by a token, a certificate, or as a user) do not share.
@@ -374,7 +383,7 @@ cdef class InferService:
         if not report_set(&self.door.report, encoded):
             raise ValueError(f"the load report of {len(encoded)} bytes is too long for a header")
 
-    def rehearse(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
+    def warm_up(self, LaneHandle lane not None, dict tensors not None, uint32_t count, done) -> None:
         """Execute `count` requests of a version that is not served yet; the requests its scheduler makes do count.
 
         Args:
@@ -384,15 +393,15 @@ cdef class InferService:
         Raises:
             ValueError: the tensors do not fit the model.
         """
-        cdef Rehearsal rehearsal = Rehearsal.__new__(Rehearsal)
+        cdef Warmup warmup = Warmup.__new__(Warmup)
         cdef Request *request
         cdef Request *following
-        memset(&rehearsal.outcome, 0, sizeof(Outcome))
-        rehearsal.done = done
-        rehearsal.outcome.over = rehearsed
-        rehearsal.outcome.owner = <void *>rehearsal
-        request = rehearsal_requests(lane.lane, tensors, count, &self.bridge.bridge, &rehearsal.outcome)
-        Py_INCREF(rehearsal)
+        memset(&warmup.outcome, 0, sizeof(Outcome))
+        warmup.done = done
+        warmup.outcome.over = warmup_over
+        warmup.outcome.owner = <void *>warmup
+        request = warmup_requests(lane.lane, tensors, count, &self.bridge.bridge, &warmup.outcome)
+        Py_INCREF(warmup)
         while request != NULL:
             following = request.next
             submit_request(&self.submission, request)
@@ -449,7 +458,7 @@ cdef class InferService:
             timeout_ns: the client's deadline from now; negative for none.
             stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
             stream_number: of the stream, for sequences that end with it; 0 for none.
-            caller: who asks, as `_native.service.access.Judge.judge` found.
+            caller: who asks, as `_native.service.access.Authorizer.authorizer` found.
             user: whose process asks, if the kernel has told; -1 otherwise.
             identity: whose connection it is, as `server.front.peer` has found; 0 when nobody knows.
             client: who all its connections belong to, as `ClientUse.number` or another number; 0 if that is not known.
@@ -476,7 +485,7 @@ cdef class InferService:
         ticket.deliver = deliver
         ticket.stream = stream
         ticket.peer = peer
-        ticket.receipts = deque()
+        ticket.acks = deque()
         ticket.reason = ""
         Py_INCREF(ticket)
         request.single = not stream

@@ -8,11 +8,11 @@ from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport Bridge
 from _native.request.record cimport Recorder
 from _native.request.request cimport Request
-from _native.traceparent cimport TraceContext
 from _native.scheduling.lane cimport Lane
-from _native.service.access cimport Gate
+from _native.service.access cimport AccessPolicy
 from _native.service.placement cimport RegionAccess
 from _native.service.table cimport Table
+from _native.traceparent cimport TraceContext
 
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together
@@ -35,9 +35,9 @@ cdef struct Submission:
     Coalescer coalescer
     RegionAccess regions     # shared memory of clients
     Recorder *recorder       # notes what happens to single requests; NULL: nobody does
-    Gate *gate               # who may use which model; NULL: everybody every
+    AccessPolicy *access     # who may use which model; NULL: everybody every
     # told of a request whose caller may not use its model; it has its error
-    void (*denied)(Gate *gate, const Request *request) noexcept nogil
+    void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
     bint sequences_shared    # callers go on with each other's sequences
     bint answers_apart       # no caller gets an answer that another's request has brought
     # Whether a parameter with this name stands for a header of the call, and comes from nowhere else; NULL: none does

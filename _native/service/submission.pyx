@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp
 
-from _native.caching.coalescer cimport coalescer_enter
 from _native.atomic cimport add_own, load32
+from _native.caching.coalescer cimport coalescer_enter
 from _native.clock cimport now_ns
 from _native.list cimport list_append, list_remove
 from _native.memory.resource cimport SHARED_WITH_NOBODY, Block
@@ -25,7 +25,16 @@ from _native.request.statistics cimport FAILURE_OTHER
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
 from _native.scheduling.order cimport order_enter, order_leave
 from _native.scheduling.split cimport split_enter
-from _native.service.access cimport ALLOWED, INFERENCE, TRUSTED, Gate, Verdict, gate_message, gate_status, gate_text
+from _native.service.access cimport (
+    ALLOWED,
+    INFERENCE,
+    TRUSTED,
+    AccessPolicy,
+    Verdict,
+    access_message,
+    access_status,
+    access_text,
+)
 from _native.service.binding cimport request_bind, request_decode, request_identify
 from _native.service.table cimport table_find, table_route
 from _native.status cimport (
@@ -110,7 +119,7 @@ cdef Prepared prepare(Submission *self, Request *request, Block *block, const ui
         drop_headers(self, &request.message)
     if forwarded and not add_forwarded(request, data + size, forwarded):
         return REFUSED
-    if self.gate != NULL and caller != CALLER_SERVER and not may_use(self, request, caller):
+    if self.access != NULL and caller != CALLER_SERVER and not may_use(self, request, caller):
         return REFUSED
     return bind(self, request, self.missed != NULL)
 
@@ -152,12 +161,13 @@ cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, cha
 
 
 cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept nogil:
-    cdef const Gate *gate = self.gate
-    cdef Verdict verdict = gate_message(gate, caller, INFERENCE, request.message.model_name)
+    cdef const AccessPolicy *access = self.access
+    cdef Verdict verdict = access_message(access, caller, INFERENCE, request.message.model_name)
     if verdict == ALLOWED:
         return True
-    request_fail(request, gate_status(gate, verdict), gate_text(gate, verdict, INFERENCE, request.message.model_name))
-    self.denied(self.gate, request)
+    request_fail(request, access_status(access, verdict),
+                 access_text(access, verdict, INFERENCE, request.message.model_name))
+    self.denied(self.access, request)
     return False
 
 
@@ -322,7 +332,7 @@ cdef void submit_request(Submission *self, Request *request) noexcept nogil:
         request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         give_back(request)
         return
-    if (lane.coalesces or lane.caches) and not request.rehearsed and is_own(request):
+    if (lane.coalesces or lane.caches) and not request.is_warmup and is_own(request):
         work = coalescer_enter(&self.coalescer, request)
         if work != request and request.deadline_ns:
             bridge_watch(self.bridge, request)
@@ -379,7 +389,7 @@ cdef void push(Submission *self, Request *request) noexcept nogil:
 cdef void refuse(Request *request, Pushed pushed) noexcept nogil:
     # the lane did not take it
     cdef Lane *lane = <Lane *>request.lane
-    if request.turn != NULL:
+    if request.order_entry != NULL:
         order_leave(request)
     if pushed == LANE_FULL:
         request_fail(request, STATUS_UNAVAILABLE, format_text(

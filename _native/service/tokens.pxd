@@ -1,4 +1,5 @@
-# The tokens of callers and what each allows: built by any thread, then handed to the judge, and never changed again.
+# The tokens of callers and what each allows: built by any thread, then handed to the authorizer, and never changed
+# again.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 

@@ -162,7 +162,7 @@ cdef void rights_clear(Rights *rights) noexcept:
 
 
 cdef class TokenTable:
-    """Tokens and their rights. It is filled by one thread; when a judge has it, it does not change any more.
+    """Tokens and their rights. It is filled by one thread; when an authorizer has it, it does not change any more.
 
     Args:
         key: 16 bytes that nobody outside can know; tables with one key give a token one id.

@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint8_t
 
 from _native.timers cimport TimersHandle
 from _native.transport.client cimport ClientUse
-from _native.transport.receipt cimport Landing
-from _native.transport.stream cimport Conn, Gatekeeper, Host, Stream
+from _native.transport.direct_read cimport ReadTarget
+from _native.transport.stream cimport Conn, Host, Interceptor, Stream
 from _native.transport.unary cimport Unary
 from _native.transport.workers cimport Workers
 
@@ -22,26 +22,26 @@ cdef class Endpoint:
     cdef int add_native(self, bytes path, Unary *unary) except -1
 
 
-cdef class Entrance:
+cdef class InterceptorHandle:
     # what the native calls of some connections must pass, for example of those of one listener
-    cdef Gatekeeper gatekeeper
+    cdef Interceptor interceptor
 
 
 cdef class Connection:
     cdef Conn conn
     cdef Endpoint endpoint
-    cdef Landing landing         # where the next read goes, as `receive_buffer` said
+    cdef ReadTarget target       # where the next read goes, as `receive_buffer` said
     cdef ClientUse use           # what limits count; None: nothing does
-    cdef Entrance entrance
+    cdef InterceptorHandle interceptor
     cdef public object flush     # called without arguments when there is output to take
     cdef public object on_ping   # called without arguments for each PING of the peer
     cdef public object on_refused  # called with a text when what the peer sent breaks HTTP/2
     cdef readonly object peer
-    cdef public object guest     # what it has been counted for, for its owner
+    cdef public object admission  # what it has been counted for, for its owner
     cdef public object client    # what else its owner knows of the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
-    cdef int take_landing(self, Landing *landing) except -1
-    cdef void take_in(self, const Landing *landing, size_t count, int socket) noexcept nogil
+    cdef int take_read_target(self, ReadTarget *target) except -1
+    cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil
     cdef int dispatch(self) except -1
 
 

@@ -53,7 +53,7 @@ class Endpoint:
     def flush_dirty(self) -> None: ...
     def collect_jobs(self) -> None: ...
 
-class Entrance:
+class InterceptorHandle:
     def __init__(self) -> None: ...
 
 class Connection:
@@ -61,7 +61,7 @@ class Connection:
     on_ping: Callable[[], None] | None
     on_refused: Callable[[str], None] | None
     client: Any
-    guest: Any
+    admission: Any
     @property
     def peer(self) -> str: ...
     def __init__(
@@ -70,7 +70,7 @@ class Connection:
         peer: str = "",
         user: int = -1,
         use: ClientUse | None = None,
-        entrance: Entrance | None = None,
+        interceptor: InterceptorHandle | None = None,
         identity: int = 0,
     ) -> None: ...
     def receive_buffer(self) -> ReceiveBuffer: ...

@@ -19,6 +19,7 @@ from _native.timers cimport TimersHandle, timers_clear, timers_fire
 from _native.transport.budget cimport COST_PYTHON_RESET
 from _native.transport.client cimport ClientUse
 from _native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
+from _native.transport.direct_read cimport ReadTarget, conn_read, conn_read_target, conn_received
 from _native.transport.eviction cimport host_relieve
 from _native.transport.expiry cimport conn_collected, stream_watch
 from _native.transport.headers cimport header_value, metadata_headers, metadata_pairs
@@ -63,7 +64,6 @@ from _native.transport.outgoing cimport (
     output_write,
     write_message_prefix,
 )
-from _native.transport.receipt cimport Landing, conn_landing, conn_read, conn_received
 from _native.transport.stream cimport (
     MAX_NATIVES,
     STATUSES,
@@ -91,7 +91,7 @@ from _native.transport.stream cimport (
 )
 from _native.transport.trim cimport host_note
 from _native.transport.unary cimport UNARY, Unary
-from _native.transport.workers cimport Workers, crew_drain
+from _native.transport.workers cimport Workers, thread_pool_drain
 
 from collections import deque
 
@@ -130,10 +130,10 @@ cdef class DirectBuffer:
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         cdef Connection connection = self.connection
-        cdef Landing landing = conn_landing(&connection.conn, connection.endpoint.receive)
-        PyBuffer_FillInfo(buffer, self, landing.data, <Py_ssize_t>landing.size, 0, flags)
-        buffer.internal = NULL if landing.block == NULL else block_share(landing.block)
-        connection.landing = landing
+        cdef ReadTarget target = conn_read_target(&connection.conn, connection.endpoint.receive)
+        PyBuffer_FillInfo(buffer, self, target.data, <Py_ssize_t>target.size, 0, flags)
+        buffer.internal = NULL if target.block == NULL else block_share(target.block)
+        connection.target = target
 
     def __releasebuffer__(self, Py_buffer *buffer):
         block_give(<Block *>buffer.internal)
@@ -177,10 +177,10 @@ cdef class Endpoint:
         self.host.native_level = native_level
         self.workers = workers
         if workers is not None:
-            if workers.crew.departed.within != NULL or workers.crew.departed.total:
+            if workers.thread_pool.departed.within != NULL or workers.thread_pool.departed.total:
                 raise ValueError("these workers are another endpoint's")
-            self.host.crew = &workers.crew
-            workers.crew.departed.within = &self.host.account
+            self.host.thread_pool = &workers.thread_pool
+            workers.thread_pool.departed.within = &self.host.account
         self.host.other.service = &PYTHON
         self.host.pinged = peer_pinged
         self.host.refused = peer_refused
@@ -192,8 +192,8 @@ cdef class Endpoint:
         cdef uint32_t i
         for i in range(self.host.native_count):
             free(self.host.natives[i].path)
-        if self.host.crew != NULL:
-            self.host.crew.departed.within = NULL
+        if self.host.thread_pool != NULL:
+            self.host.thread_pool.departed.within = NULL
         if self.host.timers != NULL:
             timers_clear(self.host.timers, &self.host.quiet)
         smalls_clear(&self.host.smalls)
@@ -269,7 +269,7 @@ cdef class Endpoint:
     @property
     def departed(self) -> int:
         """What of `held` belongs to calls that are over, and is let go of when a worker has finished with it."""
-        return self.host.crew.departed.total if self.host.crew != NULL else 0
+        return self.host.thread_pool.departed.total if self.host.thread_pool != NULL else 0
 
     def ledger_agrees(self) -> bool:
         """Whether what the server holds is what its connections hold, at each stage; for tests."""
@@ -278,7 +278,7 @@ cdef class Endpoint:
         cdef bint agrees = account_agrees(&self.host.account)
         cdef int stage
         for stage in range(STAGES):
-            total[stage] = self.host.crew.departed.bytes[stage] if self.host.crew != NULL else 0
+            total[stage] = self.host.thread_pool.departed.bytes[stage] if self.host.thread_pool != NULL else 0
         while conn != NULL:
             agrees = agrees and account_agrees(&conn.account)
             for stage in range(STAGES):
@@ -320,13 +320,13 @@ cdef class Endpoint:
     def collect_jobs(self) -> None:
         """Go on with the messages that the workers have finished; when their `event_fd` is readable."""
         host_look(&self.host)
-        crew_drain(&self.workers.crew)
+        thread_pool_drain(&self.workers.thread_pool)
         end_round(&self.host)
         self.flush_dirty()
 
 
-cdef class Entrance:
-    """What native calls must pass; nothing, until a guard is put there (`_native.service.access.Judge.guard`)."""
+cdef class InterceptorHandle:
+    """What native calls must pass; nothing, until a guard is put there (`_native.service.access.Authorizer.guard`)."""
 
 
 @cython.no_gc_clear  # __dealloc__ needs the endpoint; cycles go through the owner and can be cleared there
@@ -339,14 +339,14 @@ cdef class Connection:
         user: whose process that is, on a unix socket; -1 when it is not known.
         identity: a number that stands for whoever has this certificate or is this user; 0 when nobody knows.
         use: what the limits of its client count; None for no such limits.
-        entrance: what its native calls must pass instead of what the endpoint's must.
+        interceptor: what its native calls must pass instead of what the endpoint's must.
 
     Set `flush` before the first byte; `on_ping`, when set, is called for each PING of the peer, and `on_refused` with
     the reason when a call, or the peer, is turned away for breaking HTTP/2. Call `close` when the peer is gone.
     """
 
     def __init__(self, Endpoint endpoint not None, peer: str = "", user: int = -1, ClientUse use=None,
-                 Entrance entrance=None, identity: int = 0):
+                 InterceptorHandle interceptor=None, identity: int = 0):
         self.endpoint = endpoint
         self.peer = peer
         self.events = deque()
@@ -360,9 +360,9 @@ cdef class Connection:
             self.conn.client = &use.client
             self.conn.account.within = &use.client.account
             use.client.account.within = &endpoint.host.account
-        if entrance is not None:
-            self.entrance = entrance
-            self.conn.gatekeeper = &entrance.gatekeeper
+        if interceptor is not None:
+            self.interceptor = interceptor
+            self.conn.interceptor = &interceptor.interceptor
 
     def __dealloc__(self):
         conn_close(&self.conn)
@@ -389,18 +389,18 @@ cdef class Connection:
                 (<Call>call).on_event(kind)
         return 0
 
-    cdef int take_landing(self, Landing *landing) except -1:
+    cdef int take_read_target(self, ReadTarget *target) except -1:
         # where the bytes are that have been read
-        cdef Landing now
-        landing[0] = self.landing
-        self.landing.data = NULL
-        if landing.data == NULL:
-            landing.data = self.endpoint.receive
-            landing.size = RECEIVE_BUFFER
-            landing.block = NULL
-        elif landing.block != NULL:
-            now = conn_landing(&self.conn, self.endpoint.receive)
-            if now.data != landing.data or now.size != landing.size:
+        cdef ReadTarget now
+        target[0] = self.target
+        self.target.data = NULL
+        if target.data == NULL:
+            target.data = self.endpoint.receive
+            target.size = RECEIVE_BUFFER
+            target.block = NULL
+        elif target.block != NULL:
+            now = conn_read_target(&self.conn, self.endpoint.receive)
+            if now.data != target.data or now.size != target.size:
                 raise RuntimeError("something has happened to the connection since its receive buffer was asked for")
         return 0
 
@@ -418,24 +418,24 @@ cdef class Connection:
         When they filled this connection's buffer, read on from the socket `fd`, which does not block, and process that
         too; what then still is in the socket, the end of the stream and errors are left to the caller.
         """
-        cdef Landing landing
+        cdef ReadTarget target
         cdef size_t count
         cdef int socket = fd
-        self.take_landing(&landing)
-        if not 0 <= size <= <Py_ssize_t>landing.size:
-            raise ValueError(f"the receive buffer has {landing.size} bytes, got {size}")
+        self.take_read_target(&target)
+        if not 0 <= size <= <Py_ssize_t>target.size:
+            raise ValueError(f"the receive buffer has {target.size} bytes, got {size}")
         count = size
         host_look(&self.endpoint.host)
-        if landing.block != NULL or count == landing.size:
+        if target.block != NULL or count == target.size:
             with nogil:  # much is read and copied
-                self.take_in(&landing, count, socket)
+                self.take_in(&target, count, socket)
         else:
-            self.take_in(&landing, count, -1)  # soon done: another thread would keep the interpreter for longer
+            self.take_in(&target, count, -1)  # soon done: another thread would keep the interpreter for longer
         self.dispatch()
 
-    cdef void take_in(self, const Landing *landing, size_t count, int socket) noexcept nogil:
-        conn_received(&self.conn, landing, self.endpoint.receive, count)
-        if socket >= 0 and count == landing.size:
+    cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil:
+        conn_received(&self.conn, target, self.endpoint.receive, count)
+        if socket >= 0 and count == target.size:
             conn_read(&self.conn, socket, self.endpoint.receive, RECEIVE_BUFFER)
         conn_end_round(&self.conn)
 
@@ -526,7 +526,7 @@ cdef class Connection:
     def close(self) -> None:
         """The peer is gone: end every call."""
         conn_close(&self.conn)
-        self.landing.data = NULL
+        self.target.data = NULL
         self.flush = None
         self.dispatch()
 

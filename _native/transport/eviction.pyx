@@ -132,7 +132,7 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
 
 cdef inline size_t evictable(const Host *host) noexcept nogil:
     # Without what jobs hold that run for calls which are over: no eviction gives that back, only their end.
-    return host.account.total - (host.crew.departed.total if host.crew != NULL else 0)
+    return host.account.total - (host.thread_pool.departed.total if host.thread_pool != NULL else 0)
 
 
 cdef void host_relieve(Host *host) noexcept nogil:

@@ -1,4 +1,4 @@
-"""The head of a call: its request headers, read one by one and judged when they are complete.
+"""The head of a call: its request headers, read one by one and checked when they are complete.
 
 Most calls of a connection have the same headers, so what each says is remembered, see KnownField.
 """

@@ -1,7 +1,7 @@
 """HTTP/2 of a server connection, on libnghttp2, without I/O and without Python.
 
 `conn_receive` takes what came from the socket, `conn_collect` gives what goes there. In between, headers are read and
-judged, messages put together and native methods run (`_native.transport.incoming`), answers framed under flow control
+checked, messages put together and native methods run (`_native.transport.incoming`), answers framed under flow control
 (`_native.transport.stream`). A call is served by the `Service` of its method: natively
 (`_native.transport.unary`), or by Python (`_native.transport.connection`).
 
@@ -346,7 +346,7 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     conn.owner = owner
     conn.user = -1
     conn.account.within = &host.account
-    conn.gatekeeper = &host.gatekeeper
+    conn.interceptor = &host.interceptor
     conn.received_ns = host.now_ns
     conn.budget.filled_ns = host.now_ns
     conn.budget.left = host.spare_frames

@@ -38,8 +38,8 @@ from _native.transport.ledger cimport (
     charge_move,
     charge_resize,
 )
+from _native.transport.message_compression cimport message_inflate
 from _native.transport.nghttp2 cimport nghttp2_session_consume_stream
-from _native.transport.packing cimport pack_inflate
 from _native.transport.stream cimport (
     PREFIX,
     RECEIVED_ALL,
@@ -204,7 +204,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     stream.queued += message.size
     if compressed or stream_inflates(stream):
         charge_move(&message.charge, STAGE_INFLATING)
-        chain_push(&stream.packed, message)
+        chain_push(&stream.compressed, message)
         inflate_next(stream)
     else:
         message_ready(stream, message)
@@ -266,11 +266,11 @@ cdef void inflate_rest(Stream *stream) noexcept nogil:
     # Go on with what waits, as far as somebody takes it: inflated messages are bounded like others.
     cdef Incoming *message
     cdef Result result
-    while stream.packed.first != NULL and stream.inflating == NULL and not stream_ended(stream) and (
+    while stream.compressed.first != NULL and stream.inflating == NULL and not stream_ended(stream) and (
             stream.incoming.first == NULL or stream.queued < QUEUED_LIMIT):
-        message = <Incoming *>chain_pop(&stream.packed)
+        message = <Incoming *>chain_pop(&stream.compressed)
         result = RESULT_OK
-        if not message.compressed or pack_inflate(stream, message, &result, inflated_later):
+        if not message.compressed or message_inflate(stream, message, &result, inflated_later):
             inflated(stream, message, result)
     mark_dirty(stream.conn)
     if stream.receiver.state == RECEIVED_ALL and not stream_inflates(stream) and not stream_ended(stream):

@@ -4,18 +4,18 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from _native.chain cimport Chain, Link
-from _native.memory.resource cimport Block, block_give
 from _native.clock cimport now_ns
+from _native.memory.resource cimport Block, block_give
 from _native.memory.small cimport Smalls
 from _native.timers cimport Timer, Timers
+from _native.traceparent cimport TraceContext
 from _native.transport.budget cimport Budget
 from _native.transport.client cimport Client
 from _native.transport.compression cimport Encoding, Result
 from _native.transport.ledger cimport Account, Charge, charge_release
 from _native.transport.nghttp2 cimport nghttp2_data_source, nghttp2_frame, nghttp2_nv, nghttp2_rcbuf, nghttp2_session
 from _native.transport.outgoing cimport Outgoing, Output
-from _native.traceparent cimport TraceContext
-from _native.transport.workers cimport Crew, Job
+from _native.transport.workers cimport Job, ThreadPool
 
 # The states of a call. Each side has its own; a transition not in the table cannot happen.
 #
@@ -171,7 +171,7 @@ cdef struct Stream:
     uint32_t field_capacity
     char *path               # of a call that is not native
     bint single              # the call has one request message
-    uint64_t caller          # of a native call, as the gatekeeper found; 0: nobody known
+    uint64_t caller          # of a native call, as the interceptor found; 0: nobody known
     uint8_t *forwarded       # from malloc: headers that its request carries, as the forwarding has written them
     size_t forwarded_size
 
@@ -179,7 +179,7 @@ cdef struct Stream:
     Incoming first           # embedded: the message of nearly all calls
     Chain incoming           # Incoming, complete
     Encoding encoding        # of messages that are marked as compressed
-    Chain packed             # Incoming, complete messages that wait for the one that is being inflated
+    Chain compressed         # Incoming, complete messages that wait for the one that is being inflated
     Job *inflating           # on a worker
     size_t queued            # bytes of complete messages that nobody has taken
     size_t withheld          # flow-control credit kept back because of them
@@ -209,7 +209,7 @@ cdef struct Conn:
     Host *host
     Client *client           # whose connection it is; NULL: not known
     Account account          # what it makes the server hold
-    const Gatekeeper *gatekeeper  # what its native calls must pass
+    const Interceptor *interceptor  # what its native calls must pass
     Conn *previous           # in Host.connections
     Conn *next
     Output output
@@ -249,11 +249,11 @@ cdef enum:
     WRITABLE_BELOW = 64 << 10    # unsent bytes of a stream below which its call is told to go on
 
 # What a worker has done for a stream, called on the loop. `message` holds what was inflated when the result is
-# RESULT_OK, else still what came; `packed` is NULL when the plain message is to be sent. All of them are taken over.
+# RESULT_OK, else still what came; `deflated` is NULL when the plain message is to be sent. All of them are taken over.
 ctypedef void (*inflated_fn)(Stream *stream, Incoming *message, Result result) noexcept nogil
-ctypedef void (*deflated_fn)(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil
+ctypedef void (*deflated_fn)(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil
 
-cdef struct Gatekeeper:
+cdef struct Interceptor:
     # what native calls must pass; all NULL: nothing
     bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `admits`
     bint (*admits)(void *context, Stream *stream) noexcept nogil  # headers are complete; False: it has ended the call
@@ -272,17 +272,17 @@ cdef struct Host:
     Method other             # every other path
     void (*pinged)(Conn *conn) noexcept nogil            # the peer has sent a PING, which is answered
     void (*refused)(Conn *conn, const char *text) noexcept nogil  # it has broken HTTP/2, a call or all are over
-    Gatekeeper gatekeeper
+    Interceptor interceptor
     Forwarding forwarding
     Account account          # what all connections make the server hold
     Smalls smalls            # memory of sessions and calls
     size_t max_message       # bytes of a request message; 0: unlimited
     size_t max_inflated      # the same after decompression
     int native_level         # zlib's, of the answers of native methods; 0: they are not compressed
-    Crew *crew               # who inflates and compresses large messages; NULL: it is done at once
+    ThreadPool *thread_pool  # who inflates and compresses large messages; NULL: it is done at once
     bint traced              # somebody asks for Stream.context
     uint32_t max_streams
-    uint64_t direct          # bytes of request messages that were read to where they stay, see receipt.pyx
+    uint64_t direct          # bytes of request messages that were read to where they stay, see direct_read.pyx
     int64_t receive_ns       # what a request may take to arrive, see expiry.pxd; 0: any time
     int64_t send_ns          # the same for an answer to be taken
     Timers *timers           # of the loop
@@ -357,7 +357,7 @@ cdef inline size_t stream_unsent(const Stream *stream) noexcept nogil:
 
 cdef inline bint stream_inflates(const Stream *stream) noexcept nogil:
     # a message is complete that nobody can take yet, because it or one before it is being inflated
-    return stream.inflating != NULL or stream.packed.first != NULL
+    return stream.inflating != NULL or stream.compressed.first != NULL
 
 
 cdef inline int64_t stream_time_left(const Stream *stream) noexcept nogil:

@@ -23,9 +23,9 @@ from _native.transport.compression cimport (
 )
 from _native.transport.headers cimport message_encode
 from _native.transport.ledger cimport STAGE_ANSWERED, STAGE_UNSENT, Stage, charge_make, charge_release
+from _native.transport.message_compression cimport compression_abandon, message_deflate
 from _native.transport.nghttp2 cimport *
 from _native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
-from _native.transport.packing cimport pack_abandon, pack_deflate
 
 cdef enum:
     COMPRESS_FROM = 1 << 10          # bytes of an answer below which compressing does not pay
@@ -104,8 +104,8 @@ cdef void stream_drop_request(Stream *stream) noexcept nogil:
     if stream.conn.parked.first != NULL:
         chain_remove(&stream.conn.parked, stream)
     if stream.inflating != NULL:
-        pack_abandon(&stream.inflating)
-    drop_incoming(&stream.packed)
+        compression_abandon(&stream.inflating)
+    drop_incoming(&stream.compressed)
     drop_incoming(&stream.incoming)
     stream.queued = 0
     charge_release(&stream.receiver.charge)
@@ -118,7 +118,7 @@ cdef void stream_drop_request(Stream *stream) noexcept nogil:
 cdef inline void drop_answer(Stream *stream) noexcept nogil:
     # what is not framed yet
     if stream.sender.deflating != NULL:
-        pack_abandon(&stream.sender.deflating)
+        compression_abandon(&stream.sender.deflating)
     drop_outgoing(&stream.sender.uncompressed)
     drop_outgoing(&stream.sender.outgoing)
     stream.conn.unsent -= stream_unsent(stream)
@@ -395,31 +395,31 @@ cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
 cdef void compress_next(Stream *stream) noexcept nogil:
     # one message at a time, so that their order stays
     cdef Outgoing *message
-    cdef Outgoing *packed
+    cdef Outgoing *deflated
     while stream.sender.uncompressed.first != NULL and stream.sender.deflating == NULL:
         message = <Outgoing *>chain_pop(&stream.sender.uncompressed)
         if not message.compress:
             compressed(stream, message, NULL)
-        elif pack_deflate(stream, message, &packed, compressed_later):
-            compressed(stream, message, packed)
+        elif message_deflate(stream, message, &deflated, compressed_later):
+            compressed(stream, message, deflated)
 
 
-cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
-    compressed(stream, plain, packed)
+cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:
+    compressed(stream, plain, deflated)
     compress_next(stream)
 
 
-cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *packed) noexcept nogil:
+cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:
     # the oldest waiting message is to be sent, as it is or compressed
     cdef size_t before = stream_unsent(stream)
     stream.sender.plain -= plain.left
     stream.conn.unsent -= plain.left
     charge_release(&plain.charge)
-    if packed == NULL:
+    if deflated == NULL:
         send_plain(stream, plain)
     else:
         outgoing_free(plain)
-        append(stream, packed)
+        append(stream, deflated)
         go_on(stream)
     tell_writable(stream, before)
 

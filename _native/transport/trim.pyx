@@ -7,7 +7,7 @@ from _native.memory.host cimport host_trim
 from _native.memory.small cimport smalls_clear
 from _native.timers cimport Timer, timers_clear, timers_set
 from _native.transport.stream cimport Host
-from _native.transport.workers cimport Crew, Job, crew_submit
+from _native.transport.workers cimport Job, ThreadPool, thread_pool_submit
 
 cdef extern from *:
     """
@@ -46,7 +46,7 @@ cdef void peak_is_over(Timer *timer, int64_t now) noexcept nogil:
     cdef Host *host = <Host *>timer.owner
     host.peak = host_kept(host)
     smalls_clear(&host.smalls)
-    memory_trim(host.crew)
+    memory_trim(host.thread_pool)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ cdef void done(Job *job) noexcept nogil:
     free(job)
 
 
-cdef void memory_trim(Crew *crew) noexcept nogil:
-    cdef Job *job = <Job *>calloc(1, sizeof(Job)) if crew != NULL else NULL
+cdef void memory_trim(ThreadPool *thread_pool) noexcept nogil:
+    cdef Job *job = <Job *>calloc(1, sizeof(Job)) if thread_pool != NULL else NULL
     if job == NULL:
         run(NULL)
         return
     job.run = run
     job.done = done
-    crew_submit(crew, job)
+    thread_pool_submit(thread_pool, job)

@@ -1,4 +1,4 @@
-"""Native calls: judged when their headers are complete, run when their one message is.
+"""Native calls: checked when their headers are complete, run when their one message is.
 
 A call that is complete runs at once, unless so many answers wait on its own connection that it is parked until the peer
 has taken some of them.
@@ -16,8 +16,8 @@ from _native.transport.incoming cimport stream_drop_message
 from _native.transport.stream cimport (
     Conn,
     Forwarding,
-    Gatekeeper,
     Incoming,
+    Interceptor,
     Stream,
     end_round,
     stream_compress,
@@ -31,18 +31,18 @@ cdef enum:
 
 
 cdef bint wants(Stream *stream, const uint8_t *name, size_t size) noexcept nogil:
-    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
+    cdef const Interceptor *interceptor = stream.conn.interceptor
     cdef const Forwarding *forwarding = &stream.conn.host.forwarding
-    if gatekeeper.wants != NULL and gatekeeper.wants(gatekeeper.context, name, size):
+    if interceptor.wants != NULL and interceptor.wants(interceptor.context, name, size):
         return True
     return forwarding.wants != NULL and forwarding.wants(forwarding.context, name, size)
 
 
 cdef void begin(Stream *stream) noexcept nogil:
-    cdef const Gatekeeper *gatekeeper = stream.conn.gatekeeper
+    cdef const Interceptor *interceptor = stream.conn.interceptor
     cdef const Forwarding *forwarding = &stream.conn.host.forwarding
     stream_compress(stream, ENCODING_UNKNOWN, stream.conn.host.native_level)
-    if gatekeeper.admits != NULL and not gatekeeper.admits(gatekeeper.context, stream):
+    if interceptor.admits != NULL and not interceptor.admits(interceptor.context, stream):
         return
     if forwarding.attach != NULL and stream.field_count:
         forwarding.attach(forwarding.context, stream)

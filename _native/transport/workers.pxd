@@ -7,9 +7,9 @@ from _native.transport.ledger cimport Account
 
 cdef struct Job:
     # One piece of work; the first member of the structure that describes it.
-    Job *previous            # in a list of the crew's
+    Job *previous            # in a list of the pool's
     Job *next
-    bint waits               # it is in Crew.waiting
+    bint waits               # it is in ThreadPool.waiting
     void (*run)(Job *job) noexcept nogil     # on a worker, without the GIL
     void (*done)(Job *job) noexcept nogil    # then on the loop; frees the job
     int32_t cancelled        # atomic: the result is not wanted any more; `run` may end early
@@ -19,7 +19,7 @@ cdef struct Jobs:
     Job *first
     Job *last
 
-cdef struct Crew:
+cdef struct ThreadPool:
     Mutex guard              # guards the lists, and Job.waits
     Condition work
     Jobs waiting             # to do
@@ -29,15 +29,15 @@ cdef struct Crew:
     Account departed         # on the loop: what jobs hold that run for calls which are over
 
 # On the loop: hand over a job.
-cdef void crew_submit(Crew *crew, Job *job) noexcept nogil
+cdef void thread_pool_submit(ThreadPool *thread_pool, Job *job) noexcept nogil
 # On the loop: take a job back that no worker has begun. False: it is running, or done.
-cdef bint crew_withdraw(Crew *crew, Job *job) noexcept nogil
+cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
 # On the loop: call `done` of every finished job.
-cdef void crew_drain(Crew *crew) noexcept nogil
+cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil
 
 
 cdef class Workers:
-    cdef Crew crew
+    cdef ThreadPool thread_pool
     cdef list threads
     cdef readonly int event_fd
     cdef void work(self) noexcept nogil

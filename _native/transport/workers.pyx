@@ -28,63 +28,63 @@ import threading
 NICER = 10
 
 
-cdef void crew_submit(Crew *crew, Job *job) noexcept nogil:
-    lock(&crew.guard)
-    list_append(&crew.waiting, job)
+cdef void thread_pool_submit(ThreadPool *thread_pool, Job *job) noexcept nogil:
+    lock(&thread_pool.guard)
+    list_append(&thread_pool.waiting, job)
     job.waits = True
-    notify_one(&crew.work)
-    unlock(&crew.guard)
+    notify_one(&thread_pool.work)
+    unlock(&thread_pool.guard)
 
 
-cdef bint crew_withdraw(Crew *crew, Job *job) noexcept nogil:
+cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil:
     cdef bint waited
-    lock(&crew.guard)
+    lock(&thread_pool.guard)
     waited = job.waits
     if waited:
-        take_out(crew, job)
-    unlock(&crew.guard)
+        take_out(thread_pool, job)
+    unlock(&thread_pool.guard)
     return waited
 
 
-cdef inline void take_out(Crew *crew, Job *job) noexcept nogil:
-    list_remove(&crew.waiting, job)
+cdef inline void take_out(ThreadPool *thread_pool, Job *job) noexcept nogil:
+    list_remove(&thread_pool.waiting, job)
     job.waits = False
 
 
-cdef Job *take(Crew *crew) noexcept nogil:
-    # the next job, NULL when the crew is closing
+cdef Job *take(ThreadPool *thread_pool) noexcept nogil:
+    # the next job, NULL when the pool is closing
     cdef Job *job = NULL
-    lock(&crew.guard)
-    while crew.waiting.first == NULL and not crew.closing:
-        wait(&crew.work, &crew.guard)
-    if not crew.closing:
-        job = crew.waiting.first
-        take_out(crew, job)
-    unlock(&crew.guard)
+    lock(&thread_pool.guard)
+    while thread_pool.waiting.first == NULL and not thread_pool.closing:
+        wait(&thread_pool.work, &thread_pool.guard)
+    if not thread_pool.closing:
+        job = thread_pool.waiting.first
+        take_out(thread_pool, job)
+    unlock(&thread_pool.guard)
     return job
 
 
-cdef void give_back(Crew *crew, Job *job) noexcept nogil:
+cdef void give_back(ThreadPool *thread_pool, Job *job) noexcept nogil:
     cdef uint64_t one = 1
     cdef bint alone
-    lock(&crew.guard)
-    alone = crew.finished.first == NULL
-    list_append(&crew.finished, job)
-    unlock(&crew.guard)
+    lock(&thread_pool.guard)
+    alone = thread_pool.finished.first == NULL
+    list_append(&thread_pool.finished, job)
+    unlock(&thread_pool.guard)
     if alone:
-        write(crew.event_fd, &one, sizeof(one))
+        write(thread_pool.event_fd, &one, sizeof(one))
 
 
-cdef void crew_drain(Crew *crew) noexcept nogil:
+cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
     cdef uint64_t count
     cdef Job *job
     cdef Job *following
-    read(crew.event_fd, &count, sizeof(count))
-    lock(&crew.guard)
-    job = crew.finished.first
-    crew.finished.first = NULL
-    crew.finished.last = NULL
-    unlock(&crew.guard)
+    read(thread_pool.event_fd, &count, sizeof(count))
+    lock(&thread_pool.guard)
+    job = thread_pool.finished.first
+    thread_pool.finished.first = NULL
+    thread_pool.finished.last = NULL
+    unlock(&thread_pool.guard)
     while job != NULL:
         following = job.next
         job.done(job)
@@ -101,19 +101,19 @@ cdef class Workers:
     """
 
     def __cinit__(self, threads: int):
-        self.crew.event_fd = -1
-        mutex_init(&self.crew.guard, NULL)
-        condition_init(&self.crew.work)
-        self.event_fd = self.crew.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.thread_pool.event_fd = -1
+        mutex_init(&self.thread_pool.guard, NULL)
+        condition_init(&self.thread_pool.work)
+        self.event_fd = self.thread_pool.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.threads = [
             threading.Thread(target=self._run, name=f"worker_{index}", daemon=True) for index in range(threads)
         ]
 
     def __dealloc__(self):
-        if self.crew.event_fd >= 0:
-            close(self.crew.event_fd)
-        condition_destroy(&self.crew.work)
-        mutex_destroy(&self.crew.guard)
+        if self.thread_pool.event_fd >= 0:
+            close(self.thread_pool.event_fd)
+        condition_destroy(&self.thread_pool.work)
+        mutex_destroy(&self.thread_pool.guard)
 
     def start(self) -> None:
         """Begin to work, if that has not been said before."""
@@ -129,26 +129,26 @@ cdef class Workers:
             self.work()
 
     cdef void work(self) noexcept nogil:
-        cdef Job *job = take(&self.crew)
+        cdef Job *job = take(&self.thread_pool)
         while job != NULL:
             job.run(job)
-            give_back(&self.crew, job)
-            job = take(&self.crew)
+            give_back(&self.thread_pool, job)
+            job = take(&self.thread_pool)
 
     def close(self) -> None:
         """End the threads. Jobs that have not begun are not run, but their `done` is called like that of the others."""
         cdef Job *job
         with nogil:
-            lock(&self.crew.guard)
-            self.crew.closing = True
-            notify_all(&self.crew.work)
-            unlock(&self.crew.guard)
+            lock(&self.thread_pool.guard)
+            self.thread_pool.closing = True
+            notify_all(&self.thread_pool.work)
+            unlock(&self.thread_pool.guard)
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
         self.threads.clear()
-        while self.crew.waiting.first != NULL:
-            job = self.crew.waiting.first
-            take_out(&self.crew, job)
-            give_back(&self.crew, job)
-        crew_drain(&self.crew)
+        while self.thread_pool.waiting.first != NULL:
+            job = self.thread_pool.waiting.first
+            take_out(&self.thread_pool, job)
+            give_back(&self.thread_pool, job)
+        thread_pool_drain(&self.thread_pool)

@@ -197,7 +197,7 @@ cdef struct Window:
     Condition changed
     uint32_t out             # responses that have not been taken
     bint abandoned
-    int32_t references       # atomic: the executor's and those of the responses' receipts
+    int32_t references       # atomic: the executor's and those of the responses' acknowledgements
 
 
 cdef void window_give(Window *window) noexcept nogil:
@@ -217,7 +217,7 @@ cdef Window *window_new() noexcept nogil:
 
 
 cdef void taken(void *owner) noexcept nogil:
-    # a receipt was given back
+    # an acknowledgement was given back
     cdef Window *window = <Window *>owner
     lock(&window.guard)
     window.out -= 1
@@ -246,7 +246,7 @@ cdef bint window_wait(Window *window) noexcept nogil:
     return wanted
 
 
-cdef Block *receipt_new(Window *window) noexcept nogil:
+cdef Block *ack_new(Window *window) noexcept nogil:
     cdef Block *block = block_wrap(NULL, 0, taken, window)
     if block != NULL:
         fetch_add32(&window.references, 1)
@@ -267,8 +267,8 @@ cdef void answer_in_parts(Request *request, Window *window) noexcept nogil:
             break
         response = response_new(request)
         if response != NULL:
-            response.receipt = receipt_new(window)
-        if response == NULL or response.receipt == NULL or not answer_part(response, part):
+            response.ack = ack_new(window)
+        if response == NULL or response.ack == NULL or not answer_part(response, part):
             request_fail(request, STATUS_INTERNAL, format_text(
                 "the inputs of a decoupled identity model must have the same first dimension"))
             if response != NULL:
@@ -282,7 +282,7 @@ cdef void answer_in_parts(Request *request, Window *window) noexcept nogil:
 
 cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
     cdef Execution execution
-    cdef bint rehearsed = batch.requests[0].rehearsed
+    cdef bint is_warmup = batch.requests[0].is_warmup
     cdef Request *request
     cdef Window *window
     cdef uint32_t i
@@ -301,7 +301,7 @@ cdef void execute_decoupled(NativeBatch *batch, void *context) noexcept nogil:
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
             bridge_return(<Bridge *>request.bridge, &request.response, &request.response)
     execution.infer_ns = <uint64_t>(batch.output_start_ns - batch.input_end_ns)
-    if not rehearsed:
+    if not is_warmup:
         statistics_executed(&batch.lane.statistics, &execution)
 
 

@@ -2,7 +2,7 @@
 
 A call is a serialized ModelInferRequest, and goes the way of every other message: decoded in place, checked with the
 same words, queued. The loop itself reads it from the socket of calls, so that no other thread must wake; one that is
-too large for a packet comes on the side socket, and an errand brings it to the loop. What becomes of it is sent to the
+too large for a packet comes on the side socket, and a callback brings it to the loop. What becomes of it is sent to the
 worker from there, as a serialized ModelInferResponse. No thread waits for it, so calls may be nested as deep as they
 like: a model waits in its own worker, and only its own instance is taken meanwhile.
 
@@ -16,7 +16,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from _native.atomic cimport fetch_add32, load32
-from _native.request.bridge cimport Errand, Inlet, bridge_attach, bridge_detach, bridge_post
+from _native.request.bridge cimport PostedCallback, WatchedDescriptor, bridge_attach, bridge_detach, bridge_post
 from _native.service.submission cimport Submission
 from backends.python._bls_answers cimport BlsCall
 from backends.python._bls_calls cimport (
@@ -45,7 +45,7 @@ cdef enum:
 
 cdef struct Wish:
     # something for the loop about the calls of a channel
-    Errand errand
+    PostedCallback callback
     Channel *channel
     uint64_t life            # of the worker whose calls they are
     uint64_t id              # of the call; 0: all calls
@@ -59,25 +59,25 @@ cdef struct Wish:
 cdef void bls_open(Channel *channel) noexcept nogil:
     if channel.submission == NULL:
         return
-    channel.inlet.fd = channel.calls.fd
-    channel.inlet.owner = channel
-    channel.inlet.read = read_calls
-    if not bridge_attach((<Submission *>channel.submission).bridge, &channel.inlet):
+    channel.descriptor.fd = channel.calls.fd
+    channel.descriptor.owner = channel
+    channel.descriptor.read = read_calls
+    if not bridge_attach((<Submission *>channel.submission).bridge, &channel.descriptor):
         channel_exhausted(channel)  # its calls would wait forever
 
 
 cdef void bls_close(Channel *channel) noexcept nogil:
-    if channel.inlet.fd >= 0:
-        bridge_detach((<Submission *>channel.submission).bridge, &channel.inlet)
-        channel.inlet.fd = -1
+    if channel.descriptor.fd >= 0:
+        bridge_detach((<Submission *>channel.submission).bridge, &channel.descriptor)
+        channel.descriptor.fd = -1
 
 
-cdef bint read_calls(Inlet *inlet) noexcept nogil:
-    cdef Channel *channel = <Channel *>inlet.owner
+cdef bint read_calls(WatchedDescriptor *descriptor) noexcept nogil:
+    cdef Channel *channel = <Channel *>descriptor.owner
     cdef ssize_t size
     cdef int _
     for _ in range(MOST_PACKETS):
-        size = packet_poll(inlet.fd, channel.calls_packet, PACKET)
+        size = packet_poll(descriptor.fd, channel.calls_packet, PACKET)
         if size < 0:
             return True
         if size == 0:
@@ -105,7 +105,7 @@ cdef bint read_call(Channel *channel, size_t size) noexcept nogil:
     elif head.kind == BLS_REQUEST:
         call = call_new(channel, &head, channel.calls_packet + sizeof(Head))
         if call != NULL:
-            call_make(&call.errand)
+            call_make(&call.callback)
     else:
         channel_break(channel, "sent a packet of an unknown kind on the socket of calls")
         return False
@@ -127,7 +127,7 @@ cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) no
             return True
         call = call_new(channel, head, record)
         if call != NULL:
-            bridge_post((<Submission *>channel.submission).bridge, &call.errand)
+            bridge_post((<Submission *>channel.submission).bridge, &call.callback)
     elif head.kind == BLS_CREDIT:
         wish(channel, head.id, 0, credit_of(head))
     elif head.kind == BLS_CANCEL:
@@ -161,16 +161,16 @@ cdef void wish(Channel *channel, uint64_t id, uint64_t parent, uint32_t credit) 
         return
     fetch_add32(&channel.wishes, 1)
     one.life = channel_life(channel)
-    one.errand.run = grant_wish
+    one.callback.run = grant_wish
     one.channel = channel_share(channel)
     one.id = id
     one.parent = parent
     one.credit = credit
-    bridge_post((<Submission *>channel.submission).bridge, &one.errand)
+    bridge_post((<Submission *>channel.submission).bridge, &one.callback)
 
 
-cdef void grant_wish(Errand *errand) noexcept nogil:
-    cdef Wish *one = <Wish *>errand
+cdef void grant_wish(PostedCallback *callback) noexcept nogil:
+    cdef Wish *one = <Wish *>callback
     if one.id and one.life != channel_life(one.channel):
         pass  # its worker has ended since then
     elif one.parent:

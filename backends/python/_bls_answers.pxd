@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from _native.memory.resource cimport Block
-from _native.request.bridge cimport Errand
+from _native.request.bridge cimport PostedCallback
 from _native.request.request cimport Request, Response
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
@@ -14,10 +14,10 @@ cdef struct Held:
     Held *next
     Head head
     Block *record            # with the bytes, or with the lease to be
-    Block *receipt
+    Block *ack
 
 cdef struct BlsCall:
-    Errand errand
+    PostedCallback callback
     Channel *channel
     uint64_t life            # of the worker that makes it
     uint64_t id

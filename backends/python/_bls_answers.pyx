@@ -1,7 +1,7 @@
 """What calls to other models are answered, on its way to the worker.
 
-At most BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the receipts of
-the responses with them, so that a decoupled model does not run ahead of the model that asked it.
+At most BLS_WINDOW responses of a call are on the way to the worker; those behind them wait here, and the
+acknowledgements of the responses with them, so that a decoupled model does not run ahead of the model that asked it.
 """
 
 from libc.stddef cimport size_t
@@ -57,7 +57,7 @@ cdef void call_answer(BlsCall *call, const Response *response, bint final) noexc
     head.flags = FINAL if final else 0
     if response.empty:
         head.flags |= EMPTY
-        pass_on(call, &head, NULL, response.receipt)
+        pass_on(call, &head, NULL, response.ack)
         return
     size = answer_size(response)
     if size + sizeof(Head) > PACKET:
@@ -72,7 +72,7 @@ cdef void call_answer(BlsCall *call, const Response *response, bint final) noexc
         return
     answer_write_to(response, record.data)
     head.size = <uint32_t>size
-    pass_on(call, &head, record, response.receipt)
+    pass_on(call, &head, record, response.ack)
 
 
 cdef uint32_t code_of_status(int status) noexcept nogil:
@@ -107,7 +107,7 @@ cdef void call_fail(BlsCall *call, int status, const char *details, uint32_t fla
 # ---------------------------------------------------------------------------------------------------------------------
 # In order, and as the credit allows
 
-cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *receipt) noexcept nogil:
+cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *ack) noexcept nogil:
     # takes the record; in order, and as the credit allows
     cdef Held *held
     head.kind = BLS_RESPONSE
@@ -124,9 +124,9 @@ cdef void pass_on(BlsCall *call, Head *head, Block *record, Block *receipt) noex
     held.next = NULL
     held.head = head[0]
     held.record = record
-    held.receipt = NULL
-    if receipt != NULL:
-        held.receipt = block_share(receipt)
+    held.ack = NULL
+    if ack != NULL:
+        held.ack = block_share(ack)
     if call.last_held == NULL:
         call.first_held = held
     else:
@@ -143,7 +143,7 @@ cdef void call_send_held(BlsCall *call) noexcept nogil:
             call.last_held = NULL
         call.credit -= 1
         send(call, &held.head, held.record)
-        block_give(held.receipt)
+        block_give(held.ack)
         free(held)
 
 
@@ -153,7 +153,7 @@ cdef void call_drop_held(BlsCall *call) noexcept nogil:
         held = call.first_held
         call.first_held = held.next
         block_give(held.record)
-        block_give(held.receipt)
+        block_give(held.ack)
         free(held)
     call.last_held = NULL
 

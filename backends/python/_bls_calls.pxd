@@ -2,18 +2,18 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from _native.request.bridge cimport Errand
+from _native.request.bridge cimport PostedCallback
 from backends.python._bls_answers cimport BlsCall
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# From any thread: what a BLS_REQUEST says, or NULL: it was refused, or the worker is ended. Its errand makes it.
+# From any thread: what a BLS_REQUEST says, or NULL: it was refused, or the worker is ended. Its callback makes it.
 cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
 
 # All below on the loop.
 
 # Make the call, which is under way from then on.
-cdef void call_make(Errand *errand) noexcept nogil
+cdef void call_make(PostedCallback *callback) noexcept nogil
 # NULL: it is over.
 cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept nogil
 # The worker welcomes so many more responses.

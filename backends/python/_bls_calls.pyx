@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from _native.atomic cimport fetch_add32, load32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give
-from _native.request.bridge cimport Errand, bridge_abandon
+from _native.request.bridge cimport PostedCallback, bridge_abandon
 from _native.request.record cimport record_inner
 from _native.request.request cimport REQUEST_NEW, Request, Response, request_free, request_new
 from _native.scheduling.lane cimport Lane
@@ -112,7 +112,7 @@ cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record
     call.credit = BLS_WINDOW
     call.channel = channel_share(channel)
     call.parent = bls.parent
-    call.errand.run = call_make
+    call.callback.run = call_make
     return call
 
 
@@ -194,8 +194,8 @@ cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
     return waits
 
 
-cdef void call_make(Errand *errand) noexcept nogil:
-    cdef BlsCall *call = <BlsCall *>errand
+cdef void call_make(PostedCallback *callback) noexcept nogil:
+    cdef BlsCall *call = <BlsCall *>callback
     cdef Channel *channel = call.channel
     cdef Request *request
     cdef bint lives = call.life == channel_life(channel)  # else it has ended since the attendant has read this

@@ -7,7 +7,7 @@ from _native.atomic cimport load64
 from _native.execution.remote cimport Remote
 from _native.memory.arena cimport Arena
 from _native.memory.resource cimport Block
-from _native.request.bridge cimport Inlet
+from _native.request.bridge cimport WatchedDescriptor
 from _native.request.request cimport Request
 from _native.threads cimport Condition, Mutex
 from _native.timers cimport Timer
@@ -91,8 +91,8 @@ cdef struct Channel:
     uint8_t *side_packet
 
     # used by the loop only, while the worker is there
-    Inlet inlet              # the socket of calls
-    Inlet results            # the work socket
+    WatchedDescriptor descriptor  # the socket of calls
+    WatchedDescriptor results  # the work socket
     Remote remote
     Timer limit              # of an execution that the loop has begun
     uint8_t *calls_packet

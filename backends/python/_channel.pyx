@@ -108,7 +108,7 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
     channel.work = -1
     channel.side.fd = -1
     channel.calls.fd = -1
-    channel.inlet.fd = -1
+    channel.descriptor.fd = -1
     channel.results.fd = -1
     channel.pid_fd = -1
     channel.supervisor = -1

@@ -53,7 +53,8 @@ cdef Kept *kept_of(Channel *channel, const NativeBatch *batch) noexcept nogil:
     return kept
 
 
-cdef const char *settle(Channel *channel, const NativeBatch *batch, const Origin *origin, bint failed) noexcept nogil:
+cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Origin *origin,
+                            bint failed) noexcept nogil:
     # what DONE says about each request may be said, which from then on nobody else says; the rule that it breaks, or
     # NULL. Under the guard.
     cdef const char *rule = NULL
@@ -138,7 +139,7 @@ cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noex
     if rule == NULL:
         kept = execution_end(&channel.ledger, kept, &rule)
     if rule == NULL:
-        rule = settle(channel, batch, &origin, head.flags & FAILED)
+        rule = check_done(channel, batch, &origin, head.flags & FAILED)
     unlock(&channel.guard)
     kept_give(kept)
     if rule == NULL:

@@ -17,7 +17,7 @@ from _native.execution.remote cimport BLOCKED, ENDED, UNDER_WAY, Progress, Remot
 from _native.execution.supply cimport supply_each, supply_free
 from _native.memory.resource cimport Block
 from _native.request.bridge cimport (
-    Inlet,
+    WatchedDescriptor,
     bridge_attach,
     bridge_detach,
     bridge_look_again,
@@ -328,8 +328,8 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
     channel_kill(channel)
 
 
-cdef bint read_results(Inlet *inlet) noexcept nogil:
-    cdef Remote *remote = &(<Channel *>inlet.owner).remote
+cdef bint read_results(WatchedDescriptor *descriptor) noexcept nogil:
+    cdef Remote *remote = &(<Channel *>descriptor.owner).remote
     if remote.readable != NULL:
         remote.readable(remote.owner)
     return True

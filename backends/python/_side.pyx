@@ -136,26 +136,26 @@ cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Responses of senders
 
-cdef struct Receipt:
+cdef struct Acknowledgement:
     # what is left to do when the client's side has done with a response
     Channel *channel
     uint64_t number
 
 
 cdef void acknowledge(void *owner) noexcept nogil:
-    cdef Receipt *receipt = <Receipt *>owner
-    cdef Channel *channel = receipt.channel
+    cdef Acknowledgement *ack = <Acknowledgement *>owner
+    cdef Channel *channel = ack.channel
     cdef Slot *slot
     cdef uint32_t credit = 0
     lock(&channel.guard)
-    slot = slot_find(&channel.slots, receipt.number)
+    slot = slot_find(&channel.slots, ack.number)
     if slot != NULL:
         slot_return(slot, 1)
         credit = slot_credit(slot)
     unlock(&channel.guard)
-    send_credit(channel, receipt.number, credit)
+    send_credit(channel, ack.number, credit)
     channel_give(channel)
-    free(receipt)
+    free(ack)
 
 
 cdef void take_credit_wish(Channel *channel, uint64_t number) noexcept nogil:
@@ -170,18 +170,18 @@ cdef void take_credit_wish(Channel *channel, uint64_t number) noexcept nogil:
     send_credit(channel, number, credit)
 
 
-cdef Block *receipt_new(Channel *channel, uint64_t number) noexcept nogil:
+cdef Block *ack_new(Channel *channel, uint64_t number) noexcept nogil:
     # a block without content, whose end is credit for the sender
-    cdef Receipt *receipt = <Receipt *>malloc(sizeof(Receipt))
+    cdef Acknowledgement *ack = <Acknowledgement *>malloc(sizeof(Acknowledgement))
     cdef Block *block
-    if receipt == NULL:
+    if ack == NULL:
         return NULL
-    block = block_wrap(NULL, 0, acknowledge, receipt)
+    block = block_wrap(NULL, 0, acknowledge, ack)
     if block == NULL:
-        free(receipt)
+        free(ack)
         return NULL
-    receipt.channel = channel_share(channel)
-    receipt.number = number
+    ack.channel = channel_share(channel)
+    ack.number = number
     return block
 
 
@@ -210,8 +210,8 @@ cdef bint fill(Channel *channel, const Head *head, Block *record, Response *resp
     if response_read(&origin, 0, response, &status) == 0:
         channel_break(channel, "sent a response that cannot be read")
         return False
-    block_give(response.receipt)
-    response.receipt = receipt_new(channel, head.id)
+    block_give(response.ack)
+    response.ack = ack_new(channel, head.id)
     return True
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from _native.execution.batch import Batch
     from _native.execution.view import View
 
-REHEARSALS = 3
+WARMUP_RUNS = 3
 """Calls before one is recorded as a graph: TorchScript watches the first ones, and compiles the module anew then."""
 
 
@@ -261,7 +261,7 @@ class TorchGpuInstance(Caller, GpuInstance):
             given = [batch.input(name) for name, _ in self.inputs]
             values = [None if value is None else torch.from_dlpack(value) for value in given]
             if batch.capturing and not self._torch.is_recording():
-                for _ in range(REHEARSALS):
+                for _ in range(WARMUP_RUNS):
                     self.call(values)
             elements = self.call(values)
             for tensor, position in self.outputs:

@@ -79,9 +79,9 @@ class TorchStream:
         """Have PyTorch's work of this thread go to the stream.
 
         Args:
-            capturing: it becomes a graph, or rehearses that. What a graph writes to is written each time that it is
-                launched, so nobody else may ever be given that memory: it comes from a pool that only graphs use, one
-                after the other on this stream.
+            capturing: it becomes a graph, or is a warm-up run before that. What a graph writes to is written each time
+                that it is launched, so nobody else may ever be given that memory: it comes from a pool that only graphs
+                use, one after the other on this stream.
         """
         import torch
 

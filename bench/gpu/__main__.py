@@ -28,7 +28,7 @@ from bench.memory_speed import pair_ns
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.pb import grpc_service_pb2 as pb
 
 MIB = 1 << 20
@@ -94,7 +94,7 @@ async def served(
     (root / "m" / "1").mkdir(parents=True, exist_ok=True)
     (root / "m" / "config.pbtxt").write_text(config)
     gpus = Gpus()
-    engine = Engine([root], BackendLoader(options), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([root], BackendLoader(options), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
     problems = await engine.start()
     if problems:
         raise SystemExit("\n".join(problems))

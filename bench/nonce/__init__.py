@@ -5,8 +5,8 @@ outputs are named, whether it is wrong on purpose. The models are identities (IN
 answer is right only if its id, shapes and every byte are those of this very request: an answer that belongs to
 another call, a row of a batch mate, or bytes of an earlier tensor cannot pass.
 
-Encoding and decoding of messages (`encode`, `judge`) are written here once more, apart from `_native.protobuf.codec`,
-because they judge it.
+Encoding and decoding of messages (`encode`, `verify`) are written here once more, apart from `_native.protobuf.codec`,
+because they verify it.
 """
 
 from bench.nonce.workload import DATATYPES, NonceWorkload

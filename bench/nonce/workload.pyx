@@ -1,18 +1,18 @@
-"""The workload: prepares the request of a call's nonce and judges what comes back."""
+"""The workload: prepares the request of a call's nonce and verifies what comes back."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from inferd_client.driver.call cimport Call
-from inferd_client.driver.workload cimport (
-    CORRECT, EARLY_DEADLINE, MALFORMED, WRONG_STATUS, Verdict, Workload, call_reserve,
-)
 from bench.nonce.encode cimport put_request
-from bench.nonce.judge cimport judge_response
 from bench.nonce.plan cimport (
     MAX_NAME, MAX_RANK, MAX_TENSORS, NO_FAULT, UNKNOWN_MODEL, Catalogue, Model, Plan, Tensor, payload_bound,
     payload_fill, plan_draw,
+)
+from bench.nonce.verify cimport verify_response
+from inferd_client.driver.call cimport Call
+from inferd_client.driver.workload cimport (
+    CORRECT, EARLY_DEADLINE, MALFORMED, WRONG_STATUS, Verdict, Workload, call_reserve,
 )
 
 cdef enum:
@@ -60,7 +60,7 @@ cdef bint nonce_prepare(void *context, Call *call) noexcept nogil:
     return True
 
 
-cdef Verdict nonce_judge(void *context, Call *call) noexcept nogil:
+cdef Verdict nonce_verify(void *context, Call *call) noexcept nogil:
     cdef const Plan *plan = <const Plan *> call.scratch
     cdef uint32_t size
     cdef uint64_t allowed
@@ -80,7 +80,7 @@ cdef Verdict nonce_judge(void *context, Call *call) noexcept nogil:
             | call.answer[4])
     if size != call.answer_size - 5:
         return MALFORMED
-    return judge_response(call.answer + 5, size, plan)
+    return verify_response(call.answer + 5, size, plan)
 
 
 cdef class NonceWorkload(Workload):
@@ -111,7 +111,7 @@ cdef class NonceWorkload(Workload):
         self.catalogue.early_ns = <uint64_t> early_us * 1000
         self.context = &self.catalogue
         self.prepare = nonce_prepare
-        self.judge = nonce_judge
+        self.verify = nonce_verify
 
     def __dealloc__(self):
         free(self.catalogue.models)
@@ -138,7 +138,7 @@ cdef class NonceWorkload(Workload):
             free(call.scratch)
 
     def verdict(self, uint64_t nonce, bytes response, int grpc_status=0):
-        """What the judge says (a `Verdict` as int, 0 is correct) to this serialized response to a nonce's request."""
+        """What is said (a `Verdict` as int, 0 is correct) to this serialized response to a nonce's request."""
         cdef bytes framed = b"\0" + len(response).to_bytes(4, "big") + response if grpc_status == 0 else b""
         cdef Call call
         memset(&call, 0, sizeof(Call))
@@ -148,7 +148,7 @@ cdef class NonceWorkload(Workload):
                 raise MemoryError
             call.answer = <uint8_t *> <char *> framed
             call.answer_size = len(framed)
-            return <int> nonce_judge(&self.catalogue, &call)
+            return <int> nonce_verify(&self.catalogue, &call)
         finally:
             free(call.scratch)
 

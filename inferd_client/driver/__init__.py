@@ -9,7 +9,7 @@ The modules, in the order in which a call meets them:
     loop        waits in epoll, starts calls on free slots, counts them when they have ended
     connection  one HTTP/2 connection: its socket, its session, the slots of its calls
     tally       what happened; histogram: how long it took
-    workload    makes requests and judges answers; `Fixed` sends given messages in turn
+    workload    makes requests and verifies answers; `Fixed` sends given messages in turn
     sequences   those of sequences: `Sequences`
     driver      all of it for Python
 

@@ -34,7 +34,7 @@ cdef struct Call:
     uint64_t sequence
     uint32_t step            # requests of it that were made
     uint32_t steps           # of all that it has
-    # the answer; its bytes are kept only when the workload judges
+    # the answer; its bytes are kept only when the workload verifies them
     uint8_t *answer
     size_t answer_size
     size_t answer_capacity

@@ -108,7 +108,7 @@ cdef class Driver:
         if not 0 < deadline_us[0] <= deadline_us[1] or in_flight == 0 or workload.prepare == NULL:
             raise ValueError("expected 0 < deadline_us[0] <= deadline_us[1], in_flight >= 1 and a usable workload")
         kept = self._set_headers(path, method, headers)
-        loop.prepare, loop.judge, loop.context = workload.prepare, workload.judge, workload.context
+        loop.prepare, loop.verify, loop.context = workload.prepare, workload.verify, workload.context
         loop.unfinished = workload.unfinished
         loop.stall_ns = <uint64_t> (stall_seconds * 1e9)
         loop.schedule = Schedule(
@@ -159,7 +159,7 @@ cdef class Driver:
             raise ConnectionError(f"{self.address} has closed every connection")
         for i in range(self.loop.connection_count):
             connection = &self.loop.connections[i]
-            connection.keeps_answers = self.loop.judge != NULL
+            connection.keeps_answers = self.loop.verify != NULL
             connection.in_turn = self.loop.unfinished != NULL
             if not connection_take_slots(connection, in_flight):
                 raise MemoryError

@@ -3,11 +3,11 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-from inferd_client.driver.connection cimport MOST_HEADERS, Connection
 from inferd_client._native.nghttp2 cimport nghttp2_nv
+from inferd_client.driver.connection cimport MOST_HEADERS, Connection
 from inferd_client.driver.schedule cimport Schedule
 from inferd_client.driver.tally cimport Tally
-from inferd_client.driver.workload cimport judge_fn, prepare_fn, unfinished_fn
+from inferd_client.driver.workload cimport prepare_fn, unfinished_fn, verify_fn
 
 cdef enum:
     TICK_MS = 200            # how often a run that nothing moves looks at the clock, and any run for signals
@@ -26,7 +26,7 @@ cdef struct Loop:
     nghttp2_nv headers[MOST_HEADERS]  # the last is grpc-timeout, for calls that have one
     uint32_t header_count
     prepare_fn prepare
-    judge_fn judge
+    verify_fn verify
     unfinished_fn unfinished
     void *context
     Tally tally

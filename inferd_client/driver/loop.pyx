@@ -102,9 +102,9 @@ cdef void start(Loop *loop, Connection *connection, Call *call, uint64_t due_ns)
     loop.tally.deadlines += call.timeout_us != 0
 
 
-cdef Verdict judge(Loop *loop, Call *call) noexcept nogil:
-    if loop.judge != NULL:
-        return loop.judge(loop.context, call)
+cdef Verdict verify(Loop *loop, Call *call) noexcept nogil:
+    if loop.verify != NULL:
+        return loop.verify(loop.context, call)
     return WRONG_STATUS if call.exchange.grpc_status > 0 or call.exchange.http_status != 200 else CORRECT
 
 
@@ -118,7 +118,7 @@ cdef void count(Loop *loop, Call *call, Ending ending) noexcept nogil:
     elif ending == STREAM_RESET:
         tally_reset(&loop.tally, call)
     else:
-        tally_answer(&loop.tally, call, judge(loop, call))
+        tally_answer(&loop.tally, call, verify(loop, call))
 
 
 cdef inline bint unfinished(Loop *loop, const Call *call) noexcept nogil:

@@ -1,4 +1,4 @@
-# What makes requests and judges answers.
+# What makes requests and verifies answers.
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
@@ -6,7 +6,7 @@ from libc.stdlib cimport free, malloc
 from inferd_client.driver.call cimport Call
 
 cdef enum Verdict:
-    # what `judge` says about an answer; the names shown in reports are in `tally.VERDICTS`
+    # what `verify` says about an answer; the names shown in reports are in `tally.VERDICTS`
     CORRECT = 0
     WRONG_STATUS = 1
     EARLY_DEADLINE = 2       # DEADLINE_EXCEEDED before the deadline
@@ -21,14 +21,14 @@ cdef enum Verdict:
 # Set body, body_size and body_stays; False when there is no memory.
 ctypedef bint (*prepare_fn)(void *context, Call *call) noexcept nogil
 # Compare the answer with what the request asked for.
-ctypedef Verdict (*judge_fn)(void *context, Call *call) noexcept nogil
+ctypedef Verdict (*verify_fn)(void *context, Call *call) noexcept nogil
 # Whether further calls must follow on the slot of one that has ended, although the run is at its end.
 ctypedef bint (*unfinished_fn)(void *context, const Call *call) noexcept nogil
 
 cdef class Workload:
     # called without the GIL
     cdef prepare_fn prepare
-    cdef judge_fn judge      # NULL: answers are counted, their bytes dropped
+    cdef verify_fn verify    # NULL: answers are counted, their bytes dropped
     cdef unfinished_fn unfinished  # NULL: none must
     cdef void *context
 

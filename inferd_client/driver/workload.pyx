@@ -1,4 +1,4 @@
-"""What makes requests and judges answers: the base of it, and given messages in turn."""
+"""What makes requests and verifies answers: the base of it, and given messages in turn."""
 
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
@@ -30,7 +30,7 @@ cdef bint fixed_prepare(void *context, Call *call) noexcept nogil:
     return True
 
 
-cdef Verdict fixed_judge(void *context, Call *call) noexcept nogil:
+cdef Verdict fixed_verify(void *context, Call *call) noexcept nogil:
     cdef Bodies *bodies = <Bodies *> context
     cdef size_t i = call.index % bodies.count
     if call.exchange.grpc_status > 0 or call.exchange.http_status != 200:
@@ -70,7 +70,7 @@ cdef class Fixed(Workload):
         self.context = &self.bodies
         self.prepare = fixed_prepare
         if answers:
-            self.judge = fixed_judge
+            self.verify = fixed_verify
 
     def __dealloc__(self):
         free(self.bodies.requests)

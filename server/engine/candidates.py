@@ -14,7 +14,7 @@ from backends.loader import BackendLoader
 from server.caching import CacheConfig, RedisCache
 from server.engine import config as configuration
 from server.engine.fingerprint import fingerprint
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.models import UNAVAILABLE, VersionState
 from server.engine.repository import Marks, ModelFolder
 from server.engine.threads import on_thread
@@ -66,7 +66,7 @@ class Maker:
         options: how configurations are read.
         service: through which an ensemble's steps go.
         max_queued: requests that may wait for one version; 0 for any number.
-        placement: where instances run and what limits them.
+        hardware: where instances run and what limits them.
         cache: where answers are kept; those that outlive the server are kept by fingerprints.
         retries: how many times more a version is loaded that has failed to.
     """
@@ -78,7 +78,7 @@ class Maker:
         service: InferService,
         *,
         max_queued: int,
-        placement: Placement,
+        hardware: Hardware,
         cache: CacheConfig,
         retries: int = 0,
     ) -> None:
@@ -86,7 +86,7 @@ class Maker:
         self._options = options
         self._service = service
         self._max_queued = max_queued
-        self._placement = placement
+        self._hardware = hardware
         self._has_cache = cache is not None
         self._retries = retries
         self._unexpected: dict[str, str] = {}  # by model, the last error that nobody has foreseen
@@ -128,7 +128,7 @@ class Maker:
             halt.check()
             try:
                 return LoadedVersion(
-                    prepared.config, backend, source, self._service, self._max_queued, self._placement, halt
+                    prepared.config, backend, source, self._service, self._max_queued, self._hardware, halt
                 )
             except BackendError as error:
                 if not left or halt.is_set:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from server.engine.lifecycle import Lifecycle
-from server.engine.places import Repositories
 from server.engine.repository import Marks, ModelFolder, marks
+from server.engine.repository_sources import Repositories
 from server.engine.threads import on_thread
 from server.errors import ServerError
 

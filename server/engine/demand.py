@@ -23,8 +23,8 @@ from _native.service.infer import InferService
 from server.engine import config as configuration
 from server.engine.lifecycle import Lifecycle
 from server.engine.models import Models
-from server.engine.places import Repositories
 from server.engine.repository import ModelFolder, marks
+from server.engine.repository_sources import Repositories
 from server.engine.threads import on_thread
 from server.errors import ConfigError, Exhausted, NotFound, ServerError, Unavailable
 

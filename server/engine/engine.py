@@ -26,15 +26,15 @@ from server.engine.candidates import Failure, Maker
 from server.engine.collecting import bring_back
 from server.engine.control import ControlMode, ModelControl, Poller
 from server.engine.demand import Demand
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.lifecycle import Allowed, Lifecycle, anything
 from server.engine.measures import Measures
 from server.engine.models import UNLOADED, IndexEntry, Models, Watcher
 from server.engine.overrides import NOTHING, read_override
-from server.engine.places import Place, Repositories
 from server.engine.redis_store import RedisStore
 from server.engine.refusals import RefusalLog
 from server.engine.repository import AMBIGUOUS, ModelFolder, check_name
+from server.engine.repository_sources import Repositories, RepositorySource
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
 from server.engine.slices import slices
@@ -65,14 +65,14 @@ class Engine:
         max_queued: requests that may wait for one version of a model; 0 for any number.
         shared_memory: what clients may do with shared memory.
         cache: where answers of models with response_cache are kept.
-        placement: where instances run and what limits them.
+        hardware: where instances run and what limits them.
         control: when models are loaded and unloaded.
         load_retries: how many times more a version is loaded that has failed to.
     """
 
     def __init__(
         self,
-        repositories: Iterable[Place | Path],
+        repositories: Iterable[RepositorySource | Path],
         loader: BackendLoader,
         options: configuration.Options,
         *,
@@ -82,7 +82,7 @@ class Engine:
         max_queued: int = 0,
         shared_memory: SharedMemoryPolicy | None = None,
         cache: CacheConfig = None,
-        placement: Placement | None = None,
+        hardware: Hardware | None = None,
         control: ModelControl | None = None,
         load_retries: int = 0,
     ) -> None:
@@ -90,8 +90,8 @@ class Engine:
         self._loader = loader
         self._strict = strict_readiness
         self._control = control or ModelControl()
-        placement = placement or Placement()
-        self.gpus = placement.gpus
+        hardware = hardware or Hardware()
+        self.gpus = hardware.gpus
         self._models = Models(lambda: self.ready, lambda lane: self.infer.forget(lane))
         self._after_delivery: list[Callable[[], None]] = []
         self._bridge = BridgeHandle()
@@ -113,7 +113,7 @@ class Engine:
             options,
             self.infer,
             max_queued=max_queued,
-            placement=placement,
+            hardware=hardware,
             cache=cache,
             retries=load_retries,
         )
@@ -133,11 +133,11 @@ class Engine:
 
     # -- life --
 
-    async def start(self, settle: Callable[[], None] = lambda: None) -> list[str]:
+    async def start(self, on_loaded: Callable[[], None] = lambda: None) -> list[str]:
         """Load the models that are to be loaded at the start; what went wrong, one line for each that is not ready.
 
         Args:
-            settle: called when they are loaded, before the server is ready.
+            on_loaded: called when they are loaded, before the server is ready.
         """
         loop = asyncio.get_running_loop()
         self._loader.serve(EngineServices(self))
@@ -166,7 +166,7 @@ class Engine:
         self.problems = {name: self._explained(failure, folders) for name, failure in sorted(failures.items())}
         if self._poller is not None:
             self._poller.start()
-        settle()
+        on_loaded()
         self._started = True
         self._models.announce("", None, self.ready)
         return list(self.problems.values())
@@ -379,7 +379,7 @@ class Engine:
             ConfigError: there is no such group, or the number is not served.
             BackendError: an instance cannot be made, or the model's scheduler ties requests to instances.
         """
-        async with self._lifecycle.turn(frozenset((name,))):
+        async with self._lifecycle.lock(frozenset((name,))):
             await self._scale(name, counts)
 
     async def _scale(self, name: str, counts: Mapping[str, int]) -> None:

@@ -24,7 +24,7 @@ log = logging.getLogger("inferd.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Hardware:
     """What a server's instances share: where they may run, and what limits them."""
 
     hosts: Mapping[str, HostPolicy] = field(default_factory=lambda: MappingProxyType({}))
@@ -48,7 +48,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Runner:
     """One instance and its thread."""
 
     spec: InstanceSpec
@@ -65,19 +65,19 @@ class Instances:
         spec: of the model.
         model: whose instances they are; None for an ensemble, which has none.
         lane: where their batches come from.
-        placement: see there.
+        hardware: see there.
         halt: ends the warm-up of instances early.
     """
 
     def __init__(
-        self, spec: ModelSpec, model: Model | None, lane: LaneHandle, placement: Placement, halt: Halt | None = None
+        self, spec: ModelSpec, model: Model | None, lane: LaneHandle, hardware: Hardware, halt: Halt | None = None
     ) -> None:
         self._halt = halt or Halt()
         self._spec = spec
         self._model = model
         self._lane = lane
-        self._placement = placement
-        self._seats: list[_Seat] = []
+        self._hardware = hardware
+        self._runners: list[_Runner] = []
         self._guard = threading.Lock()  # of changes of the list, which is never changed in place
         self._made = 0
         self._watchers: list[Callable[[], object]] = []
@@ -85,24 +85,24 @@ class Instances:
     @property
     def live(self) -> list[Instance]:
         """Those that are made, passive ones included."""
-        return [seat.instance for seat in self._seats if seat.instance is not None]
+        return [runner.instance for runner in self._runners if runner.instance is not None]
 
     def uses(self) -> list[Use]:
         """Of those that take batches."""
-        loops = [(seat.spec.name, seat.loop) for seat in self._seats if not seat.spec.passive]
+        loops = [(runner.spec.name, runner.loop) for runner in self._runners if not runner.spec.passive]
         return [Use(name, loop.busy_ns, loop.running) for name, loop in loops if loop is not None]
 
     def workers(self) -> list[tuple[str, WorkerStatus]]:
         """The processes in which instances work, by the names of the instances."""
-        found = [(seat.spec.name, seat.instance.worker) for seat in self._seats if seat.instance is not None]
+        found = [(runner.spec.name, runner.instance.worker) for runner in self._runners if runner.instance is not None]
         return [(name, worker) for name, worker in found if worker is not None]
 
     def device_memory(self) -> dict[int, int]:
         """Bytes that they keep for tensors, by GPU."""
         held: dict[int, int] = {}
-        for seat in self._seats:
-            if isinstance(seat.loop, GpuLoop):
-                held[seat.spec.device] = held.get(seat.spec.device, 0) + seat.loop.held
+        for runner in self._runners:
+            if isinstance(runner.loop, GpuLoop):
+                held[runner.spec.device] = held.get(runner.spec.device, 0) + runner.loop.held
         return held
 
     def start(self, specs: Sequence[InstanceSpec]) -> None:
@@ -115,36 +115,36 @@ class Instances:
         started = []
         failures: list[BaseException] = []
         for spec in specs:
-            seat, ready = _Seat(spec), Future[None]()
-            thread = threading.Thread(target=self._run, args=(self._made, seat, ready), name=spec.name, daemon=True)
+            runner, ready = _Runner(spec), Future[None]()
+            thread = threading.Thread(target=self._run, args=(self._made, runner, ready), name=spec.name, daemon=True)
             try:
                 thread.start()
             except RuntimeError as refusal:
                 failures.append(BackendError(f"instance {spec.name}: the system has no thread for it: {refusal}"))
                 break
-            seat.thread = thread
+            runner.thread = thread
             self._made += 1
-            started.append((seat, ready))
+            started.append((runner, ready))
         with self._guard:
-            self._seats = [*self._seats, *(seat for seat, _ in started)]
+            self._runners = [*self._runners, *(runner for runner, _ in started)]
         failures += [error for _, ready in started if (error := ready.exception()) is not None]
         if not failures:
             failures = list(self._excesses(specs))
         if failures:
             if isinstance(self._lane, QueueLane):
-                failed = [seat for seat, _ in started]
+                failed = [runner for runner, _ in started]
                 self._dismiss(failed)
                 self._see_off(failed)
             raise failures[0]  # those of another lane end when it is closed
-        for seat, _ in started:
+        for runner, _ in started:
             for changed in self._watchers:
-                assert seat.instance is not None
-                seat.instance.watch(changed)
+                assert runner.instance is not None
+                runner.instance.watch(changed)
 
     def _excesses(self, specs: Sequence[InstanceSpec]) -> Iterator[BackendError]:
         """An error for each GPU of these instances that is too full with them."""
         for device in sorted({spec.device for spec in specs if spec.kind == "GPU"}):
-            if self._placement.gpus.is_too_full(device):
+            if self._hardware.gpus.is_too_full(device):
                 yield BackendError(
                     f"can not create model '{self._spec.name}': memory limit set for GPU {device} has exceeded, model "
                     "loading is rejected."
@@ -165,9 +165,9 @@ class Instances:
             raise BackendError("the number of instances can change only for models whose requests are independent")
         self._halt = halt or Halt()
         wanted = {spec.name for spec in specs}
-        present = {seat.spec.name for seat in self._seats if not seat.over.is_set()}
+        present = {runner.spec.name for runner in self._runners if not runner.over.is_set()}
         self.start([spec for spec in specs if spec.name not in present])
-        ending = [seat for seat in self._seats if seat.spec.name not in wanted and not seat.over.is_set()]
+        ending = [runner for runner in self._runners if runner.spec.name not in wanted and not runner.over.is_set()]
         self._dismiss(ending)
         return lambda: self._see_off(ending)
 
@@ -179,76 +179,76 @@ class Instances:
 
     def join(self) -> None:
         """Return when all have ended; the lane is closed."""
-        for seat in self._seats:
-            seat.over.set()
-            if seat.instance is not None:
-                seat.instance.drain()
-        for seat in self._seats:
-            if seat.thread is not None:
-                seat.thread.join()
-        self._trim(self._seats)
+        for runner in self._runners:
+            runner.over.set()
+            if runner.instance is not None:
+                runner.instance.drain()
+        for runner in self._runners:
+            if runner.thread is not None:
+                runner.thread.join()
+        self._trim(self._runners)
 
-    def _dismiss(self, seats: Sequence[_Seat]) -> None:
+    def _dismiss(self, runners: Sequence[_Runner]) -> None:
         """Have them end when they have finished their batches."""
-        for seat in seats:
-            seat.over.set()
-            if seat.loop is not None:
-                seat.loop.retire()
-            if seat.instance is not None:
-                seat.instance.drain()
+        for runner in runners:
+            runner.over.set()
+            if runner.loop is not None:
+                runner.loop.retire()
+            if runner.instance is not None:
+                runner.instance.drain()
 
-    def _see_off(self, seats: Sequence[_Seat]) -> None:
+    def _see_off(self, runners: Sequence[_Runner]) -> None:
         """Return when they have ended."""
-        for seat in seats:
-            if seat.thread is not None:
-                seat.thread.join()
-        self._trim(seats)
+        for runner in runners:
+            if runner.thread is not None:
+                runner.thread.join()
+        self._trim(runners)
         with self._guard:
-            self._seats = [seat for seat in self._seats if seat not in seats]
+            self._runners = [runner for runner in self._runners if runner not in runners]
 
-    def _trim(self, ended: Sequence[_Seat]) -> None:
-        if any(seat.spec.kind == "GPU" for seat in ended):
-            for seat in ended:
-                seat.loop = None  # with it go the buffers on the device
-            self._placement.gpus.trim()
+    def _trim(self, ended: Sequence[_Runner]) -> None:
+        if any(runner.spec.kind == "GPU" for runner in ended):
+            for runner in ended:
+                runner.loop = None  # with it go the buffers on the device
+            self._hardware.gpus.trim()
 
-    def _run(self, index: int, seat: _Seat, ready: Future[None]) -> None:
+    def _run(self, index: int, runner: _Runner, ready: Future[None]) -> None:
         # the instance is made, used and closed on one thread: frameworks keep state by thread
         claim = None
-        resources = self._placement.resources
+        resources = self._hardware.resources
         try:
-            self._bind(seat.spec)
-            if resources is not None and seat.spec.resources:
-                claim = resources.claim(seat.spec)
-            instance = self._make(index, seat, claim)
+            self._bind(runner.spec)
+            if resources is not None and runner.spec.resources:
+                claim = resources.claim(runner.spec)
+            instance = self._make(index, runner, claim)
         except BaseException as error:
             ready.set_exception(error)
         else:
             ready.set_result(None)
-            self._serve(seat)
+            self._serve(runner)
             try:
                 instance.close()
             except Exception:
-                log.exception("instance %s did not close", seat.spec.name)
+                log.exception("instance %s did not close", runner.spec.name)
         finally:
             if claim is not None and resources is not None:
                 resources.forget(claim)
 
-    def _make(self, index: int, seat: _Seat, claim: ClaimHandle | None) -> Instance:
+    def _make(self, index: int, runner: _Runner, claim: ClaimHandle | None) -> Instance:
         assert self._model is not None  # an ensemble has no instances
-        if seat.spec.kind == "GPU":
-            self._placement.gpus.device(seat.spec.device).use()
-        instance = self._model.create_instance(seat.spec)
+        if runner.spec.kind == "GPU":
+            self._hardware.gpus.device(runner.spec.device).use()
+        instance = self._model.create_instance(runner.spec)
         try:
-            loop = self._loop(index, seat.spec, instance, claim)
+            loop = self._loop(index, runner.spec, instance, claim)
             loop.prepare()
             if isinstance(loop, GpuLoop) and self._spec.gpu.graphs:
-                self._capture(loop, seat.spec)
-            warm_up(loop, self._spec, seat.spec.name, self._halt)
+                self._capture(loop, runner.spec)
+            warm_up(loop, self._spec, runner.spec.name, self._halt)
         except BaseException:
             instance.close()
             raise
-        seat.instance, seat.loop = instance, loop
+        runner.instance, runner.loop = instance, loop
         return instance
 
     def _loop(
@@ -256,7 +256,7 @@ class Instances:
     ) -> InstanceLoop | GpuLoop:
         if not isinstance(instance, GpuInstance):
             return InstanceLoop(self._lane, instance, spec.name, index, claim)
-        gpus = self._placement.gpus
+        gpus = self._hardware.gpus
         pinned, pool = gpus.pinned(spec.device), gpus.pool(spec.device)
         return GpuLoop(self._lane, instance, spec.name, index, claim, self._spec.gpu, pinned, pool)
 
@@ -267,14 +267,14 @@ class Instances:
             raise BackendError(f"instance {spec.name}: no CUDA graphs: {error}") from error
 
     @staticmethod
-    def _serve(seat: _Seat) -> None:
-        if seat.spec.passive:
-            seat.over.wait()
-        elif seat.loop is not None:
-            seat.loop.run()
+    def _serve(runner: _Runner) -> None:
+        if runner.spec.passive:
+            runner.over.wait()
+        elif runner.loop is not None:
+            runner.loop.run()
 
     def _bind(self, spec: InstanceSpec) -> None:
-        policy = self._placement.hosts.get(spec.host_policy or usual_policy(spec))
+        policy = self._hardware.hosts.get(spec.host_policy or usual_policy(spec))
         if policy is None:
             if spec.host_policy:
                 log.warning("instance %s: there is no host policy '%s': nothing is bound", spec.name, spec.host_policy)

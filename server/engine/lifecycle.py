@@ -8,12 +8,12 @@ instances, instances are added or taken away.
 A sequence stays with the version that it has begun on. A version with live sequences departs when it is replaced or
 unloaded: their requests still find it (`_native.service.table`), until they have ended or their time is over.
 
-Loads and unloads of the same models happen in turns (`server.engine.turns`), others beside each other. An ensemble is
-loaded in one turn with the models of its steps, and with a model the ensembles are completed anew that have it as a
-step. An unload, and the end of the server, wait for a load that is under way, but not for the rest of its warm-up. None
-of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only a client's load
-that takes instances away returns when these have ended; and where MOST_REPLACED of one model still finish their
-requests, a load waits for one of them, or fails if it is a model's own.
+Loads and unloads of the same models happen one after the other (`server.engine.model_locks`), others beside each other.
+An ensemble is loaded under one lock with the models of its steps, and with a model the ensembles are completed anew
+that have it as a step. An unload, and the end of the server, wait for a load that is under way, but not for the rest of
+its warm-up. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only
+a client's load that takes instances away returns when these have ended; and where MOST_REPLACED of one model still
+finish their requests, a load waits for one of them, or fails if it is a model's own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from backends.api import BackendError
 from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
 from server.engine.loading import Loading
+from server.engine.model_locks import Deadlock, ModelLock, ModelLocks
 from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
 from server.engine.overrides import NOTHING, Override, write_files
-from server.engine.places import Repositories
 from server.engine.repository import Marks, ModelFolder, marks
+from server.engine.repository_sources import Repositories
 from server.engine.room import Room
 from server.engine.threads import on_thread
-from server.engine.turns import Circle, Turn, Turns
 from server.engine.version import LoadedVersion
 from server.engine.warmup import Halt
 from server.errors import ConfigError, Denied, Status, Unavailable
@@ -89,7 +89,7 @@ class Lifecycle:
         self._end = end
         self._threads = threads
         self._room = Room(threads, patience)
-        self._turns = Turns()
+        self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
         self._endings: dict[asyncio.Task[None], str] = {}  # of which model
         self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # by model: the ends of what served at a time
@@ -112,7 +112,7 @@ class Lifecycle:
             task.exception()  # it has been told to who waited, and logged
 
     @asynccontextmanager
-    async def turn(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[Turn]:
+    async def lock(self, names: frozenset[str], asked_by: str = "") -> AsyncIterator[ModelLock]:
         """Change these models inside of the block, and nobody else does.
 
         Raises:
@@ -120,9 +120,9 @@ class Lifecycle:
         """
         outer = self._made_in.get(asked_by)
         try:
-            async with self._turns.of(names, outer.turn if outer else None) as turn:
-                yield turn
-        except Circle:
+            async with self._locks.of(names, outer.lock if outer else None) as lock:
+                yield lock
+        except Deadlock:
             raise _circle(names, asked_by) from None
 
     # -- loading --
@@ -163,7 +163,7 @@ class Lifecycle:
         if not self._made_in:  # then none does
             yield
             return
-        with self._room.urge(self._turns.ahead((name,))):
+        with self._room.urge(self._locks.ahead((name,))):
             yield
 
     async def _load(
@@ -177,7 +177,7 @@ class Lifecycle:
         if outer is None:
             return await self._load_in(self._room, wanted, override, explicit, asked_by, allowed)
         # Others may be loading the same already, and wait for a place: the model that asks has one, and waits for them.
-        with self._room.urge(self._turns.ahead(wanted | self._users_of(wanted))):
+        with self._room.urge(self._locks.ahead(wanted | self._users_of(wanted))):
             return await self._load_in(Room(self._threads), wanted, override, explicit, asked_by, allowed)
 
     async def _load_in(
@@ -186,13 +186,13 @@ class Lifecycle:
         needed = wanted | self._users_of(wanted)
         while True:
             self._refuse_when_stopping()
-            async with self.turn(needed, asked_by) as turn:
+            async with self.lock(needed, asked_by) as lock:
                 candidates = await self._look(wanted, override, room, allowed)
                 needed = frozenset(candidates) | wanted
-                if needed <= turn.names:
+                if needed <= lock.names:
                     for name in wanted & set(candidates):
                         candidates[name].explicit = explicit
-                    loading = Loading(self._models, self._maker, turn, candidates, room, waits=not asked_by)
+                    loading = Loading(self._models, self._maker, lock, candidates, room, waits=not asked_by)
                     failures = await self._run(loading, wanted)
                     break
                 for candidate in candidates.values():
@@ -297,7 +297,7 @@ class Lifecycle:
         self._refuse_when_stopping()
         if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
             self._made_in[name].halt((name,), "it is unloaded before its load has ended")
-        async with self.turn(frozenset((name,)), asked_by):
+        async with self.lock(frozenset((name,)), asked_by):
             if name not in self._models:
                 return
             state = self._models[name]
@@ -317,7 +317,7 @@ class Lifecycle:
             Unavailable: the server stops.
         """
         self._refuse_when_stopping()
-        async with self.turn(frozenset((name,))):
+        async with self.lock(frozenset((name,))):
             if name not in self._models:
                 return
             state = self._models[name]
@@ -336,7 +336,7 @@ class Lifecycle:
 
     async def remove(self, name: str) -> None:
         """Unload a model that is in no repository any more, and forget it."""
-        async with self._turns.of((name,)):
+        async with self._locks.of((name,)):
             if name in self._models and await on_thread(self._repositories.find, name) is None:
                 ending = self._withdraw(name)
                 log.info("'%s' is in no repository any more", name)
@@ -515,7 +515,7 @@ class Lifecycle:
         self._closing = True
         for name in self._models:
             self._hurry(self._models[name])
-        await self._turns.idle()
+        await self._locks.idle()
         for names in reversed(self._models.layers()):
             await asyncio.gather(*map(self._withdraw, names))
         while self._endings:

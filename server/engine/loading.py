@@ -12,11 +12,11 @@ from typing import Protocol
 from backends.api import BackendError
 from server.engine import config as configuration
 from server.engine.candidates import Candidate, Failure, Maker
+from server.engine.model_locks import ModelLock
 from server.engine.models import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
 from server.engine.repository import REST
 from server.engine.room import Room
 from server.engine.threads import on_thread
-from server.engine.turns import Turn
 from server.engine.version import LoadedVersion
 from server.engine.warmup import Halt
 from server.errors import ServerError
@@ -64,14 +64,14 @@ class Loading:
         self,
         models: Models,
         maker: Maker,
-        turn: Turn,
+        lock: ModelLock,
         candidates: dict[str, Candidate],
         room: Room,
         *,
         waits: bool = True,
     ) -> None:
         self._waits = waits
-        self.turn = turn
+        self.lock = lock
         self.candidates = candidates
         self.failures: dict[str, Failure] = {}
         self.leaving: list[asyncio.Task[None]] = []  # the ends of instances that are taken away
@@ -250,7 +250,7 @@ class Loading:
         await self._identify(candidate, prepared)
         if not candidate.reasons:
             await self._scale(candidate, prepared)
-        await self._settle(candidate)
+        await self._report_failures(candidate)
 
     def _is_missing(self, step: str) -> bool:
         """The failed candidate was to be a step in its new form, or there is no old one."""
@@ -317,7 +317,7 @@ class Loading:
             candidate.leaving.append(leave)
             log.info("'%s' version %d has %d instances", candidate.name, version, len(prepared.spec.instances))
 
-    async def _settle(self, candidate: Candidate) -> None:
+    async def _report_failures(self, candidate: Candidate) -> None:
         """After something could not be made: a model that serves already changes as a whole, or not at all."""
         if not candidate.reasons:
             return
@@ -340,7 +340,7 @@ class Loading:
                 candidate.reasons[version] = str(error) or type(error).__name__
                 del candidate.made[version]
                 await on_thread(loaded.close)
-        await self._settle(candidate)
+        await self._report_failures(candidate)
 
     # -- the step in which it takes over --
 

@@ -187,7 +187,7 @@ class SharedMemory:
         else:
             self.regions.remove_all(scope, kind)
         if kind == CUDA:
-            closing.settle()
+            closing.wait_closed()
 
     def withdraw(self, owner: int) -> None:
         """Unregister the regions of an owner."""
@@ -215,7 +215,7 @@ class SharedMemory:
     def close(self) -> None:
         """Unregister everything. Blocks until what no request uses is closed."""
         self.regions.close()
-        closing.settle()
+        closing.wait_closed()
 
     def _required_scope(self, user: User | None) -> int:
         scope = self.scope(user)

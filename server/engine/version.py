@@ -18,7 +18,7 @@ from _native.sequences.sequencer import SequenceLane
 from _native.service.infer import InferService
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
 from server.engine.config.measured import bounds_of
-from server.engine.instances import Instances, Placement, Use
+from server.engine.instances import Hardware, Instances, Use
 from server.engine.resources import Resources
 from server.engine.warmup import Halt
 from server.pb import grpc_service_pb2 as pb
@@ -44,7 +44,7 @@ class LoadedVersion:
         source: where the version lies.
         service: through which an ensemble's steps go.
         max_queue: requests that may wait; 0 for any number.
-        placement: where instances run and what limits them.
+        hardware: where instances run and what limits them.
         halt: ends the load early; it counts until the version is made.
 
     The environment variable TRITONSERVER_DELAY_SCHEDULER, a hook of Triton's tests, holds the first batch of every
@@ -61,7 +61,7 @@ class LoadedVersion:
         source: ModelSource,
         service: InferService,
         max_queue: int = 0,
-        placement: Placement | None = None,
+        hardware: Hardware | None = None,
         halt: Halt | None = None,
     ) -> None:
         began = time.monotonic()
@@ -70,10 +70,10 @@ class LoadedVersion:
         self.version = source.version
         self.fingerprint = b""  # set where answers are kept under it
         self.seconds = 0.0  # that it took to load
-        placement = placement or Placement()
+        hardware = hardware or Hardware()
         self._model: Model | None = backend.load(source) if backend else None
         try:
-            self.lane = _make_lane(source, service, max_queue, placement.resources)
+            self.lane = _make_lane(source, service, max_queue, hardware.resources)
         except BaseException:
             self._close_model()
             raise
@@ -82,7 +82,7 @@ class LoadedVersion:
         if self._arena is not None:
             self.lane.receive_into(self._arena)
         self._on_gpu = _on_gpu(source.spec)
-        self._instances = Instances(self.spec, self._model, self.lane, placement, halt)
+        self._instances = Instances(self.spec, self._model, self.lane, hardware, halt)
         try:
             self._instances.start(self.spec.instances)
         except BaseException:
@@ -213,7 +213,7 @@ class LoadedVersion:
             memory += [("GPU", device, size) for device, size in sorted(self._instances.device_memory().items())]
         if self._arena is not None:
             memory.append(("CPU", 0, self._arena.used))
-        return lane, lane.outlook() if isinstance(lane, QueueLane) else None, memory
+        return lane, lane.predictor() if isinstance(lane, QueueLane) else None, memory
 
 
 def _make_lane(source: ModelSource, service: InferService, max_queue: int, resources: Resources | None) -> LaneHandle:

@@ -63,7 +63,7 @@ def warm_up(loop: InstanceLoop | GpuLoop, spec: ModelSpec, instance: str, halt: 
         try:
             for _ in range(sample.count):
                 halt.check()
-                loop.rehearse(tensors, sample.batch_size)
+                loop.warm_up(tensors, sample.batch_size)
         except ValueError as error:
             raise BackendError(f"failed to run warmup sample '{sample.name}': {error}") from error
     if spec.warmup:
@@ -82,7 +82,7 @@ async def warm_up_ensemble(service: InferService, lane: LaneHandle, spec: ModelS
             for _ in range(sample.count):
                 halt.check()
                 done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-                service.rehearse(lane, tensors, sample.batch_size, done.set_result)
+                service.warm_up(lane, tensors, sample.batch_size, done.set_result)
                 if problem := await done:
                     raise ValueError(problem)
         except ValueError as error:

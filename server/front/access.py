@@ -1,7 +1,8 @@
 """Access control of both front doors: which RPC is of which group, and what becomes of a call that is refused.
 
-`_native.service.access.Judge` decides. Native calls meet it in the connection; all others here: the native door asks
-before it runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are rules.
+`_native.service.access.Authorizer` decides. Native calls meet it in the connection; all others here: the native door
+asks before it runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are
+rules.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _native.service.access import TRUSTED_CALLER, Judge
+from _native.service.access import TRUSTED_CALLER, Authorizer
 from server.errors import Denied, Status
-from server.front.lobby import Place
+from server.front.connection_limits import ListenerPolicy
 from server.front.tokens import TokenFile, TokenFileError
 from server.rpc.call import Metadata, PeerCredentials
 from server.rpc.service import GROUP_OF
@@ -51,13 +52,13 @@ class Access:
         triton_codes: bool = False,
         overrides: bool = False,
     ) -> None:
-        self.judge = Judge(restrictions, triton_codes=triton_codes, overrides=overrides)
-        self._file = TokenFile(token_file, self.judge.key) if token_file is not None else None
+        self.authorizer = Authorizer(restrictions, triton_codes=triton_codes, overrides=overrides)
+        self._file = TokenFile(token_file, self.authorizer.key) if token_file is not None else None
         self._unclassified = Status.UNAVAILABLE if triton_codes else Status.PERMISSION_DENIED
         self._watchers: list[Callable[[], None]] = []
         self.guards = bool(restrictions) or token_file is not None
         if self._file is not None:
-            self.judge.set_tokens(self._file.first())
+            self.authorizer.set_tokens(self._file.first())
 
     async def watch(self) -> None:
         """Log who was refused, some time after somebody was, and read the file of tokens again if it has changed.
@@ -66,7 +67,7 @@ class Access:
         """
         noted = asyncio.Event()
         noted.set()  # somebody may have been
-        self.judge.on_note = noted.set
+        self.authorizer.on_note = noted.set
         try:
             while True:
                 if self._file is None:
@@ -89,7 +90,7 @@ class Access:
             log.exception("the tokens stay as they were")
             return
         if table is not None:
-            self.judge.set_tokens(table)
+            self.authorizer.set_tokens(table)
             for watcher in self._watchers:
                 watcher()
             log.info("read %d tokens", len(table))
@@ -100,29 +101,29 @@ class Access:
 
     # -- judging --
 
-    def caller(self, path: str, metadata: Metadata, place: Place | None = None) -> int:
+    def caller(self, path: str, metadata: Metadata, listener_policy: ListenerPolicy | None = None) -> int:
         """Who makes this call, for `require`.
 
         Args:
             path: the method.
             metadata: of the call.
-            place: where it came in; None when that is not known.
+            listener_policy: where it came in; None when that is not known.
 
         Raises:
             Denied: the call may not be made.
         """
         group = self._group(path)
-        if place is not None and place.groups is not None and group not in place.groups:
+        if listener_policy is not None and listener_policy.groups is not None and group not in listener_policy.groups:
             raise Denied(Status.UNIMPLEMENTED, f"{group} calls are not served at this address")
-        if place is not None and place.trusted:
+        if listener_policy is not None and listener_policy.trusted:
             return TRUSTED_CALLER
-        status, text, caller = self.judge.judge(group, metadata)
+        status, text, caller = self.authorizer.authorize(group, metadata)
         if status:
             raise Denied(Status(status), text)
         return caller
 
     def require(self, caller: int, path: str, model: str = "") -> None:
-        """Judge one message of a call that was let in: group and model, by the line that is in force now.
+        """Authorizer one message of a call that was let in: group and model, by the line that is in force now.
 
         Args:
             caller: as `caller` has found.
@@ -132,11 +133,11 @@ class Access:
         Raises:
             Denied: it may not be answered.
         """
-        _deny_unless_ok(*self.judge.judge_message(caller, self._group(path), model))
+        _deny_unless_ok(*self.authorizer.authorize_message(caller, self._group(path), model))
 
     def require_overrides(self, caller: int) -> None:
         """Raises `Denied` unless a load of this caller may bring a configuration and files."""
-        _deny_unless_ok(*self.judge.judge_override(caller))
+        _deny_unless_ok(*self.authorizer.authorize_override(caller))
 
     def _group(self, path: str) -> str:
         group = GROUP_OF.get(path)
@@ -156,11 +157,11 @@ class Access:
             process: of the client, where the kernel tells.
         """
         if isinstance(error, Denied):
-            self.judge.note(peer, path, str(error), -1 if process is None else process.uid)
+            self.authorizer.note(peer, path, str(error), -1 if process is None else process.uid)
 
     def _tell(self) -> None:
         """Log the refusals since the last time: a line for each of the first ones, and one for all others."""
-        notes, left_out = self.judge.take_notes()
+        notes, left_out = self.authorizer.take_notes()
         for (peer, path, text), count in notes.items():
             log.warning("refused: %s %s: %s%s", peer, path, text, f" ({count} times)" if count > 1 else "")
         if left_out:

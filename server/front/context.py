@@ -14,8 +14,8 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
 from _native.transport.connection import EVENT_CLOSED, EVENT_DEADLINE, Call
+from server.front.connection_limits import ListenerPolicy
 from server.front.door import STOPPING
-from server.front.lobby import Place
 from server.front.peer import Peer, identity_key
 from server.rpc.call import PeerCredentials
 
@@ -205,10 +205,10 @@ class NativeContext:
         return str(self._call.connection.peer)
 
     @property
-    def place(self) -> Place:
+    def listener_policy(self) -> ListenerPolicy:
         """The listener that the call came in by."""
-        place: Place = self._call.connection.guest.place
-        return place
+        listener_policy: ListenerPolicy = self._call.connection.admission.listener_policy
+        return listener_policy
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
@@ -223,7 +223,7 @@ class NativeContext:
     @property
     def client(self) -> int:
         """A number that stands for the client, whatever its connections."""
-        number: int = self._call.connection.guest.use.number
+        number: int = self._call.connection.admission.use.number
         return number
 
     @property

@@ -97,7 +97,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
             return 0
         metadata = tuple(context.invocation_metadata() or ())
         try:
-            caller = self._access.caller(PREFIX + method, metadata, getattr(context, "place", None))
+            caller = self._access.caller(PREFIX + method, metadata, getattr(context, "listener_policy", None))
         except Denied as error:
             await refuse(context, error)
             raise

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from _native.service.access import GROUPS, PassageEntrance
+from _native.service.access import GROUPS, ListenerInterceptor
 from _native.service.forwarding import Forwarder
 from _native.service.infer import InferService
 from _native.timers import TimersHandle
@@ -28,12 +28,12 @@ from _native.transport.workers import Workers
 from server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from server.errors import Denied, Exhausted
 from server.front.access import Access
+from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy
 from server.front.connection_log import ConnectionLog
 from server.front.context import NativeContext
 from server.front.door import STOPPING
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
-from server.front.lobby import ClientLimits, Lobby, Place
 from server.front.peer import Peer
 from server.front.protocol import NativeProtocol
 from server.front.refusal import rich_details
@@ -137,7 +137,7 @@ class NativeDoor:
         if infer is not None:
             infer.install(self._endpoint)
         if access is not None and access.guards:
-            access.judge.install(self._endpoint)
+            access.authorizer.install(self._endpoint)
         self._registered: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._policy = policy or ListenPolicy()
@@ -146,7 +146,7 @@ class NativeDoor:
         self.addresses: tuple[str, ...] = ()
         self._protocols: set[NativeProtocol] = set()
         self._connections = connections
-        self._lobby = Lobby(max_connections, clients)
+        self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
         self._contexts: set[NativeContext] = set()  # of the calls that Python handles
         self._draining = False
@@ -198,9 +198,9 @@ class NativeDoor:
         return bound[0].port if isinstance(bound[0], TcpAddress) else 0
 
     async def _listen(self, bind: Bind) -> Address:
-        address, policy, place = bind.address, self._policy.at(bind), self._place(bind.rules)
+        address, policy, listener_policy = bind.address, self._policy.at(bind), self._listener_policy(bind.rules)
         protocol = partial(
-            NativeProtocol, self._endpoint, self._protocols, self._timers, self._lobby, place, self._refused
+            NativeProtocol, self._endpoint, self._protocols, self._timers, self._limits, listener_policy, self._refused
         )
         if isinstance(address, UnixAddress):
             opened, file = open_unix(address, policy)
@@ -208,7 +208,7 @@ class NativeDoor:
             await self._listeners[-1].serve()
             return address
         sockets = open_tcp(address, reuse_port=policy.reuse_port)
-        patience = place.connections.handshake_timeout
+        patience = listener_policy.connections.handshake_timeout
         self._listeners += [
             Listener(opened, protocol, policy.credentials, handshake_timeout=patience) for opened in sockets
         ]
@@ -219,24 +219,28 @@ class NativeDoor:
                 raise explained(address, error) from error
         return TcpAddress(address.host, int(sockets[0].getsockname()[1]))
 
-    def _place(self, rules: Rules) -> Place:
+    def _listener_policy(self, rules: Rules) -> ListenerPolicy:
         """What holds at a listener with these rules."""
         given: dict[str, Any] = {
             field: getattr(rules, option) / 1000 or math.inf
             for option, field in _CONNECTION_RULES.items()
             if getattr(rules, option) is not None
         }
-        place = Place(connections=replace(self._connections, **given), max_connections=rules.max_connections or 0)
+        listener_policy = ListenerPolicy(
+            connections=replace(self._connections, **given), max_connections=rules.max_connections or 0
+        )
         groups = set(GROUPS if rules.groups is None else rules.groups)
         if rules.reflection is not None:
             (groups.add if rules.reflection else groups.discard)("reflection")
         if groups == set(GROUPS) and rules.tokens is not False:
-            return place
+            return listener_policy
         if self._access is None:
             self._access = Access()  # nobody is asked for anything, but not every method is served everywhere
-        place.groups, place.trusted = frozenset(groups), rules.tokens is False
-        place.entrance = PassageEntrance(self._access.judge, place.groups, trusted=place.trusted)
-        return place
+        listener_policy.groups, listener_policy.trusted = frozenset(groups), rules.tokens is False
+        listener_policy.interceptor = ListenerInterceptor(
+            self._access.authorizer, listener_policy.groups, trusted=listener_policy.trusted
+        )
+        return listener_policy
 
     async def _reload(self, credentials: Credentials) -> None:
         """Serve new connections with the certificate that is in the files; those there are keep theirs."""
@@ -331,9 +335,9 @@ class NativeDoor:
         """What the door has done and does, for metrics."""
         return Traffic(
             calls=self._endpoint.calls(),
-            connections=self._lobby.count,
-            accepted=self._lobby.let_in,
-            refused=self._lobby.turned_away,
+            connections=self._limits.count,
+            accepted=self._limits.accepted,
+            refused=self._limits.refused,
             open_calls=sum(protocol.streams for protocol in self._protocols),
             resets=self._endpoint.resets,
             held=self._endpoint.ledger,
@@ -348,7 +352,7 @@ class NativeDoor:
             return
         try:
             if self._access is not None:
-                self._access.caller(call.path, call.metadata, call.connection.guest.place)
+                self._access.caller(call.path, call.metadata, call.connection.admission.listener_policy)
             use = self._begin_stream(call, handler)
         except (Denied, Exhausted) as error:
             if self._access is not None:
@@ -374,11 +378,11 @@ class NativeDoor:
         Raises:
             Exhausted: the client has too many.
         """
-        use: ClientUse = call.connection.guest.use
+        use: ClientUse = call.connection.admission.use
         if not (handler.request_streaming or handler.response_streaming):
             return None
-        if 0 < self._lobby.limits.streams <= use.streams:
-            limit = self._lobby.limits.streams
+        if 0 < self._limits.per_client.streams <= use.streams:
+            limit = self._limits.per_client.streams
             raise ClientLimitError(f"client {use.name} has {use.streams} streams in flight, its limit is {limit}")
         use.streams += 1
         return use

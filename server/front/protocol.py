@@ -9,12 +9,12 @@ from typing import Any
 
 from _native.timers import TimersHandle
 from _native.transport.connection import Connection, Endpoint
+from server.front.connection_limits import Admission, ConnectionLimits, ListenerPolicy
 from server.front.connection_log import ConnectionLog
-from server.front.lobby import Guest, Lobby, Place
+from server.front.connection_monitor import ConnectionMonitor
 from server.front.peer import peer_of
 from server.front.sessions import is_resumed
 from server.front.tls import ALPN
-from server.front.watch import Watch
 
 DIRECT_FROM, DIRECT_AT_MOST = 64 << 10, 4 << 20
 """Bytes of output from which it is written to the socket without the transport, which needs an object for each piece of
@@ -31,19 +31,19 @@ class NativeProtocol(asyncio.BufferedProtocol):
         endpoint: Endpoint,
         protocols: set[NativeProtocol],
         timers: TimersHandle,
-        lobby: Lobby,
-        place: Place,
+        limits: ConnectionLimits,
+        listener_policy: ListenerPolicy,
         refused: ConnectionLog,
     ) -> None:
         self._refused = refused
-        self._lobby = lobby
-        self._place = place
-        self._guest: Guest | None = None
+        self._limits = limits
+        self._listener_policy = listener_policy
+        self._admission: Admission | None = None
         self._accepted = timers.time()  # made when the socket is accepted, before TLS
         self._endpoint = endpoint
         self._protocols = protocols
         self._timers = timers
-        self._watch: Watch | None = None
+        self._monitor: ConnectionMonitor | None = None
         self._buffer: Any = endpoint.receive_buffer()
         self._paused = False
         self._encrypted = False
@@ -76,21 +76,28 @@ class NativeProtocol(asyncio.BufferedProtocol):
         elif connection is not None:
             self._socket = connection.fileno()
         client = peer_of(transport)
-        self._guest = self._lobby.enter(self._place, client)
-        if self._guest is None:
+        self._admission = self._limits.admit(self._listener_policy, client)
+        if self._admission is None:
             transport.abort()
             return
         user = client.credentials.uid if client.credentials is not None else -1
         self._connection = Connection(
-            self._endpoint, client.address, user, self._guest.use, self._place.entrance, client.identity
+            self._endpoint,
+            client.address,
+            user,
+            self._admission.use,
+            self._listener_policy.interceptor,
+            client.identity,
         )
         if self._socket >= 0:
             self._buffer = self._connection.receive_buffer()
         self._connection.client = client
-        self._connection.guest = self._guest
+        self._connection.admission = self._admission
         self._connection.flush = self._flush
         self._connection.on_refused = partial(self._refused.add, client.address)
-        self._watch = Watch(self, self._connection, self._place.connections, self._timers, self._accepted)
+        self._monitor = ConnectionMonitor(
+            self, self._connection, self._listener_policy.connections, self._timers, self._accepted
+        )
         self._protocols.add(self)
         if self._encrypted:
             self._flush()
@@ -103,11 +110,11 @@ class NativeProtocol(asyncio.BufferedProtocol):
             connection.close()
             for callback in connection.client.departed:
                 callback()
-        if self._guest is not None:
-            self._lobby.leave(self._guest)
-            self._guest = None
-        if self._watch is not None:
-            self._watch.stop()
+        if self._admission is not None:
+            self._limits.release(self._admission)
+            self._admission = None
+        if self._monitor is not None:
+            self._monitor.stop()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -166,8 +173,8 @@ class NativeProtocol(asyncio.BufferedProtocol):
             transport.write_eof()  # the rest of a request that is not read would take the answer with it
         else:
             transport.close()
-        if self._watch is not None:
-            self._watch.closing()
+        if self._monitor is not None:
+            self._monitor.closing()
 
     def _is_free(self, transport: asyncio.Transport) -> bool:
         """Whether the socket may be written to directly: nothing else is on its way there."""

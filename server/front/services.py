@@ -26,9 +26,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from _native.service.forwarding import Forwarder, ReservedError
 from server.errors import Denied, Internal, InvalidArgument, ServerError
 from server.front.access import Access
+from server.front.connection_limits import host_of
 from server.front.door import Door
 from server.front.health import Health, follow
-from server.front.lobby import host_of
 from server.front.peer import ALTERNATIVE_NAME, COMMON_NAME, AuthContext, identity_of, process_of
 from server.front.refusal import refuse
 from server.observe.load import TRAILER, LoadMeter
@@ -121,7 +121,7 @@ def _reflection_handlers(servicer: Reflection, calls: Calls | None) -> dict[str,
 
 
 class Reflection(reflection_pb2_grpc.ServerReflectionServicer):  # type: ignore[misc]  # its base has no types
-    """The library's servicer, with each request judged by what is allowed when it comes."""
+    """The library's servicer, with each request checked by what is allowed when it comes."""
 
     _path = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
@@ -260,8 +260,9 @@ class ContextCall:
         self.forwarded = b""
         self._identity: int | None = None
         self._hold: Callable[[int], None] | None = getattr(context, "hold", None)  # grpc.aio's does not count
-        place = getattr(context, "place", None)  # grpc.aio's context does not tell where a call came in
-        self.caller = access.caller(path, self.metadata, place) if access is not None else 0
+        # grpc.aio's context does not tell where a call came in
+        listener_policy = getattr(context, "listener_policy", None)
+        self.caller = access.caller(path, self.metadata, listener_policy) if access is not None else 0
         credentials = self.peer_credentials
         self.user = -1 if credentials is None else credentials.uid
 

@@ -60,7 +60,8 @@ class Call(Protocol):
 
     @property
     def client(self) -> int:
-        """A number that stands for the client, whatever its connections; see `server.front.lobby.client_name`."""
+        """A number that stands for the client, whatever its connections; see
+        `server.front.connection_limits.client_name`."""
 
     @property
     def connection(self) -> int:

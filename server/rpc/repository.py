@@ -25,7 +25,7 @@ Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
 class Repository:
-    """Listing of models and their states, loading and unloading; who may name a model was judged before."""
+    """Listing of models and their states, loading and unloading; who may name a model was checked before."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

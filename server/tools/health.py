@@ -18,7 +18,7 @@ class Unhealthy(ServerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HealthCheck:
     """Which server is asked, for what, and how it is reached.
 
     Attributes:
@@ -36,29 +36,25 @@ class Question:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def ask(question: Question) -> None:
-    """Return when `question.service` is SERVING.
+def ask(check: HealthCheck) -> None:
+    """Return when `check.service` is SERVING.
 
     Raises:
         Unhealthy: it is not, or there is no answer in time.
     """
     credentials = None
-    if question.root_cert is not None:
+    if check.root_cert is not None:
         try:
-            credentials = grpc.ssl_channel_credentials(question.root_cert.read_bytes())
+            credentials = grpc.ssl_channel_credentials(check.root_cert.read_bytes())
         except OSError as error:
-            raise Unhealthy(f"--root-cert: {question.root_cert}: {error.strerror}") from None
-    what = f"'{question.service}'" if question.service else "the server"
-    with (
-        grpc.secure_channel(question.url, credentials) if credentials else grpc.insecure_channel(question.url)
-    ) as channel:
-        request = health_pb2.HealthCheckRequest(service=question.service)
+            raise Unhealthy(f"--root-cert: {check.root_cert}: {error.strerror}") from None
+    what = f"'{check.service}'" if check.service else "the server"
+    with grpc.secure_channel(check.url, credentials) if credentials else grpc.insecure_channel(check.url) as channel:
+        request = health_pb2.HealthCheckRequest(service=check.service)
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                request, timeout=question.timeout, metadata=question.headers
-            )
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=check.timeout, metadata=check.headers)
         except grpc.RpcError as error:
-            raise Unhealthy(f"{question.url}: {error.code().name}: {error.details()}") from None
+            raise Unhealthy(f"{check.url}: {error.code().name}: {error.details()}") from None
     if answer.status != SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise Unhealthy(f"{question.url}: {what} is {name}")
+        raise Unhealthy(f"{check.url}: {what} is {name}")

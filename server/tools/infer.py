@@ -20,7 +20,7 @@ from server.tools.tensors import Wanted, as_lists, made_up, read, shape_of, shap
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class InferArguments:
     """What a model is asked.
 
     Attributes:
@@ -62,50 +62,50 @@ def inputs_of(metadata: Any, config: Any) -> list[Wanted]:
     ]
 
 
-def ask(reach: Reach, question: Question) -> None:
+def ask(reach: Reach, arguments: InferArguments) -> None:
     """Ask, and print what comes.
 
     Raises:
         CallFailed: there is no answer.
-        Misused: the question makes no sense.
+        Misused: the arguments make no sense.
     """
     with reach.client() as client:
         try:
-            _ask(client, reach, question)
+            _ask(client, reach, arguments)
         except InferenceServerException as error:
             raise failure(reach, error) from None
 
 
-def _ask(client: grpcclient.InferenceServerClient, reach: Reach, question: Question) -> None:
+def _ask(client: grpcclient.InferenceServerClient, reach: Reach, arguments: InferArguments) -> None:
     said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
-    metadata = client.get_model_metadata(question.model, question.version, **said)
-    config = client.get_model_config(question.model, question.version, **said).config
+    metadata = client.get_model_metadata(arguments.model, arguments.version, **said)
+    config = client.get_model_config(arguments.model, arguments.version, **said).config
     inputs = [
         grpcclient.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
-        for name, datatype, array in _tensors(inputs_of(metadata, config), question)
+        for name, datatype, array in _tensors(inputs_of(metadata, config), arguments)
     ]
-    names = question.outputs or ([tensor.name for tensor in metadata.outputs] if question.classes else ())
+    names = arguments.outputs or ([tensor.name for tensor in metadata.outputs] if arguments.classes else ())
     request: dict[str, Any] = {
-        "model_version": question.version,
-        "outputs": [grpcclient.InferRequestedOutput(name, question.classes) for name in names] or None,
-        "parameters": _parameters(question.parameters) or None,
+        "model_version": arguments.version,
+        "outputs": [grpcclient.InferRequestedOutput(name, arguments.classes) for name in names] or None,
+        "parameters": _parameters(arguments.parameters) or None,
     }
-    stream = question.stream or config.model_transaction_policy.decoupled
+    stream = arguments.stream or config.model_transaction_policy.decoupled
     started = time.perf_counter()
     if not stream:
-        _tell(client.infer(question.model, inputs, **request, **said), question, started)
+        _tell(client.infer(arguments.model, inputs, **request, **said), arguments, started)
         return
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(
         lambda result, error: answers.put((result, error)), stream_timeout=reach.timeout, headers=reach.metadata
     )
-    client.async_stream_infer(question.model, inputs, enable_empty_final_response=True, **request)
+    client.async_stream_infer(arguments.model, inputs, enable_empty_final_response=True, **request)
     while True:
         result, error = answers.get()
         if error is not None:
             raise error
         if result.names:
-            _tell(result, question, started)
+            _tell(result, arguments, started)
         if not config.model_transaction_policy.decoupled or _is_final(result):
             return
 
@@ -114,19 +114,19 @@ def _is_final(result: grpcclient.InferResult) -> bool:
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
-def _tensors(wanted: Sequence[Wanted], question: Question) -> list[tuple[str, str, Any]]:
-    given = read(wanted, question.data)
+def _tensors(wanted: Sequence[Wanted], arguments: InferArguments) -> list[tuple[str, str, Any]]:
+    given = read(wanted, arguments.data)
     chance = np.random.default_rng(0)
-    shapes = shapes_of(question.shapes)
+    shapes = shapes_of(arguments.shapes)
     found = []
     for each in wanted:
         if each.name not in given:
-            if not question.random:
+            if not arguments.random:
                 raise Misused(
                     f"input '{each.name}' ({each.datatype} {list(each.shape)}) is not given: --data {each.name}=VALUE, "
                     "or --random makes it up"
                 )
-            given[each.name] = made_up(each, shape_of(each, shapes, question.rows), chance, False, 8)
+            given[each.name] = made_up(each, shape_of(each, shapes, arguments.rows), chance, False, 8)
         found.append((each.name, each.datatype, given[each.name]))
     return found
 
@@ -146,19 +146,19 @@ def _parameters(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _tell(result: grpcclient.InferResult, question: Question, started: float) -> None:
+def _tell(result: grpcclient.InferResult, arguments: InferArguments, started: float) -> None:
     elapsed = time.perf_counter() - started
     arrays = {name: result.as_numpy(name) for name in result.names}
-    if question.save is not None:
-        _save(arrays, question.save)
-    if question.as_json:
+    if arguments.save is not None:
+        _save(arrays, arguments.save)
+    if arguments.as_json:
         print(json.dumps({name: as_lists(array) for name, array in arrays.items()}))
         return
     print(f"{result.model_name} version {result.model_version}: {elapsed * 1e3:.2f} ms")
     for name, array in arrays.items():
         if array is None:
             continue
-        if question.classes:
+        if arguments.classes:
             print(f"{name}:")
             for each in array.ravel():
                 value, number, *label = each.decode("utf-8", "replace").split(":", 2)

@@ -29,7 +29,7 @@ _TIMES = {
 """Parts of the names of metrics of times, and the fields of InferStatistics that say the same."""
 
 
-class Place(Protocol):
+class Target(Protocol):
     """Where to look."""
 
     @property
@@ -45,7 +45,7 @@ class Place(Protocol):
         """
 
 
-def place_of(url: str, root_cert: Path | None = None, headers: tuple[tuple[str, str], ...] = ()) -> Place:
+def target_of(url: str, root_cert: Path | None = None, headers: tuple[tuple[str, str], ...] = ()) -> Target:
     """What this address means: `http://HOST:PORT/PATH` are metrics, `grpc://HOST:PORT` and others a v2 server.
 
     Args:
@@ -72,7 +72,7 @@ class Page:
     url: str
 
     def look(self) -> Look:
-        """See Place."""
+        """See Target."""
         with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
             text = answer.read(MOST_BYTES).decode("utf-8", "replace")
         return understood(text, time.monotonic())
@@ -96,7 +96,7 @@ class Statistics:
     _ask: Any = field(default=None, repr=False)
 
     def look(self) -> Look:
-        """See Place."""
+        """See Target."""
         if self._ask is None:
             self._ask = self._connected()
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from textual.app import App, ComposeResult
 from textual.widgets import DataTable, Footer, Static
 
-from server.tools.looking import Place
+from server.tools.looking import Target
 from server.tools.rates import Look, between
 from server.tools.top import COLUMNS, cells, summary
 
@@ -22,7 +22,7 @@ class Screen(App[None]):
     """A table of models that changes.
 
     Args:
-        place: where to look.
+        target: where to look.
         interval: seconds between two looks.
         first: look.
     """
@@ -31,15 +31,15 @@ class Screen(App[None]):
     BINDINGS = [("q", "quit", "quit")]  # noqa: RUF012 - the library's way
     CSS = "Static { height: 1; padding: 0 1; } #server { text-style: bold; } #problem { color: red; }"
 
-    def __init__(self, place: Place, interval: float, first: Look) -> None:
+    def __init__(self, target: Target, interval: float, first: Look) -> None:
         super().__init__()
-        self._place = place
+        self._target = target
         self._interval = interval
         self._before = first
         self._past: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def compose(self) -> ComposeResult:
-        yield Static(f"{self._place.url}  a look every {self._interval:g} s", id="server")
+        yield Static(f"{self._target.url}  a look every {self._interval:g} s", id="server")
         yield Static("", id="problem")
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Footer()
@@ -53,7 +53,7 @@ class Screen(App[None]):
     async def _refresh(self) -> None:
         problem = self.query_one("#problem", Static)
         try:
-            after = await asyncio.to_thread(self._place.look)
+            after = await asyncio.to_thread(self._target.look)
         except (OSError, ValueError) as error:
             problem.update(str(error))
             return

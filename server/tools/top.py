@@ -6,17 +6,17 @@ import json
 import sys
 import time
 
-from server.tools.looking import Place
+from server.tools.looking import Target
 from server.tools.rates import Look, ModelRates, Rates, between
 
 COLUMNS = ("model", "req/s", "p50", "p99", "queue", "compute", "batch", "pending", "busy", "fail/s")
 
 
-def once(place: Place, interval: float, form: str) -> int:
+def once(target: Target, interval: float, form: str) -> int:
     """Print what was done in one interval.
 
     Args:
-        place: where to look.
+        target: where to look.
         interval: seconds.
         form: "table" or "json".
 
@@ -24,11 +24,11 @@ def once(place: Place, interval: float, form: str) -> int:
         The exit status.
     """
     try:
-        before = place.look()
+        before = target.look()
         time.sleep(interval)
-        rates = between(before, place.look())
+        rates = between(before, target.look())
     except (OSError, ValueError) as error:
-        print(f"inferd: top: {place.url}: {error}", file=sys.stderr)
+        print(f"inferd: top: {target.url}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(rates.as_json()) if form == "json" else "\n".join(table(rates)))
     return 0
@@ -98,7 +98,7 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB"
 
 
-def watch(place: Place, interval: float) -> int:
+def watch(target: Target, interval: float) -> int:
     """Show it on the terminal until told to stop; the exit status."""
     try:
         from server.tools.screen import Screen
@@ -107,9 +107,9 @@ def watch(place: Place, interval: float) -> int:
         return 1
     first: Look
     try:
-        first = place.look()
+        first = target.look()
     except (OSError, ValueError) as error:
-        print(f"inferd: top: {place.url}: {error}", file=sys.stderr)
+        print(f"inferd: top: {target.url}: {error}", file=sys.stderr)
         return 1
-    Screen(place, interval, first).run()
+    Screen(target, interval, first).run()
     return 0

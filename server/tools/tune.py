@@ -26,7 +26,7 @@ from inferd_client.utils import InferenceServerException
 from server.errors import Misused
 from server.pb import model_config_pb2 as pb
 from server.tools.perf.measuring import Level
-from server.tools.perf.plan import Plan, Range
+from server.tools.perf.plan import LoadPlan, Range
 from server.tools.perf.running import best_of, levels_of
 from server.tools.reach import CallFailed, Reach
 from server.tools.tables import table
@@ -397,7 +397,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
 def _measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
     if problem := trial.serve(applied(config, setting)):
         return Tried(setting, None, 0, problem)
-    plan = Plan(
+    plan = LoadPlan(
         model=wanted.model,
         percentile=wanted.percentile,
         limit_ms=wanted.latency_ms,

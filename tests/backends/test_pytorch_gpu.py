@@ -5,7 +5,7 @@ import torch
 
 from backends.api import BackendError, GpuSpec, GraphSpec, InstanceSpec
 from backends.pytorch import PyTorchBackend
-from backends.pytorch.backend import REHEARSALS
+from backends.pytorch.backend import WARMUP_RUNS
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import save_script, source
 
@@ -152,7 +152,7 @@ def test_weights_are_shared_on_a_device_if_asked(cuda, tmp_path, shares):
     assert first.stream is not second.stream
 
 
-def test_a_graph_is_rehearsed_and_has_memory_of_its_own(cuda, tmp_path):
+def test_a_graph_is_warmed_up_and_has_memory_of_its_own(cuda, tmp_path):
     instance = on_gpu(loaded(tmp_path, gpu=GpuSpec(graphs=(GraphSpec(4, 4),))))
     calls = observe(instance, cuda)
     instance.submit(batch(capturing=True))
@@ -160,7 +160,7 @@ def test_a_graph_is_rehearsed_and_has_memory_of_its_own(cuda, tmp_path):
     instance.submit(batch(capturing=True))
     cuda.recording = False
     instance.submit(batch())
-    assert calls == [(100, True, False)] * (REHEARSALS + 1) + [(100, True, True), (100, False, False)]
+    assert calls == [(100, True, False)] * (WARMUP_RUNS + 1) + [(100, True, True), (100, False, False)]
 
 
 def test_bytes_cannot_go_to_a_gpu(cuda, tmp_path):

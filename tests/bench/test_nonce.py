@@ -1,4 +1,4 @@
-"""The judge of the soak test is itself judged: by official protobuf and by answers that are wrong in one place."""
+"""What verifies answers in the soak test is itself tested: by official protobuf and by answers with one fault."""
 
 import itertools
 import random

@@ -23,7 +23,7 @@ from server.caching import CacheConfig
 from server.engine.config import Options
 from server.engine.control import ModelControl
 from server.engine.engine import Engine
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.pb import grpc_service_pb2 as pb
 
 Execute = Callable[[Batch], None]
@@ -144,7 +144,7 @@ async def serving(
     root: Path,
     execute: Execute | Mapping[str, Execute] = echo,
     *,
-    placement: Placement | None = None,
+    hardware: Hardware | None = None,
     control: ModelControl | None = None,
     cache: CacheConfig = None,
     max_inflight: int = 0,
@@ -160,7 +160,7 @@ async def serving(
         [root],
         Loader(models),
         Options(),
-        placement=placement,
+        hardware=hardware,
         control=control,
         cache=cache,
         max_inflight=max_inflight,

@@ -18,7 +18,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.shared_memory import CUDA, SharedMemoryPolicy
 from server.errors import Status
 from tests import gpu_stub
@@ -50,7 +50,7 @@ async def serving(root, stub, other, config=CONFIG, ordinal=0, access="map"):
         [root],
         BackendLoader(),
         Options(gpus=gpus.count),
-        placement=Placement(gpus=gpus),
+        hardware=Hardware(gpus=gpus),
         shared_memory=SharedMemoryPolicy(shared=True, access=access),
     )
     assert await engine.start() == []
@@ -308,7 +308,7 @@ async def test_a_region_is_open_until_its_input_is_copied(tmp_path, stub, other)
             engine.shared_memory.unregister(None, CUDA, "r")
             assert stub.calls("cuIpcCloseMemHandle") == closed
         np.testing.assert_array_equal((await pending.answer()).array(), values)
-        await asyncio.to_thread(closing.settle)
+        await asyncio.to_thread(closing.wait_closed)
         assert stub.calls("cuIpcCloseMemHandle") == closed + 1
 
 
@@ -325,7 +325,7 @@ async def test_a_region_is_open_until_a_cancelled_request_is_off_the_device(tmp_
             await asyncio.sleep(0)
             assert stub.calls("cuIpcCloseMemHandle") == closed
         assert (await infer(engine, request(x=values))).status == Status.OK  # batches are answered in order
-        await asyncio.to_thread(closing.settle)
+        await asyncio.to_thread(closing.wait_closed)
         assert stub.calls("cuIpcCloseMemHandle") == closed + 1
 
 

@@ -13,7 +13,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
 from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
 from tests import gpu_stub
@@ -40,7 +40,7 @@ async def engine(tmp_path, stub, native_counters):
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     options = Options(gpus=gpus.count)
-    engine = Engine([tmp_path], BackendLoader(), options, placement=Placement(gpus=gpus), shared_memory=POLICY)
+    engine = Engine([tmp_path], BackendLoader(), options, hardware=Hardware(gpus=gpus), shared_memory=POLICY)
     assert await engine.start() == []
     yield engine
     await engine.close()
@@ -103,7 +103,7 @@ async def test_region_in_use_is_closed_after_its_last_user(engine, other, stub):
         engine.shared_memory.unregister(None, CUDA, "r")
         assert stub.calls("cuIpcCloseMemHandle") == closed
     assert (await computed).status == Status.OK
-    await asyncio.to_thread(closing.settle)
+    await asyncio.to_thread(closing.wait_closed)
     assert stub.calls("cuIpcCloseMemHandle") == closed + 1
     assert other.read(0, 32) == array(1, 4).tobytes()
 
@@ -135,7 +135,7 @@ async def test_server_without_a_gpu_says_so(tmp_path):
         [tmp_path],
         BackendLoader(),
         Options(),
-        placement=Placement(gpus=Gpus(GpuPolicy(library=str(tmp_path / "none")))),
+        hardware=Hardware(gpus=Gpus(GpuPolicy(library=str(tmp_path / "none")))),
         shared_memory=POLICY,
     )
     with pytest.raises(InvalidArgument, match="GPUs not supported"):

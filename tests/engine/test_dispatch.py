@@ -6,7 +6,7 @@ test, where a request is to leave for another reason.
 
 import pytest
 
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.resources import Resources
 from server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, request, row, serving
@@ -88,8 +88,8 @@ async def test_an_instance_that_lacks_resources_does_not_keep_a_request_from_ano
         "holder": config("", max_batch_size=1, group=group("holder", "scarce")),
         "m": config("", max_batch_size=1, group=f"[ {group('poor', 'scarce', 4)}, {group('rich', 'plenty')} ]"),
     }
-    placement = Placement(resources=Resources({("scarce", None): 1, ("plenty", None): 1}))
-    async with serving(tmp_path, {"holder": held, "m": gate}, placement=placement, **models) as engine:
+    hardware = Hardware(resources=Resources({("scarce", None): 1, ("plenty", None): 1}))
+    async with serving(tmp_path, {"holder": held, "m": gate}, hardware=hardware, **models) as engine:
         holder = Pending(engine, request("holder", x=row(0)))
         await held.entered()
         for _ in range(4):
@@ -247,8 +247,8 @@ async def test_resources_are_shared_by_priority(tmp_path):
         "often": config("", max_batch_size=1, group=group(1)),
         "seldom": config("", max_batch_size=1, group=group(3)),
     }
-    placement = Placement(resources=Resources({("R", None): 1}))
-    async with serving(tmp_path, gate, placement=placement, **models) as engine:
+    hardware = Hardware(resources=Resources({("R", None): 1}))
+    async with serving(tmp_path, gate, hardware=hardware, **models) as engine:
         pending = [Pending(engine, request("often", x=row(0)))]
         await gate.entered()
         for model, count in (("often", 120), ("seldom", 40)):
@@ -258,4 +258,4 @@ async def test_resources_are_shared_by_priority(tmp_path):
             assert (await each.answer()).status == OK
         contended = order[: 1 + 120]
         assert abs(contended.count("often_0_0") - 90) <= 6
-        assert placement.resources.waiting == 0
+        assert hardware.resources.waiting == 0

@@ -17,7 +17,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.errors import Status
 from tests import gpu_stub
 from tests.engine.serving import Pending, infer, infer_all, request
@@ -65,7 +65,7 @@ async def serving(root, config=CONFIG, problems=0, shared_memory=None, **policy)
         [root],
         BackendLoader(),
         Options(gpus=gpus.count),
-        placement=Placement(gpus=gpus),
+        hardware=Hardware(gpus=gpus),
         shared_memory=shared_memory,
     )
     logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive

@@ -83,7 +83,7 @@ async def test_memory_of_graphs_is_theirs_also_beyond_the_pool(tmp_path, stub):
 async def test_a_model_is_captured_with_zeros(tmp_path, seen, stub):
     """Anything else could be an index out of range, which costs the device."""
     async with serving(tmp_path, STATIC + PADDED, pool_sizes={0: 0}):
-        assert len(seen) == 3  # the rehearsals on each set of buffers
+        assert len(seen) == 3  # the warm-up runs on each set of buffers
         assert not any(rows.any() for rows in seen)
     assert stub.violations() == []
 
@@ -202,7 +202,7 @@ async def test_the_loop_closes_no_region_though_it_is_the_last_user(tmp_path, st
                 await asyncio.to_thread(memory.unregister, None, CUDA, "r")
                 assert stub.calls("cuIpcCloseMemHandle") == closed
             assert (await computed.answer()).status == Status.OK
-            await asyncio.to_thread(closing.settle)
+            await asyncio.to_thread(closing.wait_closed)
             assert stub.calls("cuIpcCloseMemHandle") == closed + 1
             assert other.read(0, ROW) == array(1, 4).tobytes()
     finally:

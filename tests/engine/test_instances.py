@@ -11,7 +11,7 @@ from _native.scheduling.queue import QueueLane
 from backends.api import BackendError
 from server.engine.control import ControlMode, ModelControl
 from server.engine.hosts import HostPolicy, HostPolicyError, parse_host_policies
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.resources import ResourceError, Resources, parse_limits
 from server.errors import ConfigError, ServerError, Status
 from tests.engine.serving import CONFIG, Gate, Pending, PuppetModel, echo, infer, infer_all, request, row, serving
@@ -149,12 +149,12 @@ async def test_an_instance_that_cannot_be_made_fails_the_load_of_sequences(tmp_p
 async def test_idle_instances_that_wait_for_resources_can_end(tmp_path):
     census = Census()
     resource = 'resources { name: "R" count: 1 }'
-    placement = Placement(resources=Resources({("R", None): 1}))
-    async with serving(tmp_path, census, placement=placement, m=limited("m", resource, count=2)) as engine:
+    hardware = Hardware(resources=Resources({("R", None): 1}))
+    async with serving(tmp_path, census, hardware=hardware, m=limited("m", resource, count=2)) as engine:
         pending = await census.busy(engine, 1)
         pending.append(Pending(engine, request(x=row(1))))
         for _ in range(100_000):
-            if placement.resources.waiting:
+            if hardware.resources.waiting:
                 break
             await asyncio.sleep(0)
         fewer = asyncio.create_task(engine.scale("m", {"m_0": 1}))
@@ -205,7 +205,7 @@ async def test_instances_run_on_the_cores_of_their_policy(tmp_path):
     hosts = {"cpu": HostPolicy("cpu", cores=first), "own": HostPolicy("own", cores=last)}
     census = Census()
     group = '[ { name: "a" kind: KIND_CPU }, { name: "b" kind: KIND_CPU host_policy: "own" } ]'
-    async with serving(tmp_path, census, placement=Placement(hosts), m=config(group)) as engine:
+    async with serving(tmp_path, census, hardware=Hardware(hosts), m=config(group)) as engine:
         pending = await census.busy(engine, 2)
         assert dict(zip(census.names, census.cores, strict=True)) == {"a_0": first, "b_0": last}
         census.gate.go(10)
@@ -216,7 +216,7 @@ async def test_instances_run_on_the_cores_of_their_policy(tmp_path):
 
 async def test_a_policy_that_cannot_be_applied_fails_the_load(tmp_path):
     with pytest.raises(AssertionError, match="host policy 'cpu': cannot run on cores 100000: Invalid argument"):
-        async with serving(tmp_path, echo, placement=Placement({"cpu": HostPolicy("cpu", cores=frozenset({100000}))})):
+        async with serving(tmp_path, echo, hardware=Hardware({"cpu": HostPolicy("cpu", cores=frozenset({100000}))})):
             pass
 
 
@@ -272,8 +272,8 @@ async def test_instances_execute_only_with_their_resources(tmp_path):
     census = Census()
     resource = 'resources { name: "R" global: true count: 2 }'
     models = {name: limited(name, resource) for name in ("a", "b")}
-    placement = Placement(resources=Resources({("R", None): 3}))
-    async with serving(tmp_path, census, placement=placement, **models) as engine:
+    hardware = Hardware(resources=Resources({("R", None): 3}))
+    async with serving(tmp_path, census, hardware=hardware, **models) as engine:
         first = Pending(engine, request("a", x=row(1)))
         await census.gate.entered()
         cancelled, late, second = (
@@ -286,7 +286,7 @@ async def test_instances_execute_only_with_their_resources(tmp_path):
         assert census.names == ["a_0_0"]
         census.gate.go(1000)
         assert [(await each.answer()).status for each in (first, second)] == [OK, OK]
-        assert placement.resources.waiting == 0
+        assert hardware.resources.waiting == 0
 
 
 async def test_one_model_waits_for_another_that_it_calls(tmp_path):
@@ -297,7 +297,7 @@ async def test_one_model_waits_for_another_that_it_calls(tmp_path):
         "greedy": limited("greedy", 'resources { name: "R" count: 2 }'),
         "called": limited("called", 'resources { name: "R" count: 1 }'),
     }
-    async with serving(tmp_path, census, placement=Placement(resources=Resources({})), **models) as engine:
+    async with serving(tmp_path, census, hardware=Hardware(resources=Resources({})), **models) as engine:
         caller = Pending(engine, request("caller", x=row(1)))
         await census.gate.entered()
         greedy = Pending(engine, request("greedy", x=row(2)))
@@ -322,7 +322,7 @@ async def test_one_model_waits_for_another_that_it_calls(tmp_path):
 async def test_resources_that_cannot_be_fail_the_load(tmp_path, limits, groups, text):
     models = {name: limited(name, resources) for name, resources in groups.items()}
     with pytest.raises(AssertionError, match=text):
-        async with serving(tmp_path, echo, placement=Placement(resources=Resources(limits)), **models):
+        async with serving(tmp_path, echo, hardware=Hardware(resources=Resources(limits)), **models):
             pass
 
 

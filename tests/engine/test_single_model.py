@@ -12,7 +12,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.places import Repositories, open_places
+from server.engine.repository_sources import Repositories, open_sources
 from server.errors import ConfigError, InvalidArgument
 from tests.backends.models import identity_onnx
 from tests.engine.serving import infer, request
@@ -31,7 +31,7 @@ def write(root: Path, files: dict[str, bytes | str]) -> None:
 
 async def answers(path: Path | str, name: str = "") -> tuple[str, int]:
     """The model that a server of this path has, which answers, and its max_batch_size."""
-    engine = Engine(open_places([path], name), BackendLoader(), Options())
+    engine = Engine(open_sources([path], name), BackendLoader(), Options())
     try:
         assert await engine.start() == []
         [entry] = engine.index()
@@ -66,7 +66,7 @@ async def test_it_serves_with_no_more_than_it_is(tmp_path: Path, files, given: s
             assert await answers(tmp_path / given, name) == (name, 4)
         else:
             with pytest.raises(InvalidArgument, match="path traversal characters"):
-                open_places([tmp_path / given])
+                open_sources([tmp_path / given])
         return
     found = await answers(tmp_path / given, name)
     assert found == ((name or expected[0]), expected[1])
@@ -92,15 +92,15 @@ async def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
 def test_a_folder_of_models_is_no_model(tmp_path: Path, files) -> None:
     """A file that lies beside models, or one of several, does not make a model of the repository."""
     write(tmp_path, files)
-    names = [folder.name for folder in Repositories(open_places([tmp_path])).scan()]
+    names = [folder.name for folder in Repositories(open_sources([tmp_path])).scan()]
     assert names == (["a"] if any(name.startswith("a/") for name in files) else [])
 
 
 def test_one_name_is_not_for_several_models(tmp_path: Path, caplog) -> None:
     write(tmp_path, {"x.onnx": ONNX, "y.onnx": ONNX, "r/m/1/model.onnx": ONNX})
     with pytest.raises(ConfigError, match="model-name: it names one model"):
-        open_places([tmp_path / "x.onnx", tmp_path / "y.onnx"], "m")
-    open_places([tmp_path / "r"], "m")
+        open_sources([tmp_path / "x.onnx", tmp_path / "y.onnx"], "m")
+    open_sources([tmp_path / "r"], "m")
     assert "--model-name=m is ignored: the repositories are folders of model folders" in caplog.text
 
 
@@ -109,7 +109,7 @@ async def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
     file = tmp_path / "m.onnx"
     file.write_bytes(ONNX)
     control = ModelControl(ControlMode.EXPLICIT, ("m",))
-    engine = Engine(open_places([file]), BackendLoader(), Options(), control=control)
+    engine = Engine(open_sources([file]), BackendLoader(), Options(), control=control)
     try:
         assert await engine.start() == []
         first = engine.model("m")

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from _native.service.access import Judge
+from _native.service.access import Authorizer
 from _native.service.tokens import GROUPS, TokenTable, siphash_of
 from server.front.access import Access
 from server.front.tokens import TokenFile, TokenFileError, parse
@@ -112,7 +112,7 @@ def test_an_anonymous_stream_gets_nothing_from_a_line_that_allows_less(guarded):
 def test_a_message_is_judged_by_one_line_not_by_two(guarded, door):
     """The headers came when the line allowed inference of another model, the message comes when it allows health."""
     if door == "grpcio":
-        pytest.skip("C core hands a unary call over when its message is there: one line judges both")
+        pytest.skip("C core hands a unary call over when its message is there: one line decides about both")
     guarded.allow("t groups=inference models=versions\n")
     with Client(guarded.address) as client:
         stream = client.headers(f"/{SERVICE}/ModelInfer", authorization="Bearer t")
@@ -239,16 +239,18 @@ def test_the_server_does_not_wait_for_a_fifo_in_the_place_of_the_file(guarded):
 
 
 def rights(text):
-    """What a judge says about token `t`: (groups, models among a and b, overrides); None when it is not known."""
-    judge = Judge()
-    judge.set_tokens(parse(text.encode(), "tokens", judge.key))
-    verdicts = [judge.judge(group, bearer("t")) for group in GROUPS]
+    """What an authorizer says about token `t`: (groups, models among a and b, overrides); None when it is not known."""
+    authorizer = Authorizer()
+    authorizer.set_tokens(parse(text.encode(), "tokens", authorizer.key))
+    verdicts = [authorizer.authorize(group, bearer("t")) for group in GROUPS]
     groups = [group for group, (status, _, _) in zip(GROUPS, verdicts, strict=True) if not status]
     caller = verdicts[0][2]
     if not caller:
         return None
-    models = [name for name in ("a", "b") for group in groups[:1] if not judge.judge_message(caller, group, name)[0]]
-    return groups, models, not judge.judge_override(caller)[0]
+    models = [
+        name for name in ("a", "b") for group in groups[:1] if not authorizer.authorize_message(caller, group, name)[0]
+    ]
+    return groups, models, not authorizer.authorize_override(caller)[0]
 
 
 def test_what_a_line_allows():
@@ -353,32 +355,35 @@ def test_many_tokens_are_all_found_with_their_own_rights():
     for i, name in enumerate(names):
         assert table.add(name, numbers[i % len(GROUPS)])
         assert not table.add(name, 0)
-    judge = Judge()
-    judge.set_tokens(table)
+    authorizer = Authorizer()
+    authorizer.set_tokens(table)
     assert len(table) == len(names)
     callers = set()
     for i, name in enumerate(names):
         group = GROUPS[i % len(GROUPS)]
-        status, _, caller = judge.judge(group, bearer(name))
+        status, _, caller = authorizer.authorize(group, bearer(name))
         assert status == 0
-        assert judge.judge_message(caller, group, "any")[0] == 0
-        assert judge.judge(GROUPS[(i + 1) % len(GROUPS)], bearer(name))[0] == grpc.StatusCode.PERMISSION_DENIED.value[0]
-        assert judge.judge(group, bearer(name + "x"))[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
+        assert authorizer.authorize_message(caller, group, "any")[0] == 0
+        assert (
+            authorizer.authorize(GROUPS[(i + 1) % len(GROUPS)], bearer(name))[0]
+            == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        )
+        assert authorizer.authorize(group, bearer(name + "x"))[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
         callers.add(caller)
     assert len(callers) == len(names)
 
 
 def test_a_token_keeps_its_id_from_file_to_file_and_counts_no_longer_when_it_is_gone():
-    judge = Judge()
-    judge.set_tokens(parse(b"a all\nb all models=m*\n", "tokens", judge.key))
-    a, b = (judge.judge("inference", bearer(token))[2] for token in "ab")
+    authorizer = Authorizer()
+    authorizer.set_tokens(parse(b"a all\nb all models=m*\n", "tokens", authorizer.key))
+    a, b = (authorizer.authorize("inference", bearer(token))[2] for token in "ab")
     assert a != b
-    assert judge.judge_message(a, "inference", "x") == (0, "")
-    assert judge.judge_message(b, "inference", "m1") == (0, "")
-    assert judge.judge_message(b, "inference", "x")[0] == grpc.StatusCode.PERMISSION_DENIED.value[0]
-    judge.set_tokens(parse(b"b all\n", "tokens", judge.key))
-    assert judge.judge_message(a, "inference", "x")[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
-    assert judge.judge_message(b, "inference", "x") == (0, "")
+    assert authorizer.authorize_message(a, "inference", "x") == (0, "")
+    assert authorizer.authorize_message(b, "inference", "m1") == (0, "")
+    assert authorizer.authorize_message(b, "inference", "x")[0] == grpc.StatusCode.PERMISSION_DENIED.value[0]
+    authorizer.set_tokens(parse(b"b all\n", "tokens", authorizer.key))
+    assert authorizer.authorize_message(a, "inference", "x")[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
+    assert authorizer.authorize_message(b, "inference", "x") == (0, "")
 
 
 def test_reading_many_tokens_is_not_the_loops_work(tmp_path):
@@ -394,8 +399,8 @@ def test_reading_many_tokens_is_not_the_loops_work(tmp_path):
         access._file.changed()
         whole, own = time.process_time(), time.thread_time()
         await access._read(access._file)
-        assert len(access.judge.judge("inference", bearer(lines[-1].split()[0]))) == 3
-        assert access.judge.judge("inference", bearer(lines[-1].split()[0]))[0] == 0
+        assert len(access.authorizer.authorize("inference", bearer(lines[-1].split()[0]))) == 3
+        assert access.authorizer.authorize("inference", bearer(lines[-1].split()[0]))[0] == 0
         return time.thread_time() - own, time.process_time() - whole
 
     own, whole = asyncio.run(spent())

@@ -6,7 +6,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import Status
 from tests.backends.python.served import add_model
@@ -52,8 +52,8 @@ async def test_inputs_of_another_process(owner, tmp_path):
     add_model(tmp_path, "m", CODE, CONFIG)
     gpus = Gpus()
     policy = SharedMemoryPolicy(shared=True, access="map")
-    placement = Placement(gpus=gpus)
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), placement=placement, shared_memory=policy)
+    hardware = Hardware(gpus=gpus)
+    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=hardware, shared_memory=policy)
     assert await engine.start() == []
     try:
         engine.shared_memory.register_cuda(None, "r", owner.handle, 0, WHOLE)

@@ -7,7 +7,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import Status
 from tests.engine.region_owner import SIZE, placed
@@ -41,8 +41,8 @@ async def test_inputs_and_outputs_of_another_process(owner, tmp_path, access, ki
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG.replace("KIND_GPU", kind).replace("gpus: [ 0 ]", ""))
     gpus = Gpus()
     policy = SharedMemoryPolicy(shared=True, access=access)
-    placement = Placement(gpus=gpus)
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), placement=placement, shared_memory=policy)
+    hardware = Hardware(gpus=gpus)
+    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=hardware, shared_memory=policy)
     assert await engine.start() == []
     try:
         engine.shared_memory.register_cuda(None, "r", owner.handle, 0, SIZE)

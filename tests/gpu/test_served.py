@@ -7,7 +7,7 @@ from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from tests.backends.models import onnx_bytes
 from tests.engine.serving import infer_all, request
 
@@ -27,7 +27,7 @@ async def check(root, config, function, output=""):
     (root / "m" / "1").mkdir(parents=True, exist_ok=True)
     (root / "m" / "config.pbtxt").write_text(config)
     gpus = Gpus()
-    engine = Engine([root], BackendLoader(), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([root], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
     assert await engine.start() == []
     try:
         random = np.random.default_rng(1)

@@ -14,7 +14,7 @@ from backends.tensorrt.library import is_installed
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.errors import Status
 from tests.backends.tensorrt import models
 from tests.engine.serving import infer, infer_all, request
@@ -39,7 +39,7 @@ def serve(tmp_path, runtime):
         (tmp_path / "models" / "m" / "config.pbtxt").write_text(config)
         loader = BackendLoader({"tensorrt": {"runtime": runtime, "engine-cache": str(tmp_path / "cache"), **options}})
         gpus = Gpus()
-        engine = Engine([tmp_path / "models"], loader, Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+        engine = Engine([tmp_path / "models"], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
         engines.append(engine)
         assert await engine.start() == []
         return engine
@@ -165,7 +165,7 @@ async def test_plan_that_is_none(tmp_path, runtime):
     (tmp_path / "models" / "m" / "config.pbtxt").touch()
     gpus = Gpus()
     loader = BackendLoader({"tensorrt": {"runtime": runtime}})
-    engine = Engine([tmp_path / "models"], loader, Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([tmp_path / "models"], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
     try:
         (problem,) = await engine.start()
         assert "cannot read the plan" in problem

@@ -16,11 +16,11 @@ def stub():
     """The stub driver; the test fails when it reports a violation or something alive."""
     stub = gpu_stub.load()
     gc.collect()
-    closing.settle()
+    closing.wait_closed()
     before = stub.leftovers()
     yield stub
     gc.collect()
-    closing.settle()
+    closing.wait_closed()
     after = stub.leftovers()
     assert after == before, f"{before} before, {after} after"
 

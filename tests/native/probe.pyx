@@ -6,24 +6,23 @@ from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32
 from _native.request.request cimport REQUEST_TAKEN, Request, request_free, request_new, request_reserve
-from _native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
 from _native.scheduling.dispatcher cimport (
+    CONSUMER_AWAY,
+    CONSUMER_CALLED,
+    CONSUMER_IDLE,
     GIVEN_END,
-    SEAT_AWAY,
-    SEAT_CALLED,
-    SEAT_IDLE,
-    Pool,
-    Seat,
+    Consumer,
+    ResourcePool,
     claim_give,
+    consumer_ask,
+    consumer_call,
+    consumer_watched,
     dispatcher_decide,
     line_touch,
-    seat_ask,
-    seat_call,
-    seat_watched,
 )
 from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.scheduling.limiter cimport ClaimHandle
-from _native.scheduling.policy cimport NEVER as NEVER_NS, Plan
+from _native.scheduling.policy cimport NEVER as NEVER_NS, BatchPlan
 from _native.scheduling.queue cimport (
     Queue,
     QueueLane,
@@ -44,8 +43,9 @@ from _native.sequences.slots cimport (
     slots_evict,
     slots_expire,
     slots_remove,
-    slots_settle,
+    slots_request_done,
 )
+from _native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
 
 NEVER = NEVER_NS
 
@@ -59,7 +59,7 @@ cdef class QueueProbe:
     """
 
     cdef QueueLane handle
-    cdef Plan plan
+    cdef BatchPlan plan
     cdef TimersHandle timers
     cdef dict requests       # tag -> address of what is queued
     cdef readonly list ousted    # tags of those that the last push has made leave, as they waited
@@ -161,9 +161,9 @@ cdef class QueueProbe:
             self.handle.lane.learn(self.handle.lane, rows, ns)
 
     @property
-    def outlook(self):
+    def predictor(self):
         """What has been learnt."""
-        return self.handle.outlook()
+        return self.handle.predictor()
 
     def take(self, now: int, *, idle: int = 0) -> list[int]:
         """What an instance that asks at this time gets, while so many others wait; nothing when it has to wait."""
@@ -202,80 +202,81 @@ cdef class QueueProbe:
 
 @cython.no_gc
 cdef class DispatcherProbe:
-    """The dispatcher of some queues, or each queue with its own, and seats in them.
+    """The dispatcher of some queues, or each queue with its own, and consumers in them.
 
-    Everything that happens takes the time and returns what the dispatcher decided: (seat, tags) for each seat that has
-    been called, with None instead of tags for the end. A seat that has been called is away until it asks again.
+    Everything that happens takes the time and returns what the dispatcher decided: (consumer, tags) for each consumer
+    that has been called, with None instead of tags for the end. A consumer that has been called is away until it asks
+    again.
 
     Args:
         queues: whose dispatcher it is; several only with a limiter.
-        seats: (number of the queue, claim or None) of each.
+        consumers: (number of the queue, claim or None) of each.
     """
 
     cdef list queues
     cdef list claims
-    cdef list lines          # of each seat: the number of its queue
-    cdef Seat *seats
+    cdef list lines          # of each consumer: the number of its queue
+    cdef Consumer *consumers
     cdef int count
 
-    def __init__(self, queues, seats):
+    def __init__(self, queues, consumers):
         cdef ClaimHandle claim
         cdef int i
         self.queues = list(queues)
-        self.lines = [line for line, _ in seats]
-        self.claims = [claim for _, claim in seats]
+        self.lines = [line for line, _ in consumers]
+        self.claims = [claim for _, claim in consumers]
         self.count = len(self.lines)
-        self.seats = <Seat *>calloc(self.count, sizeof(Seat))
-        if self.seats == NULL:
+        self.consumers = <Consumer *>calloc(self.count, sizeof(Consumer))
+        if self.consumers == NULL:
             raise MemoryError
         for i in range(self.count):
-            self.seats[i].index = i
+            self.consumers[i].index = i
             claim = self.claims[i]
             if claim is not None:
-                self.seats[i].claim = &claim.claim
+                self.consumers[i].claim = &claim.claim
 
     def __dealloc__(self):
         cdef int i
         for i in range(self.count):  # nobody waits in a queue that is freed
-            if self.seats[i].state == SEAT_IDLE:
-                seat_call(&self.seats[i], GIVEN_END)
-            if self.seats[i].claim != NULL:
-                claim_give(self.seats[i].claim)
+            if self.consumers[i].state == CONSUMER_IDLE:
+                consumer_call(&self.consumers[i], GIVEN_END)
+            if self.consumers[i].claim != NULL:
+                claim_give(self.consumers[i].claim)
         if self.count:
             self.decide(0, NULL)
-        free(self.seats)
+        free(self.consumers)
 
     cdef Queue *queue_of(self, int line):
         return (<QueueProbe>self.queues[line]).handle.queue()
 
-    cdef list decide(self, int64_t now, Seat *asking):
-        cdef Seat *called
-        cdef Seat *following
+    cdef list decide(self, int64_t now, Consumer *asking):
+        cdef Consumer *called
+        cdef Consumer *following
         out = []
         for line in range(len(self.queues)):
             called = dispatcher_decide(self.queue_of(line).dispatcher, now, asking, False)
             while called != NULL:
                 following = called.next_called
                 called.told = False
-                if called.state == SEAT_CALLED:
+                if called.state == CONSUMER_CALLED:
                     out.append((<int>called.index, self.fetch(called)))
                 called = following
         return sorted(out, key=lambda each: each[0])
 
-    cdef object fetch(self, Seat *seat):
-        cdef Request *batch = seat.batch
-        seat.state = SEAT_AWAY
-        seat.batch = NULL
-        if seat.given == GIVEN_END:
+    cdef object fetch(self, Consumer *consumer):
+        cdef Request *batch = consumer.batch
+        consumer.state = CONSUMER_AWAY
+        consumer.batch = NULL
+        if consumer.given == GIVEN_END:
             return None
-        return (<QueueProbe>self.queues[self.lines[seat.index]]).forget_all(batch)
+        return (<QueueProbe>self.queues[self.lines[consumer.index]]).forget_all(batch)
 
-    def ask(self, seat: int, now: int):
-        """The instance of this seat has nothing to do any more."""
-        if self.seats[seat].retired:
+    def ask(self, consumer: int, now: int):
+        """The instance of this consumer has nothing to do any more."""
+        if self.consumers[consumer].retired:
             raise ValueError("it has been retired")
-        seat_ask(&self.seats[seat], &self.queue_of(self.lines[seat]).line)
-        return self.decide(now, &self.seats[seat])
+        consumer_ask(&self.consumers[consumer], &self.queue_of(self.lines[consumer]).line)
+        return self.decide(now, &self.consumers[consumer])
 
     def wake(self, line: int, now: int):
         """Requests have been pushed into this queue."""
@@ -289,42 +290,42 @@ cdef class DispatcherProbe:
         return self.decide(now, NULL)
 
     def time_passes(self, now: int):
-        """The threads of the seats that watch the clock look, if it is time."""
+        """The threads of the consumers that watch the clock look, if it is time."""
         out = []
-        for seat in range(self.count):
-            if self.seats[seat].state == SEAT_IDLE and self.seats[seat].watch_ns <= now:
-                seat_watched(&self.seats[seat])
-                out += self.decide(now, &self.seats[seat])
+        for consumer in range(self.count):
+            if self.consumers[consumer].state == CONSUMER_IDLE and self.consumers[consumer].watch_ns <= now:
+                consumer_watched(&self.consumers[consumer])
+                out += self.decide(now, &self.consumers[consumer])
         return sorted(out, key=lambda each: each[0])
 
-    def retire(self, seat: int, now: int):
+    def retire(self, consumer: int, now: int):
         """The instance is to end; it is called if it waits."""
         called = []
-        self.seats[seat].retired = True
-        if self.seats[seat].state == SEAT_IDLE:
-            seat_call(&self.seats[seat], GIVEN_END)
-            called = [(seat, self.fetch(&self.seats[seat]))]
+        self.consumers[consumer].retired = True
+        if self.consumers[consumer].state == CONSUMER_IDLE:
+            consumer_call(&self.consumers[consumer], GIVEN_END)
+            called = [(consumer, self.fetch(&self.consumers[consumer]))]
         return called + self.decide(now, NULL)
 
     def resize(self, number: int, total: int, now: int):
         """There is more or less of the resource that all claims need as this one of theirs."""
-        cdef Pool *pool = (<ClaimHandle>self.claims[0]).claim.needs[number].pool
+        cdef ResourcePool *pool = (<ClaimHandle>self.claims[0]).claim.needs[number].pool
         pool.free += total - pool.total
         pool.total = total
         return self.decide(now, NULL)
 
     @property
     def idle(self) -> list[int]:
-        """Seats that wait."""
-        return [seat for seat in range(self.count) if self.seats[seat].state == SEAT_IDLE]
+        """Consumers that wait."""
+        return [consumer for consumer in range(self.count) if self.consumers[consumer].state == CONSUMER_IDLE]
 
     @property
     def watched(self) -> dict[int, int]:
-        """Of each queue for which a seat watches the clock: until when."""
+        """Of each queue for which a consumer watches the clock: until when."""
         return {
-            self.lines[seat]: self.seats[seat].watch_ns
-            for seat in range(self.count)
-            if self.seats[seat].state == SEAT_IDLE and self.seats[seat].watch_ns != NEVER_NS
+            self.lines[consumer]: self.consumers[consumer].watch_ns
+            for consumer in range(self.count)
+            if self.consumers[consumer].state == CONSUMER_IDLE and self.consumers[consumer].watch_ns != NEVER_NS
         }
 
 
@@ -405,18 +406,18 @@ cdef class SlotsProbe:
         request_free(request)
         return text
 
-    def take(self, seat: int, now: int) -> tuple[list[tuple[int, int, int]], int]:
+    def take(self, instance: int, now: int) -> tuple[list[tuple[int, int, int]], int]:
         """A batch as (number, sequence, end reason) for each row, and when to ask again.
 
         The number of an idle row is 0; requests by which the model hears of an end count from -1 downwards.
         """
-        cdef Plan plan
+        cdef BatchPlan plan
         cdef Request *request = NULL
         cdef Request *following
-        slots_plan(self.slots, seat, now, &plan)
+        slots_plan(self.slots, instance, now, &plan)
         if plan.count:
             plan.wake_ns = NEVER_NS
-            request = slots_cut(self.slots, seat, now, &plan)
+            request = slots_cut(self.slots, instance, now, &plan)
         rows = []
         while request != NULL:
             following = request.next
@@ -432,10 +433,10 @@ cdef class SlotsProbe:
             request = following
         return rows, plan.wake_ns
 
-    def settle(self, number: int, now: int) -> None:
+    def request_done(self, number: int, now: int) -> None:
         """An instance has answered the request."""
         cdef Request *request = <Request *><uintptr_t>self.taken.pop(number)
-        slots_settle(self.slots, request, now)
+        slots_request_done(self.slots, request, now)
         if request.sequenced.unasked:
             fetch_add32(&self.handle.lane.in_flight, -1)
         request_free(request)
@@ -482,9 +483,9 @@ cdef class SlotsProbe:
         """No further requests."""
         slots_close(self.slots, now)
 
-    def done(self, seat: int) -> bool:
+    def done(self, instance: int) -> bool:
         """Nothing will come for this instance any more."""
-        return slots_done(self.slots, seat)
+        return slots_done(self.slots, instance)
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

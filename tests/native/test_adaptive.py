@@ -100,7 +100,7 @@ def at_random(per_second: float, count: int, seed: int) -> list[int]:
 def test_what_has_been_learnt():
     probe = probe_of()
     teach(probe, 4 * MS, 100_000, MS)
-    learnt = probe.outlook
+    learnt = probe.predictor
     assert learnt["fixed_ns"] == pytest.approx(4 * MS, rel=0.01)
     assert learnt["row_ns"] == pytest.approx(100_000, rel=0.01)
     assert learnt["gap_ns"] == MS
@@ -121,13 +121,13 @@ def test_one_slow_batch_changes_little():
     probe = probe_of()
     teach(probe, 4 * MS, 100_000, MS)
     probe.executed(4, 60_000 * MS)
-    assert probe.outlook["fixed_ns"] < 6 * MS
+    assert probe.predictor["fixed_ns"] < 6 * MS
 
 
 def test_the_first_batch_in_which_frameworks_warm_up_teaches_nothing():
     probe = probe_of()
     probe.executed(1, 60_000 * MS)
-    assert probe.outlook["fixed_ns"] == 0
+    assert probe.predictor["fixed_ns"] == 0
 
 
 def test_a_quiet_time_is_soon_forgotten():
@@ -136,7 +136,7 @@ def test_a_quiet_time_is_soon_forgotten():
     for n in range(60):
         probe.push(n, 1, now + n * 100_000)
         probe.take(now + n * 100_000, idle=1)
-    assert probe.outlook["gap_ns"] < 200_000
+    assert probe.predictor["gap_ns"] < 200_000
 
 
 # -- what is done --
@@ -155,7 +155,7 @@ def test_a_quiet_time_is_soon_forgotten():
 def test_how_many_are_waited_for(fixed, row, gap, target):
     probe = probe_of()
     now = teach(probe, fixed, row, gap)
-    assert probe.outlook["target"] == target
+    assert probe.predictor["target"] == target
     for tag in range(target - 1):
         probe.push(1000 + tag, 1, now)
         assert probe.take(now) == [], f"{tag + 1} of {target}"
@@ -220,16 +220,16 @@ def test_a_deadline_shortens_a_wait_that_runs():
     """The instance waits for the next request until `probe.watched`; one comes that has not so much time."""
     probe = probe_of()
     now = teach(probe, 4 * MS, 0, 300_000)
-    seats = DispatcherProbe([probe], [(0, None)])
-    assert seats.ask(0, now) == []
+    consumers = DispatcherProbe([probe], [(0, None)])
+    assert consumers.ask(0, now) == []
     probe.push(1000, 1, now)
-    assert seats.wake(0, now) == []
-    assert seats.watched[0] == now + 900_000
+    assert consumers.wake(0, now) == []
+    assert consumers.watched[0] == now + 900_000
     probe.push(1001, 1, now, deadline=now + 5 * MS)  # an eighth of which is for the way: 4.375 ms remain
-    assert seats.wake(0, now) == []
-    assert seats.watched[0] == now + 375_000
-    assert seats.time_passes(now + 374_999) == []
-    assert seats.time_passes(now + 375_000) == [(0, [1000, 1001])]
+    assert consumers.wake(0, now) == []
+    assert consumers.watched[0] == now + 375_000
+    assert consumers.time_passes(now + 374_999) == []
+    assert consumers.time_passes(now + 375_000) == [(0, [1000, 1001])]
 
 
 # -- what that is worth --

@@ -1,7 +1,7 @@
 """Guards the dispatcher: no request waits beside an idle instance that may take it, whatever happens in which order.
 
-The queues are compared with a plain model of their rules (`tests.native.queue_model`); of seats and resources the model
-is that there is nothing left to decide.
+The queues are compared with a plain model of their rules (`tests.native.queue_model`); of consumers and resources the
+model is that there is nothing left to decide.
 """
 
 import itertools
@@ -60,10 +60,10 @@ class Dispatchers(RuleBasedStateMachine):
         policies=st.lists(policies(), min_size=1, max_size=3),
         needs=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=9, max_size=9),
         totals=st.lists(st.integers(2, 4), min_size=2, max_size=2),
-        seats=st.lists(st.integers(0, 2), min_size=1, max_size=9),
+        consumers=st.lists(st.integers(0, 2), min_size=1, max_size=9),
         limited=st.booleans(),
     )
-    def begin(self, policies, needs, totals, seats, limited):
+    def begin(self, policies, needs, totals, consumers, limited):
         if not limited:
             policies = policies[:1]
         self.limited = limited
@@ -74,8 +74,8 @@ class Dispatchers(RuleBasedStateMachine):
         self.queues = [QueueProbe(policy.spec(), limiter=self.limiter) for policy in policies]
         self.models = [QueueModel(policy) for policy in policies]
         self.policies = policies
-        self.lines = [line % len(policies) for line in seats]
-        self.needs = needs[: len(seats)] if limited else [[0, 0]] * len(seats)
+        self.lines = [line % len(policies) for line in consumers]
+        self.needs = needs[: len(consumers)] if limited else [[0, 0]] * len(consumers)
         claims = [
             ClaimHandle(self.limiter, list(zip(self.pools, need, strict=True)), priority) if limited else None
             for priority, need in enumerate(self.needs, 1)
@@ -89,16 +89,16 @@ class Dispatchers(RuleBasedStateMachine):
         self.rows: dict[int, tuple[int, int]] = {}  # tag: (queue, rows)
 
     def decided(self, events):
-        """Each queue has given what the model gives at this time, to seats that were idle."""
+        """Each queue has given what the model gives at this time, to consumers that were idle."""
         given: dict[int, list[tuple[int, ...]]] = {}
-        for seat, tags in events:
+        for consumer, tags in events:
             if tags is None:
-                self.ended.add(seat)
+                self.ended.add(consumer)
                 continue
-            assert seat not in self.executing | self.retired | self.ended
-            self.executing.add(seat)
-            self.holding.add(seat)
-            given.setdefault(self.lines[seat], []).append(tuple(tags))
+            assert consumer not in self.executing | self.retired | self.ended
+            self.executing.add(consumer)
+            self.holding.add(consumer)
+            given.setdefault(self.lines[consumer], []).append(tuple(tags))
             for tag in tags:
                 del self.rows[tag]
         for line, batches in given.items():
@@ -106,16 +106,16 @@ class Dispatchers(RuleBasedStateMachine):
             assert sorted(batches) == sorted(expected)
 
     def free(self) -> list[int]:
-        held = [self.needs[seat] for seat in self.holding]
+        held = [self.needs[consumer] for consumer in self.holding]
         return [total - sum(need[k] for need in held) for k, total in enumerate(self.totals)]
 
     @precondition(lambda self: len(self.idle_or_away()) > 0)
     @rule(data=st.data())
     def instance_has_nothing_to_do(self, data):
-        seat = data.draw(st.sampled_from(sorted(self.idle_or_away())))
-        self.executing.discard(seat)
-        self.holding.discard(seat)
-        self.decided(self.probe.ask(seat, self.now))
+        consumer = data.draw(st.sampled_from(sorted(self.idle_or_away())))
+        self.executing.discard(consumer)
+        self.holding.discard(consumer)
+        self.decided(self.probe.ask(consumer, self.now))
 
     def idle_or_away(self) -> set[int]:
         """Those that may ask."""
@@ -158,9 +158,9 @@ class Dispatchers(RuleBasedStateMachine):
     @precondition(lambda self: len(self.retired) < len(self.lines))
     @rule(data=st.data())
     def an_instance_is_to_end(self, data):
-        seat = data.draw(st.sampled_from(sorted(set(range(len(self.lines))) - self.retired)))
-        self.retired.add(seat)
-        self.decided(self.probe.retire(seat, self.now))
+        consumer = data.draw(st.sampled_from(sorted(set(range(len(self.lines))) - self.retired)))
+        self.retired.add(consumer)
+        self.decided(self.probe.retire(consumer, self.now))
 
     @rule(data=st.data(), rows=st.integers(1, 8), ns=st.sampled_from([0, 1000, 5000, 20_000, 1_000_000]))
     def a_batch_has_been_executed(self, data, rows, ns):
@@ -191,10 +191,10 @@ class Dispatchers(RuleBasedStateMachine):
         free = self.free()
         assert [pool.free for pool in self.pools] == free
         for line, model in enumerate(self.models):
-            idle = [seat for seat in self.probe.idle if self.lines[seat] == line]
+            idle = [consumer for consumer in self.probe.idle if self.lines[consumer] == line]
             assert not set(idle) & (self.retired | self.ended)
             count, wake = model.plan(self.now)
-            able = [seat for seat in idle if Need(self.needs[seat]).fits(free)]
+            able = [consumer for consumer in idle if Need(self.needs[consumer]).fits(free)]
             assert not (count and able), "a request waits beside an instance that may take it"
             if idle and model.waiting and not count:
                 assert self.probe.watched.get(line, wake + 1) <= wake, "nobody looks when the delay is over"
@@ -210,16 +210,16 @@ TestDispatchers.settings = settings(max_examples=60, stateful_step_count=40, dea
 PLAIN = Policy(True, 4, (), 0)
 
 
-def probe(policy: Policy, seats: int) -> tuple[QueueProbe, DispatcherProbe]:
+def probe(policy: Policy, consumers: int) -> tuple[QueueProbe, DispatcherProbe]:
     queue = QueueProbe(policy.spec())
-    return queue, DispatcherProbe([queue], [(0, None)] * seats)
+    return queue, DispatcherProbe([queue], [(0, None)] * consumers)
 
 
 def test_another_instance_watches_when_the_one_that_did_has_got_a_batch():
     """What the first waited with is not left behind for the second."""
     queue, dispatcher = probe(Policy(True, 2, (), 20), 2)
-    for seat in (0, 1):
-        assert dispatcher.ask(seat, 0) == []
+    for consumer in (0, 1):
+        assert dispatcher.ask(consumer, 0) == []
     queue.push(1, 1, 0)
     assert dispatcher.wake(0, 0) == []
     [(first, tags)] = dispatcher.time_passes(20_000)
@@ -233,8 +233,8 @@ def test_another_instance_watches_when_the_one_that_did_has_got_a_batch():
 def test_all_that_came_together_goes_at_once():
     """One batch for each idle instance, without one waking the next."""
     queue, dispatcher = probe(Policy(False, 1), 3)
-    for seat in range(3):
-        dispatcher.ask(seat, 0)
+    for consumer in range(3):
+        dispatcher.ask(consumer, 0)
     for tag in range(5):
         queue.push(tag, 1, 0)
     assert [tags for _, tags in dispatcher.wake(0, 0)] != []
@@ -254,7 +254,7 @@ def test_a_departure_can_make_a_batch():
 
 
 def limited(pairs, total: int = 1) -> tuple[list[QueueProbe], DispatcherProbe, Resource]:
-    """A queue and a seat for each (need, priority)."""
+    """A queue and a consumer for each (need, priority)."""
     limiter, pool = RateLimiter(), Resource("r", total)
     queues = [QueueProbe(Policy(False, 1).spec(), limiter=limiter) for _ in pairs]
     claims = [ClaimHandle(limiter, [(pool, need)], priority) for need, priority in pairs]
@@ -268,13 +268,13 @@ def executions(dispatcher, queues, rounds: int) -> list[int]:
         for _ in range(rounds + 1):
             queue.push(next(tags), 1, 0)
     running = []
-    for seat in range(len(queues)):
-        running += dispatcher.ask(seat, 0)
+    for consumer in range(len(queues)):
+        running += dispatcher.ask(consumer, 0)
     served = []
     for _ in range(rounds):
-        seat, _ = running.pop(0)
-        served.append(seat)
-        running += dispatcher.ask(seat, 0)
+        consumer, _ = running.pop(0)
+        served.append(consumer)
+        running += dispatcher.ask(consumer, 0)
     for queue in queues:
         for tag in list(queue.pending):
             queue.remove(tag)
@@ -286,8 +286,8 @@ def test_executions_are_in_inverse_proportion_to_priorities(priorities):
     queues, dispatcher, _ = limited([(1, priority) for priority in priorities])
     served = executions(dispatcher, queues, 2000)
     shares = [1 / priority for priority in priorities]
-    for seat, share in enumerate(shares):
-        assert served.count(seat) == pytest.approx(2000 * share / sum(shares), rel=0.05, abs=2)
+    for consumer, share in enumerate(shares):
+        assert served.count(consumer) == pytest.approx(2000 * share / sum(shares), rel=0.05, abs=2)
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 3))
@@ -295,8 +295,8 @@ def test_nobody_starves(priorities, total):
     """Between two executions of one that always has work each other one has its share at most."""
     queues, dispatcher, _ = limited([(1, priority) for priority in priorities], total)
     served = executions(dispatcher, queues, 500)
-    for seat, priority in enumerate(priorities):
-        at = [place for place, who in enumerate(served) if who == seat]
+    for consumer, priority in enumerate(priorities):
+        at = [place for place, who in enumerate(served) if who == consumer]
         longest = sum(priority / other + 2 for other in priorities)
         assert max(b - a for a, b in itertools.pairwise(at)) <= longest
 
@@ -308,16 +308,16 @@ def test_who_had_no_work_does_not_make_up_for_it():
         queues[0].push(tag, 1, 0)
     dispatcher.ask(0, 0)
     for _ in range(98):
-        assert [seat for seat, _ in dispatcher.ask(0, 0)] == [0]
+        assert [consumer for consumer, _ in dispatcher.ask(0, 0)] == [0]
     for tag in range(100, 110):
         queues[0].push(tag, 1, 0)
         queues[1].push(tag + 100, 1, 0)
         assert dispatcher.wake(1, 0) == []
-    seats, running = [], 0
+    consumers, running = [], 0
     for _ in range(10):
         [(running, _)] = dispatcher.ask(running, 0)
-        seats.append(running)
-    assert 4 <= seats.count(0) <= 6
+        consumers.append(running)
+    assert 4 <= consumers.count(0) <= 6
     for queue in queues:
         for tag in list(queue.pending):
             queue.remove(tag)
@@ -326,8 +326,8 @@ def test_who_had_no_work_does_not_make_up_for_it():
 def test_who_cannot_be_served_keeps_nobody_else_waiting():
     """Triton's limiter looks only at the first of those that wait."""
     queues, dispatcher, pool = limited([(1, 1), (2, 1), (1, 1)], total=2)
-    for seat in range(3):
-        dispatcher.ask(seat, 0)
+    for consumer in range(3):
+        dispatcher.ask(consumer, 0)
     queues[0].push(1, 1, 0)
     assert dispatcher.wake(0, 0) == [(0, [1])]
     queues[1].push(2, 1, 0)
@@ -354,8 +354,8 @@ def test_an_instance_without_its_resources_uses_no_request_up():
             (1, ClaimHandle(limiter, [(scarce, 1)])),
         ],
     )
-    for seat in range(3):
-        dispatcher.ask(seat, 0)
+    for consumer in range(3):
+        dispatcher.ask(consumer, 0)
     other.push(1, 1, 0)
     assert dispatcher.wake(1, 0) == [(2, [1])]
     model.push(2, 1, 0)

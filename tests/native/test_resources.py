@@ -192,4 +192,4 @@ def test_memory_stays_until_its_last_block_is_back(kind, stub):
     assert kind == "device" or len(bytes(block)) == 4096
     with stub.loop():
         del block
-    closing.settle()
+    closing.wait_closed()

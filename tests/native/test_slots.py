@@ -32,10 +32,10 @@ def _nothing_left(native_counters):
 
 
 def spec_of(
-    sequence: SequenceSpec, max_batch_size: int, seats: int = 1, queue: QueuePolicySpec = NO_LIMITS
+    sequence: SequenceSpec, max_batch_size: int, instance_count: int = 1, queue: QueuePolicySpec = NO_LIMITS
 ) -> ModelSpec:
     tensor = TensorSpec("x", "FP32", (1,))
-    instances = tuple(InstanceSpec(f"m_{i}") for i in range(seats))
+    instances = tuple(InstanceSpec(f"m_{i}") for i in range(instance_count))
     return ModelSpec(
         "m",
         "b",
@@ -75,7 +75,7 @@ class Live:
     rows: int = 1
     begun: bool = False
     over: bool = False
-    place: tuple[int, int] | None = None  # (slot, seat)
+    place: tuple[int, int] | None = None  # (slot, instance)
     ready: tuple[int, int] | None = None  # (when, the how manieth)
     idle: tuple[int, int] | None = None
 
@@ -92,9 +92,9 @@ class Model:
         self.policy = spec.sequence
         self.queue = spec.queue.levels[0]
         self.rows = max(1, spec.max_batch_size)
-        per_seat = self.rows if self.policy.direct else self.policy.max_candidates or self.rows
-        self.vacant = [(slot, seat) for slot in range(per_seat) for seat in range(len(spec.instances))]
-        self.per_seat = per_seat
+        per_instance = self.rows if self.policy.direct else self.policy.max_candidates or self.rows
+        self.vacant = [(slot, instance) for slot in range(per_instance) for instance in range(len(spec.instances))]
+        self.per_instance = per_instance
         self.live: list[Live] = []
         self.table: dict[int, Live] = {}
         self.backlog: list[Live] = []
@@ -102,7 +102,7 @@ class Model:
         self.closed = False
         self.serial = count()
         self.taken: list[Live | None] = []  # whose requests the last batch has
-        self.seat_of: dict[Live, int] = {}  # of what runs
+        self.instance_of: dict[Live, int] = {}  # of what runs
 
     # changes
 
@@ -191,13 +191,13 @@ class Model:
 
     # batches
 
-    def take(self, seat: int, now: int) -> list[tuple[int, int, int]]:
-        self.taken = self.next_direct(seat, now) if self.policy.direct else self.next_oldest(seat, now)
+    def take(self, instance: int, now: int) -> list[tuple[int, int, int]]:
+        self.taken = self.next_direct(instance, now) if self.policy.direct else self.next_oldest(instance, now)
         return [self.give_out(each, now) if each else (0, 0, 0) for each in self.taken]
 
-    def next_oldest(self, seat: int, now: int) -> list[Live | None]:
+    def next_oldest(self, instance: int, now: int) -> list[Live | None]:
         ready = sorted(
-            (each for each in self.live if each.ready and each.place and each.place[1] == seat),
+            (each for each in self.live if each.ready and each.place and each.place[1] == instance),
             key=lambda each: each.ready[1],
         )
         return list(ready[: self.how_many(ready, now)])
@@ -226,15 +226,15 @@ class Model:
                 return n
         return len(taken) if complete or sum(taken) > max(preferred) or not delay else 0
 
-    def next_direct(self, seat: int, now: int) -> list[Live | None]:
-        if any(self.seat_of[each] == seat for each in self.live if each.running):
+    def next_direct(self, instance: int, now: int) -> list[Live | None]:
+        if any(self.instance_of[each] == instance for each in self.live if each.running):
             return []
-        rows = {each.place[0]: each for each in self.live if each.place and each.place[1] == seat and each.queue}
+        rows = {each.place[0]: each for each in self.live if each.place and each.place[1] == instance and each.queue}
         if not rows:
             return []
         waits = self.policy.max_queue_delay_us and self.policy.min_slot_utilization and not self.closed
         young = now - min(each.queue[0].queued for each in rows.values()) < self.policy.max_queue_delay_us * 1000
-        if waits and young and len(rows) < self.policy.min_slot_utilization * self.per_seat:
+        if waits and young and len(rows) < self.policy.min_slot_utilization * self.per_instance:
             return []
         return [rows.get(slot) for slot in range(max(rows) + 1)]
 
@@ -244,14 +244,14 @@ class Model:
         sequence.running = request
         sequence.begun = True
         assert sequence.place is not None
-        self.seat_of[sequence] = sequence.place[1]
+        self.instance_of[sequence] = sequence.place[1]
         if self.policy.direct and request.end and not sequence.queue:
             self.release(sequence, now)
         return request.number, sequence.name, request.reason or (CLIENT if request.end else 0)
 
     # what becomes of requests
 
-    def settle(self, sequence: Live, now: int) -> None:
+    def request_done(self, sequence: Live, now: int) -> None:
         sequence.running = None
         self.go_on(sequence, now)
 
@@ -306,7 +306,7 @@ class Pair:
     def __init__(self, spec: ModelSpec) -> None:
         self.probe = SlotsProbe(spec)
         self.model = Model(spec)
-        self.seats = len(spec.instances)
+        self.instances = len(spec.instances)
         self.max_rows = max(1, spec.max_batch_size)
         self.now = 1_000_000
         self.numbers = count(1)
@@ -315,7 +315,7 @@ class Pair:
         self.rows: dict[int, int] = {}
         self.answered: list[int] = []
         self.executed: list[int] = []
-        self.running: dict[int, dict[int, Live]] = {seat: {} for seat in range(self.seats)}
+        self.running: dict[int, dict[int, Live]] = {instance: {} for instance in range(self.instances)}
 
     def push(self, name: int, *, start: bool, end: bool, rows: int, timeout_us: int = 0) -> str:
         number = next(self.numbers)
@@ -331,14 +331,14 @@ class Pair:
             assert self.probe.expires(number) == waiting.expires
         return text
 
-    def take(self, seat: int) -> list[tuple[int, int, int]]:
-        batch, _ = self.probe.take(seat, self.now)
+    def take(self, instance: int) -> list[tuple[int, int, int]]:
+        batch, _ = self.probe.take(instance, self.now)
         assert [(max(number, NOTICE), name, reason) for number, name, reason in batch] == self.model.take(
-            seat, self.now
+            instance, self.now
         )
         for (number, _, _), owner in zip(batch, self.model.taken, strict=True):
             if number:
-                self.running[seat][number] = owner
+                self.running[instance][number] = owner
         self.check_batch(batch)
         return batch
 
@@ -349,10 +349,10 @@ class Pair:
         assert not set(numbers) & set(self.executed)
         self.executed += numbers
 
-    def settle(self, seat: int, key: int) -> None:
-        owner = self.running[seat].pop(key)
-        self.probe.settle(key, self.now)
-        self.model.settle(owner, self.now)
+    def request_done(self, instance: int, key: int) -> None:
+        owner = self.running[instance].pop(key)
+        self.probe.request_done(key, self.now)
+        self.model.request_done(owner, self.now)
         if key > 0:
             self.answered.append(key)
 
@@ -385,12 +385,12 @@ class Pair:
         self.probe.close(self.now)
         self.model.close(self.now)
         for _ in range(10_000):
-            if all(self.probe.done(seat) for seat in range(self.seats)):
+            if all(self.probe.done(instance) for instance in range(self.instances)):
                 break
-            for seat in range(self.seats):
-                self.take(seat)
-                for key in list(self.running[seat]):
-                    self.settle(seat, key)
+            for instance in range(self.instances):
+                self.take(instance)
+                for key in list(self.running[instance]):
+                    self.request_done(instance, key)
                 self.check()
         assert self.probe.counts[:3] == (0, 0, 0)
         assert sorted(self.answered) == self.accepted
@@ -418,14 +418,14 @@ policies = st.integers(1, 6).flatmap(
     )
 )
 
-STEPS = ["push", "push", "push", "take", "take", "settle", "settle", "remove", "expire", "time", "time", "evict"]
+STEPS = ["push", "push", "push", "take", "take", "done", "done", "remove", "expire", "time", "time", "evict"]
 
 
 def play(pair: Pair, direct: bool, random: Random, steps: int) -> None:
     """A random history, and then the end."""
     for _ in range(steps):
         step = random.choice(STEPS)
-        seat = random.randrange(pair.seats)
+        instance = random.randrange(pair.instances)
         waiting = pair.waiting()
         if step == "push":
             pair.push(
@@ -435,10 +435,10 @@ def play(pair: Pair, direct: bool, random: Random, steps: int) -> None:
                 rows=random.choice([1, 1, 1, min(2, pair.max_rows)]),
                 timeout_us=random.choice([0, 7]),
             )
-        elif step == "take" and (direct or not pair.running[seat]):
-            pair.take(seat)
-        elif step == "settle" and pair.running[seat]:
-            pair.settle(seat, random.choice(sorted(pair.running[seat])))
+        elif step == "take" and (direct or not pair.running[instance]):
+            pair.take(instance)
+        elif step == "done" and pair.running[instance]:
+            pair.request_done(instance, random.choice(sorted(pair.running[instance])))
         elif step == "remove" and waiting:
             pair.remove(random.choice(waiting))
         elif step == "expire" and waiting:
@@ -455,5 +455,5 @@ def play(pair: Pair, direct: bool, random: Random, steps: int) -> None:
 @settings(max_examples=400, deadline=None)
 def test_policy_is_the_documented_one(policy, seed, steps):
     """Same answers, batches and counts at every step of a random history; nothing is lost or answered twice."""
-    sequence, rows, seats, queue = policy
-    play(Pair(spec_of(sequence, rows, seats, queue)), sequence.direct, Random(seed), steps)
+    sequence, rows, instance_count, queue = policy
+    play(Pair(spec_of(sequence, rows, instance_count, queue)), sequence.direct, Random(seed), steps)

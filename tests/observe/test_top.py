@@ -12,7 +12,7 @@ import pytest
 
 from server.cli import main
 from server.pb import grpc_service_pb2 as pb
-from server.tools.looking import as_metrics, place_of
+from server.tools.looking import as_metrics, target_of
 from server.tools.rates import between, understood
 from tests.conformance import doors
 from tests.observe.test_metrics import IDENTITY, tensor, write
@@ -186,7 +186,7 @@ def test_the_screen_shows_models_and_ends_at_q():
     from server.tools.screen import Screen
 
     async def use(url):
-        screen = Screen(place_of(url), 0.01, place_of(url).look())
+        screen = Screen(target_of(url), 0.01, target_of(url).look())
         async with screen.run_test() as pilot:
             table = screen.query_one(textual.DataTable)
             while not table.row_count:

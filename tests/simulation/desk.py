@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import server.front.context
 from server.front import services
+from server.front.connection_limits import Admission, ListenerPolicy
 from server.front.context import NativeContext
-from server.front.lobby import Guest, Place
 from server.front.peer import Peer
 from server.front.serving import serve
 from server.rpc.infer import Inference
@@ -85,7 +85,7 @@ class Desk:
         self.open: set[NativeContext] = set()
         method = Method("ModelStreamInfer", None, None, True, True, Inference(self, WINDOW).stream)  # type: ignore
         self._handler = services._handler(method, services.Policy())
-        self._place = Place()
+        self._listener_policy = ListenerPolicy()
         # deadlines are measured from when the handler begins
         server.front.context.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore
         events._set_running_loop(self.loop)
@@ -93,7 +93,7 @@ class Desk:
     def meet(self, connection: Connection, use: ClientUse, address: str) -> None:
         """A connection has been made."""
         connection.client = Peer(address)
-        connection.guest = Guest(self._place, use)
+        connection.admission = Admission(self._listener_policy, use)
 
     def take(self, call: Call) -> None:
         """See `Endpoint`."""

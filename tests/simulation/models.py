@@ -32,7 +32,7 @@ from backends.api import (
     TensorSpec,
 )
 from backends.identity import IdentityInstance
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.resources import Resources
 from server.engine.version import LoadedVersion
 from server.pb import model_config_pb2
@@ -465,7 +465,7 @@ def load(
         None if kind.steps else backend,
         source,
         service,  # type: ignore[arg-type]
-        placement=Placement(resources=resources),
+        hardware=Hardware(resources=resources),
     )
     version = Version(kind, generation, count, backend, loaded)
     if version.count:

@@ -73,14 +73,14 @@ FAULTS = (
     fault(
         "the time that a line is watched for is left behind",
         "scheduling/dispatcher",
-        "        seat.line.watcher = NULL\n        seat.line.watched_ns = NEVER\n",
-        "        seat.line.watcher = NULL\n",
+        "        consumer.line.watcher = NULL\n        consumer.line.watched_ns = NEVER\n",
+        "        consumer.line.watcher = NULL\n",
     ),
     fault(
         "who watched and got a batch is still the watcher",
         "scheduling/dispatcher",
-        "        line.watcher = NULL\n        line.watched_ns = NEVER\n    seat.watch_ns = NEVER\n",
-        "        line.watcher = NULL\n    seat.watch_ns = NEVER\n",
+        "        line.watcher = NULL\n        line.watched_ns = NEVER\n    consumer.watch_ns = NEVER\n",
+        "        line.watcher = NULL\n    consumer.watch_ns = NEVER\n",
         "while others are idle requests come by the loop, and its timer then looks at the time that is left behind",
     ),
     fault(
@@ -167,7 +167,7 @@ FAULTS = (
     fault(
         "answers in order come as they are ready",
         "request/bridge",
-        "    if turn == NULL:\n        pass_on(bridge, response)",
+        "    if entry == NULL:\n        pass_on(bridge, response)",
         "    if True:\n        pass_on(bridge, response)",
     ),
     fault(
@@ -224,7 +224,7 @@ FAULTS = (
         "resources are not given back",
         "scheduling/dispatcher",
         "    if claim.held:\n        move(claim, -1)",
-        "    if claim.held and claim.turn % 8:\n        move(claim, -1)",
+        "    if claim.held and claim.virtual_time % 8:\n        move(claim, -1)",
     ),
     # bytes
     fault(
@@ -267,8 +267,8 @@ FAULTS = (
     fault(
         "a sequence is never free again",
         "sequences/batch",
-        "    sequence.begun = True\n    slots_bench(slots, sequence).running += 1",
-        "    sequence.begun = True\n    slots_bench(slots, sequence).running += 2",
+        "    sequence.begun = True\n    slots_set_of(slots, sequence).running += 1",
+        "    sequence.begun = True\n    slots_set_of(slots, sequence).running += 2",
     ),
     # levels
     fault(

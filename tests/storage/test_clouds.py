@@ -15,10 +15,10 @@ from server.engine.checking import check
 from server.engine.config import Options
 from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.places import Repositories, open_places
 from server.engine.remote import mirror, stores
-from server.engine.remote.mirror import CloudPlace
+from server.engine.remote.mirror import CloudSource
 from server.engine.remote.stores import parse_url
+from server.engine.repository_sources import Repositories, open_sources
 from server.errors import ConfigError, InvalidArgument
 from tests.engine.serving import infer, request, row
 from tests.storage.stores import Stub, azure, azurite, gcs, s3
@@ -51,20 +51,20 @@ def write(put, name: str = "m") -> None:
 
 @pytest.fixture
 def stub():
-    """A store that does as the test says, with the model m; a place of it; no patience."""
+    """A store that does as the test says, with the model m; a source of it; no patience."""
     stub = Stub()
     write(lambda path, content: stub.objects.__setitem__(f"repository/{path}", content))
     yield stub
     stub.close()
 
 
-def place_of(stub: Stub, monkeypatch) -> CloudPlace:
+def source_of(stub: Stub, monkeypatch) -> CloudSource:
     monkeypatch.setitem(stores._RETRY, "max_retries", 0)
-    return CloudPlace("gs://bucket/repository", {"STORAGE_EMULATOR_HOST": stub.address})
+    return CloudSource("gs://bucket/repository", {"STORAGE_EMULATOR_HOST": stub.address})
 
 
-def engine_of(place, mode: ControlMode = ControlMode.EXPLICIT, *names: str) -> Engine:
-    return Engine([place], BackendLoader(), Options(), control=ModelControl(mode, names))
+def engine_of(source, mode: ControlMode = ControlMode.EXPLICIT, *names: str) -> Engine:
+    return Engine([source], BackendLoader(), Options(), control=ModelControl(mode, names))
 
 
 async def answered(engine: Engine) -> None:
@@ -74,7 +74,7 @@ async def answered(engine: Engine) -> None:
 
 async def test_a_repository_is_served_and_changes(cloud) -> None:
     """The versions whose files have not changed stay loaded; what is new, changed or gone is seen."""
-    engine = engine_of(CloudPlace(cloud.url, cloud.environment), ControlMode.EXPLICIT, "*")
+    engine = engine_of(CloudSource(cloud.url, cloud.environment), ControlMode.EXPLICIT, "*")
     try:
         assert await engine.start() == []
         assert {(each.name, each.version, each.state) for each in engine.index()} == {
@@ -101,41 +101,41 @@ async def test_a_repository_is_served_and_changes(cloud) -> None:
 
 
 def test_what_lies_here_is_what_lies_there(cloud, tmp_path: Path) -> None:
-    place = CloudPlace(cloud.url, cloud.environment | {"TRITON_AWS_MOUNT_DIRECTORY": str(tmp_path)})
-    assert [folder.name for folder in place.scan()] == ["m"]
-    assert place.has("m") and not place.has("n") and not place.has("") and not place.has("..")
-    folder = place.find("m")
+    source = CloudSource(cloud.url, cloud.environment | {"TRITON_AWS_MOUNT_DIRECTORY": str(tmp_path)})
+    assert [folder.name for folder in source.scan()] == ["m"]
+    assert source.has("m") and not source.has("n") and not source.has("") and not source.has("..")
+    folder = source.find("m")
     assert folder is not None
     files = {str(path.relative_to(folder.path)): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     assert files == {"config.pbtxt": CONFIG, "1/weights.bin": b"one", "2/weights.bin": b"two", "2/deep/more.bin": b""}
     assert folder.versions == (1, 2)
-    place.close()
+    source.close()
     assert not folder.path.exists()
 
 
 def test_only_what_has_changed_is_copied_again(stub, monkeypatch) -> None:
     """And the copy before stays as it was, for what is loaded of it."""
-    place = place_of(stub, monkeypatch)
-    before = place.find("m")
+    source = source_of(stub, monkeypatch)
+    before = source.find("m")
     stub.gets.clear()
-    assert place.find("m") == before
+    assert source.find("m") == before
     assert stub.gets == []
     stub.objects["repository/m/2/weights.bin"] = b"2222"
-    after = place.find("m")
+    after = source.find("m")
     assert stub.gets == ["repository/m/2/weights.bin"]
     assert (before.path / "2/weights.bin").read_bytes() == b"two"
     assert (after.path / "2/weights.bin").read_bytes() == b"2222"
     assert {part for part in after.seen if after.seen[part] != before.seen[part]} == {"2"}
     for number in range(3):
         stub.objects["repository/m/2/weights.bin"] = f"{number}".encode()
-        after = place.find("m")
+        after = source.find("m")
     assert not (before.path / "2" / "weights.bin").exists(), "old copies do not pile up"
     assert (before.path / "1" / "weights.bin").samefile(after.path / "1" / "weights.bin"), "it may be loaded from there"
     stub.objects["repository/m/1/weights.bin"] = b"1"
     del stub.objects["repository/m/2/deep/more.bin"]
-    place.find("m")
+    source.find("m")
     assert not before.path.exists()
-    place.close()
+    source.close()
 
 
 def deny(method: str, key: str):
@@ -165,8 +165,8 @@ def vanish(method: str, key: str):
 )
 async def test_a_store_that_fails_changes_nothing(stub, monkeypatch, failure, text: str) -> None:
     """The error says what the store said; what was loaded serves on, and nothing half lies anywhere."""
-    place = place_of(stub, monkeypatch)
-    engine = engine_of(place, ControlMode.EXPLICIT, "m")
+    source = source_of(stub, monkeypatch)
+    engine = engine_of(source, ControlMode.EXPLICIT, "m")
     try:
         assert await engine.start() == []
         served = engine.model("m")
@@ -177,7 +177,7 @@ async def test_a_store_that_fails_changes_nothing(stub, monkeypatch, failure, te
         assert text in str(raised.value)
         assert engine.model("m") is served
         await answered(engine)
-        root = served_root(place)
+        root = served_root(source)
         assert len(list(root.iterdir())) == 1
         stub.intercept = lambda method, key: None
         await engine.load("m")
@@ -186,14 +186,14 @@ async def test_a_store_that_fails_changes_nothing(stub, monkeypatch, failure, te
         await engine.close()
 
 
-def served_root(place: CloudPlace) -> Path:
-    folder = place._copies["m"][0][0]
+def served_root(source: CloudSource) -> Path:
+    folder = source._copies["m"][0][0]
     return folder.path.parent.parent
 
 
 async def test_a_model_that_changes_while_it_is_copied_is_copied_again(stub, monkeypatch) -> None:
     """No mixture of two states is ever served."""
-    place = place_of(stub, monkeypatch)
+    source = source_of(stub, monkeypatch)
     changes = iter([b"first", b"second"])
 
     def change(method: str, key: str):
@@ -203,14 +203,14 @@ async def test_a_model_that_changes_while_it_is_copied_is_copied_again(stub, mon
         return
 
     stub.intercept = change
-    folder = place.find("m")
+    folder = source.find("m")
     assert {(folder.path / version / "weights.bin").read_bytes() for version in "12"} == {b"second"}
-    place.close()
+    source.close()
 
 
 async def test_polling_tries_again_what_could_not_be_had(stub, monkeypatch) -> None:
     """A failed transfer is no state of the repository: the next look must not take the model for seen."""
-    engine = engine_of(place_of(stub, monkeypatch), ControlMode.POLL)
+    engine = engine_of(source_of(stub, monkeypatch), ControlMode.POLL)
     try:
         assert await engine.start() == []
         served = engine.model("m")
@@ -230,7 +230,7 @@ async def test_polling_tries_again_what_could_not_be_had(stub, monkeypatch) -> N
 
 
 async def test_models_come_at_their_first_request(stub, monkeypatch) -> None:
-    engine = engine_of(place_of(stub, monkeypatch), ControlMode.LAZY)
+    engine = engine_of(source_of(stub, monkeypatch), ControlMode.LAZY)
     try:
         assert await engine.start() == []
         assert await engine.is_on_demand("m")
@@ -242,7 +242,7 @@ async def test_models_come_at_their_first_request(stub, monkeypatch) -> None:
 
 
 def test_check_looks_into_the_models(stub, monkeypatch) -> None:
-    repositories = Repositories([place_of(stub, monkeypatch)])
+    repositories = Repositories([source_of(stub, monkeypatch)])
     assert [(each.name, each.problem) for each in check(repositories, Options(), BackendLoader())] == [("m", "")]
     repositories.close()
 
@@ -273,7 +273,7 @@ def test_a_url_without_a_bucket_is_an_error(url: str) -> None:
 
 def test_another_scheme_is_an_error() -> None:
     with pytest.raises(ConfigError, match="ftp://host/models: expected a path, or a URL that begins with one of s3://"):
-        open_places(["ftp://host/models"])
+        open_sources(["ftp://host/models"])
 
 
 def test_the_credential_file_says_who_by_the_longest_beginning(tmp_path: Path) -> None:
@@ -298,4 +298,4 @@ def test_the_credential_file_says_who_by_the_longest_beginning(tmp_path: Path) -
 def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(ConfigError, match=r'pip install "inferd\[cloud\]"'):
-        mirror.CloudPlace("s3://bucket/a", {})
+        mirror.CloudSource("s3://bucket/a", {})

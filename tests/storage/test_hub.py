@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.places import open_places
 from server.engine.remote.hub import download
+from server.engine.repository_sources import open_sources
 from server.errors import ConfigError
 from tests.backends.models import identity_onnx
 from tests.engine.test_single_model import answers
@@ -72,8 +72,8 @@ def test_only_what_is_served_is_downloaded(tmp_path: Path) -> None:
 
 
 def test_a_repository_of_models_is_one() -> None:
-    [place] = open_places(["hf://org/several"])
-    assert [folder.name for folder in place.scan()] == ["a", "b"]
+    [source] = open_sources(["hf://org/several"])
+    assert [folder.name for folder in source.scan()] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_repository_of_models_is_one() -> None:
 )
 def test_what_cannot_be_had_is_an_error(url: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        open_places([url])
+        open_sources([url])
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch) -> None:

@@ -14,9 +14,9 @@ from .channel import Call, Channel, Waiter
 from .errors import ERROR_CODES, TritonError, TritonModelException
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
-from .packing import Names, ResponseWriter
 from .request import SEQUENCE_END, SEQUENCE_START
 from .response import InferenceResponse
+from .serialization import Names, ResponseWriter
 
 if TYPE_CHECKING:
     import socket

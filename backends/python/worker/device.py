@@ -72,7 +72,7 @@ class SharedMemory:
         _check(self._driver, opened)
         self.address = found.value
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all work on its GPU: nothing reads the memory any more."""
         with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
             self._driver.cuCtxSynchronize()  # an error of the model's work is the model's to find
@@ -80,7 +80,7 @@ class SharedMemory:
     def __del__(self) -> None:
         # Not a lock: this runs wherever the last reference goes.
         if self.address:
-            self.settle()
+            self.synchronize()
             with contextlib.suppress(TritonModelException), _current(self._driver, self._context):
                 self._driver.cuIpcCloseMemHandle(self.address)
 
@@ -98,10 +98,10 @@ def _open(handle: bytes, device: int) -> SharedMemory:
         return memory
 
 
-def settle_all() -> None:
+def synchronize_all() -> None:
     """Wait until nothing reads memory of other processes any more, of that which is open."""
     for memory in list(_shared.values()):
-        memory.settle()
+        memory.synchronize()
 
 
 class SharedTensor:

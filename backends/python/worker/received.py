@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedRequest(InferenceRequest):
-    """A request that a model is given. `packing` makes them, and sets what is read on demand only."""
+    """A request that a model is given. `serialization` makes them, and sets what is read on demand only."""
 
     __slots__ = ("_decoupled", "_key", "_release", "_runtime", "_sender", "_wanted")
 

@@ -14,10 +14,10 @@ from .errors import TritonModelException, exception_text
 from .forked import Forks
 from .host import Host, ModelFailed
 from .link import INLINE_LIMIT, Link, Packet, no_memory
-from .packing import Names, RequestReader, ResponseWriter
 from .received import ReceivedRequest
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
+from .serialization import Names, RequestReader, ResponseWriter
 
 ALIGNMENT = 64  # of outputs in the arena: a cache line
 
@@ -236,9 +236,9 @@ class Worker:
             self._write_failures(writer, requests, str(error))
         del requests
         if self._reader.reached_gpu:
-            from .device import settle_all
+            from .device import synchronize_all
 
-            settle_all()  # what the model keeps open is the client's again once it has the answer
+            synchronize_all()  # what the model keeps open is the client's again once it has the answer
         kept = lease.end()
         if kept:
             writer.copy_borrowed()

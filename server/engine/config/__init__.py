@@ -27,7 +27,7 @@ from server.engine.config.ensemble import is_ensemble, warn_parameters
 from server.engine.config.findings import Finding, raise_any
 from server.engine.config.parameters import wrong
 from server.engine.config.parse import NO_VARIABLES, parse_file
-from server.engine.config.places import check_paths
+from server.engine.config.paths import check_paths
 from server.engine.config.pointers import refuse_pointers
 from server.engine.config.prepared import Prepared
 from server.engine.config.refused import refusals, warn_carried

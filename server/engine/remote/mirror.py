@@ -62,8 +62,8 @@ class _Changed(Exception):
     """The model is not what it was when its copy was begun."""
 
 
-class CloudPlace:
-    """A `server.engine.places.Place` in an object store.
+class CloudSource:
+    """A `server.engine.repository_sources.RepositorySource` in an object store.
 
     Args:
         url: of the repository.
@@ -85,7 +85,7 @@ class CloudPlace:
         return self._url
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """See Place. Nothing is copied: the folders are not there yet."""
+        """See RepositorySource. Nothing is copied: the folders are not there yet."""
         models: dict[str, dict[str, Object]] = {}
         for path, found in self._list(""):
             name, _, file = path.partition("/")
@@ -95,11 +95,11 @@ class CloudPlace:
         return sorted(folders, key=lambda folder: folder.name)
 
     def has(self, name: str) -> bool:
-        """See Place."""
+        """See RepositorySource."""
         return _is_name(name) and next(self._list(f"{name}/"), None) is not None
 
     def find(self, name: str) -> ModelFolder | None:
-        """See Place. The model is copied, unless it is here as it is there."""
+        """See RepositorySource. The model is copied, unless it is here as it is there."""
         if not _is_name(name):
             return None
         with self._alone(name):
@@ -216,7 +216,7 @@ class CloudPlace:
         )
 
     def close(self) -> None:
-        """See Place."""
+        """See RepositorySource."""
         shutil.rmtree(self._root, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from inferd_client._calling import ENCODINGS, STATUSES
 from inferd_client.driver import Driver, Fixed, Sequences, Workload
 from inferd_client.driver.report import Report
 from inferd_client.utils import InferenceServerException
-from server.tools.perf.plan import Plan
+from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Model
 from server.tools.reach import Reach
 
@@ -103,7 +103,7 @@ class Level:
 class Accounts:
     """Asks a server for its account of a model."""
 
-    def __init__(self, client: Any, plan: Plan, metadata: Mapping[str, str], process: int | None) -> None:
+    def __init__(self, client: Any, plan: LoadPlan, metadata: Mapping[str, str], process: int | None) -> None:
         self._client = client
         self._plan = plan
         self._metadata = metadata
@@ -214,7 +214,7 @@ class Subject:
         load: what asks it.
     """
 
-    plan: Plan
+    plan: LoadPlan
     load: Load
 
 
@@ -222,7 +222,7 @@ class Unary:
     """Calls of ModelInfer, made by the native driver."""
 
     def __init__(
-        self, reach: Reach, plan: Plan, model: Model, messages: Sequence[bytes], accounts: Accounts, level: float
+        self, reach: Reach, plan: LoadPlan, model: Model, messages: Sequence[bytes], accounts: Accounts, level: float
     ) -> None:
         headers = [(name.encode(), value.encode()) for name, value in reach.headers]
         if plan.compression:
@@ -267,7 +267,7 @@ def packed(message: bytes, encoding: str) -> bytes:
     return packer.compress(message) + packer.flush()
 
 
-def agree(windows: Sequence[Window], plan: Plan) -> bool:
+def agree(windows: Sequence[Window], plan: LoadPlan) -> bool:
     """Whether the last ones differ by no more than they may, in their rates and their latencies."""
     last = windows[-AGREEING:]
     if len(last) < AGREEING:
@@ -315,7 +315,7 @@ def measure(subjects: Sequence[Subject], level: float, ends: float, tell: Callab
     return [summed(known, each.plan, level) for known, each in zip(windows, subjects, strict=True)]
 
 
-def summed(windows: Sequence[Window], plan: Plan, level: float) -> Level:
+def summed(windows: Sequence[Window], plan: LoadPlan, level: float) -> Level:
     """The windows that count, as one."""
     stable = agree(windows, plan)
     counted = windows[-AGREEING:] if stable else windows

@@ -48,7 +48,7 @@ def range_of(option: str, text: str) -> Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is measured.
 
     Attributes:

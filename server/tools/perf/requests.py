@@ -17,7 +17,7 @@ import inferd_client.grpc as grpcclient
 from inferd_client._tensors import request_pieces
 from inferd_client.utils import triton_to_np_dtype
 from server.errors import Misused
-from server.tools.perf.plan import Plan
+from server.tools.perf.plan import LoadPlan
 from server.tools.reach import CallFailed, Reach
 from server.tools.tensors import Wanted, array_of, made_up, shape_of, shapes_of
 
@@ -45,7 +45,7 @@ class Model:
     sequences: bool
 
 
-def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: Plan) -> Model:
+def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadPlan) -> Model:
     """Ask the server about the model.
 
     Raises:
@@ -75,7 +75,7 @@ def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: Plan)
 Tensors = dict[str, Any]
 
 
-def tensors_of(model: Model, plan: Plan) -> list[Tensors]:
+def tensors_of(model: Model, plan: LoadPlan) -> list[Tensors]:
     """The tensors of each request, which are sent in turn.
 
     Raises:
@@ -97,7 +97,7 @@ def tensors_of(model: Model, plan: Plan) -> list[Tensors]:
     return found
 
 
-def _of_file(model: Model, plan: Plan, path: Path) -> Iterator[Tensors]:
+def _of_file(model: Model, plan: LoadPlan, path: Path) -> Iterator[Tensors]:
     try:
         said = json.loads(path.read_text())
         steps = said["data"]
@@ -149,7 +149,7 @@ def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path:
 class Messages:
     """Serialised requests, and the shared memory that they speak of; to be used in a `with` statement."""
 
-    def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: Plan) -> None:
+    def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: LoadPlan) -> None:
         self._model = model
         self._plan = plan
         self._tensors = tensors_of(model, plan)

@@ -12,7 +12,7 @@ from typing import Any
 from inferd_client.utils import InferenceServerException
 from server.errors import Misused
 from server.tools.perf.measuring import Accounts, Level, Load, Subject, Unary, measure, process_of
-from server.tools.perf.plan import Files, Plan
+from server.tools.perf.plan import Files, LoadPlan
 from server.tools.perf.report import histogram_text, level_table, remarks, write
 from server.tools.perf.requests import Messages, Model, model_of, tensors_of
 from server.tools.perf.streaming import Streams
@@ -21,7 +21,7 @@ from server.tools.reach import CallFailed, Reach, failure
 Tell = Callable[[str], None]
 
 
-def run(reach: Reach, plans: Sequence[Plan], files: Files) -> int:
+def run(reach: Reach, plans: Sequence[LoadPlan], files: Files) -> int:
     """Measure, print and write; the exit status of the command: 1 when a call failed, or no level is within the limit.
 
     Args:
@@ -59,7 +59,7 @@ def run(reach: Reach, plans: Sequence[Plan], files: Files) -> int:
     return 1 if (plan.limit_ms and not best) or any(each.errors for each in levels) else 0
 
 
-def levels_of(reach: Reach, plan: Plan) -> list[Level]:
+def levels_of(reach: Reach, plan: LoadPlan) -> list[Level]:
     """The levels of a plan, without a word.
 
     Raises:
@@ -69,7 +69,7 @@ def levels_of(reach: Reach, plan: Plan) -> list[Level]:
     return _asked(reach, [plan], quiet=True)[0]
 
 
-def _asked(reach: Reach, plans: Sequence[Plan], *, quiet: bool) -> tuple[list[Level], Any]:
+def _asked(reach: Reach, plans: Sequence[LoadPlan], *, quiet: bool) -> tuple[list[Level], Any]:
     """The levels, and the server's metadata."""
     with reach.client() as client:
         try:
@@ -82,7 +82,7 @@ def _asked(reach: Reach, plans: Sequence[Plan], *, quiet: bool) -> tuple[list[Le
             raise CallFailed(f"{reach.url}: {error}") from None
 
 
-def best_of(levels: Sequence[Level], plan: Plan) -> list[Level]:
+def best_of(levels: Sequence[Level], plan: LoadPlan) -> list[Level]:
     """Of each model, the level with the highest rate of all within the limit; without limit, with the highest."""
     found: dict[float, list[Level]] = {}
     for each in levels:
@@ -91,12 +91,14 @@ def best_of(levels: Sequence[Level], plan: Plan) -> list[Level]:
     return max(able, key=lambda group: sum(each.rate for each in group), default=[])
 
 
-def within(level: Level, plan: Plan) -> bool:
+def within(level: Level, plan: LoadPlan) -> bool:
     """Whether its latency is within the limit."""
     return not plan.limit_ms or (level.requests > 0 and getattr(level, plan.metric) <= plan.limit_ms * 1e3)
 
 
-def _levels(client: Any, reach: Reach, plans: Sequence[Plan], models: Sequence[Model], *, quiet: bool) -> list[Level]:
+def _levels(
+    client: Any, reach: Reach, plans: Sequence[LoadPlan], models: Sequence[Model], *, quiet: bool
+) -> list[Level]:
     process = process_of(reach.url) if len(plans) == 1 else None  # whose CPU it is cannot be told of several
     ends = time.monotonic() + plans[0].longest if plans[0].longest else 0.0
     with contextlib.ExitStack() as stack:
@@ -115,7 +117,9 @@ def _levels(client: Any, reach: Reach, plans: Sequence[Plan], models: Sequence[M
         return _swept(plans, ends, makers, quiet)
 
 
-def _swept(plans: Sequence[Plan], ends: float, makers: Sequence[Callable[[float], Load]], quiet: bool) -> list[Level]:
+def _swept(
+    plans: Sequence[LoadPlan], ends: float, makers: Sequence[Callable[[float], Load]], quiet: bool
+) -> list[Level]:
     plan = plans[0]
     measured: dict[float, list[Level]] = {}
 

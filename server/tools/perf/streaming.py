@@ -13,7 +13,7 @@ from typing import Any
 import inferd_client.grpc as grpcclient
 from inferd_client.driver.report import Latency, Report
 from server.tools.perf.measuring import Accounts, Window
-from server.tools.perf.plan import Plan
+from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Model, Tensors, inputs_of
 from server.tools.reach import Reach
 
@@ -22,7 +22,7 @@ class Streams:
     """So many streams, each of a client of its own."""
 
     def __init__(
-        self, reach: Reach, plan: Plan, model: Model, tensors: Sequence[Tensors], accounts: Accounts, level: float
+        self, reach: Reach, plan: LoadPlan, model: Model, tensors: Sequence[Tensors], accounts: Accounts, level: float
     ) -> None:
         self._accounts = accounts
         requests = [inputs_of(model, each) for each in tensors]
@@ -62,7 +62,7 @@ class Stream:
     def __init__(
         self,
         reach: Reach,
-        plan: Plan,
+        plan: LoadPlan,
         model: Model,
         requests: Sequence[Any],
         turn: int,

@@ -15,7 +15,7 @@ from backends.python.worker import device
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from server.engine.shared_memory import CUDA, SharedMemoryPolicy
 from server.errors import Status
 from tests import gpu_stub
@@ -138,7 +138,7 @@ async def serving(root, client, config=CONFIG + NO, access="map"):
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     policy = SharedMemoryPolicy(shared=True, access=access)
     engine = Engine(
-        [root], BackendLoader(), Options(gpus=gpus.count), placement=Placement(gpus=gpus), shared_memory=policy
+        [root], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus), shared_memory=policy
     )
     try:
         assert await engine.start() == []
@@ -245,7 +245,7 @@ async def test_memory_that_is_not_opened_fails_the_request_alone(tmp_path, clien
 async def test_the_parameter_is_yes_or_no(tmp_path):
     add_model(tmp_path, "m", "", CONFIG + NO.replace('"no"', '"maybe"'))
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
-    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([tmp_path], BackendLoader(), Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
     (problem,) = await engine.start()
     assert "parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' is 'maybe', expected yes or no" in str(problem)
     await engine.close()

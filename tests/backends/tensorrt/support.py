@@ -16,7 +16,7 @@ from backends.tensorrt import library
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Placement
+from server.engine.instances import Hardware
 from tests import gpu_stub
 
 
@@ -41,7 +41,7 @@ async def serving(
         (root / "m" / "1" / "model.plan").write_bytes(plan)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     loader = BackendLoader({"tensorrt": backend or {}})
-    engine = Engine([root], loader, Options(gpus=gpus.count), placement=Placement(gpus=gpus))
+    engine = Engine([root], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
     logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive
     found = await engine.start()
     logging.disable(logging.NOTSET)

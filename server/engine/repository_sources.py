@@ -1,6 +1,6 @@
 """Where models come from: folders of model folders, and a single model as a repository of one.
 
-A place is asked which models it has (`scan`) and for one of them (`find`). `Repositories` asks all of them. All of it
+A source is asked which models it has (`scan`) and for one of them (`find`). `Repositories` asks all of them. All of it
 blocks; several threads may ask.
 """
 
@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from backends.loader import BUILTIN, model_files
 from server.engine import repository
 from server.engine.remote.hub import HUB, download, name_of
-from server.engine.remote.mirror import CloudPlace
+from server.engine.remote.mirror import CloudSource
 from server.engine.remote.stores import SCHEMES
 from server.engine.repository import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
 from server.errors import ConfigError
@@ -27,14 +27,14 @@ from server.pb import model_config_pb2 as pb
 log = logging.getLogger("inferd.repository")
 
 
-class Place(Protocol):
+class RepositorySource(Protocol):
     """A source of models; `str` shows it as it was given."""
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """The models that are there, without those of these names.
 
         Raises:
-            ConfigError: the place cannot be read.
+            ConfigError: the source cannot be read.
         """
 
     def find(self, name: str) -> ModelFolder | None:
@@ -48,14 +48,14 @@ class Place(Protocol):
         """Whether the model is there; nothing is brought to this machine.
 
         Raises:
-            ConfigError: the place cannot be read.
+            ConfigError: the source cannot be read.
         """
 
     def close(self) -> None:
         """Remove what was kept on this machine."""
 
 
-class FolderPlace:
+class FolderSource:
     """A folder of model folders."""
 
     def __init__(self, path: Path) -> None:
@@ -65,19 +65,19 @@ class FolderPlace:
         return str(self._path)
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """See Place."""
+        """See RepositorySource."""
         return repository.scan([self._path], but)
 
     def find(self, name: str) -> ModelFolder | None:
-        """See Place."""
+        """See RepositorySource."""
         return repository.find([self._path], name)
 
     def has(self, name: str) -> bool:
-        """See Place."""
+        """See RepositorySource."""
         return self.find(name) is not None
 
     def close(self) -> None:
-        """See Place."""
+        """See RepositorySource."""
 
 
 def _model_names() -> dict[str, str]:
@@ -89,7 +89,7 @@ def _model_names() -> dict[str, str]:
 MODEL_NAMES = _model_names()
 
 
-class SinglePlace:
+class SingleModelSource:
     """One model: its file, a folder with its file, or its folder. It serves as a repository that has nothing else.
 
     The model gets a folder of its own in a temporary one, with links to what was given.
@@ -113,12 +113,12 @@ class SinglePlace:
         return str(self._path)
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """See Place."""
+        """See RepositorySource."""
         found = None if self._name in but else self.find(self._name)
         return [found] if found else []
 
     def find(self, name: str) -> ModelFolder | None:
-        """See Place."""
+        """See RepositorySource."""
         if name != self._name:
             return None
         try:
@@ -131,7 +131,7 @@ class SinglePlace:
             raise ConfigError(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
 
     def has(self, name: str) -> bool:
-        """See Place."""
+        """See RepositorySource."""
         return name == self._name and self._path.exists()
 
     def _lay(self, model: Path) -> None:
@@ -168,7 +168,7 @@ class SinglePlace:
         return {repository.CONFIGURATION: configuration, repository.REST: frozenset(), "1": found}
 
     def close(self) -> None:
-        """See Place."""
+        """See RepositorySource."""
         self._held.cleanup()
 
 
@@ -215,50 +215,50 @@ def _configured_name(path: Path) -> str:
 
 
 class Repositories:
-    """All places from which models come.
+    """All sources from which models come.
 
     Args:
-        places: paths are folders of model folders.
+        sources: paths are folders of model folders.
     """
 
-    def __init__(self, places: Iterable[Place | Path]) -> None:
+    def __init__(self, sources: Iterable[RepositorySource | Path]) -> None:
         self.unreached: set[str] | None = None  # names of models that could not be had lately; None: nobody asks
         paths: set[Path] = set()
-        self._places: list[Place] = []
-        for place in places:
-            if not isinstance(place, Path):
-                self._places.append(place)
-            elif place.resolve() not in paths:
-                paths.add(place.resolve())
-                self._places.append(FolderPlace(place))
+        self._sources: list[RepositorySource] = []
+        for source in sources:
+            if not isinstance(source, Path):
+                self._sources.append(source)
+            elif source.resolve() not in paths:
+                paths.add(source.resolve())
+                self._sources.append(FolderSource(source))
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self._places))
+        return ", ".join(map(str, self._sources))
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
-        """The models of all places, by name. A name found in two of them is listed once, with that problem.
+        """The models of all sources, by name. A name found in two of them is listed once, with that problem.
 
         Args:
             but: names of models that are left out, and not looked at.
 
         Raises:
-            ConfigError: a place cannot be read.
+            ConfigError: a source cannot be read.
         """
         found: dict[str, ModelFolder] = {}
-        for place in self._places:
-            for folder in place.scan(but):
+        for source in self._sources:
+            for folder in source.scan(but):
                 known = found.get(folder.name)
                 found[folder.name] = replace(known, problem=AMBIGUOUS) if known else folder
         return [found[name] for name in sorted(found)]
 
     def find(self, name: str) -> ModelFolder | None:
-        """The model of this name, with its problem when two places have it; None when none has.
+        """The model of this name, with its problem when two sources have it; None when none has.
 
         Raises:
             ConfigError: it cannot be had now.
         """
         try:
-            found = [folder for place in self._places if (folder := place.find(name)) is not None]
+            found = [folder for source in self._sources if (folder := source.find(name)) is not None]
         except ConfigError:
             if self.unreached is not None:
                 self.unreached.add(name)
@@ -268,49 +268,49 @@ class Repositories:
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
 
     def has(self, name: str) -> bool:
-        """Whether one place has a model of this name; False also where that cannot be told now."""
+        """Whether one source has a model of this name; False also where that cannot be told now."""
         try:
-            return any(place.has(name) for place in self._places)
+            return any(source.has(name) for source in self._sources)
         except ConfigError as error:
             log.warning("%s", error)
             return False
 
     def close(self) -> None:
         """Remove what was kept on this machine."""
-        for place in self._places:
-            place.close()
+        for source in self._sources:
+            source.close()
 
 
-def open_places(given: Sequence[str | Path], name: str = "") -> list[Place]:
-    """The places that these stand for.
+def open_sources(given: Sequence[str | Path], name: str = "") -> list[RepositorySource]:
+    """The sources that these stand for.
 
     Args:
         given: each a path, of a folder of model folders or of one model, or a URL of a repository elsewhere.
         name: of the one model.
     """
     single: list[str] = []
-    places: list[Place] = []
+    sources: list[RepositorySource] = []
     for url in dict.fromkeys(each for each in given if "://" in str(each)):
         if str(url).startswith(SCHEMES):
-            places.append(CloudPlace(str(url)))
+            sources.append(CloudSource(str(url)))
         elif str(url).startswith(HUB):
             path = download(str(url))
             if is_single(path):
                 single.append(str(url))
-                places.append(SinglePlace(path, name, "" if path.is_file() else name_of(str(url))))
+                sources.append(SingleModelSource(path, name, "" if path.is_file() else name_of(str(url))))
             else:
-                places.append(FolderPlace(path))
+                sources.append(FolderSource(path))
         else:
             forms = ", ".join((*SCHEMES, HUB))
             raise ConfigError(f"model-repository: {url}: expected a path, or a URL that begins with one of {forms}")
     for path in {path.resolve(): path for path in (Path(each) for each in given if "://" not in str(each))}.values():
         if is_single(path):
             single.append(str(path))
-            places.append(SinglePlace(path, name))
+            sources.append(SingleModelSource(path, name))
         else:
-            places.append(FolderPlace(path))
+            sources.append(FolderSource(path))
     if name and len(single) > 1:
         raise ConfigError(f"model-name: it names one model, and there are {', '.join(single)}")
     if name and not single:
         log.warning("--model-name=%s is ignored: the repositories are folders of model folders", name)
-    return places
+    return sources

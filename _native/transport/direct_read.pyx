@@ -1,8 +1,8 @@
-"""Direct receipt: the bytes of a large message are read from the socket into the block where they stay.
+"""Direct reads: the bytes of a large message are read from the socket into the block where they stay.
 
 While a DATA frame of a message is coming, it is known how many bytes of the message come next, and where they belong.
 So they are read to there, and what is behind them to the buffer that all connections share. nghttp2 is fed from
-wherever bytes are, in their order, and counts and judges them as ever; `stream_receive` moves what is not in its place.
+wherever bytes are, in their order, and counts and checks them as ever; `stream_receive` moves what is not in its place.
 Nothing but a copy depends on what was expected to come.
 
 A read of its own pays from some size on only. Clients whose frames are below it (16 KiB is common) are read as many
@@ -40,53 +40,53 @@ cdef Stream *large_message(const Conn *conn) noexcept nogil:
     return stream if stream.receiver.size >= DIRECT_FROM else NULL
 
 
-cdef Landing conn_landing(const Conn *conn, uint8_t *buffer) noexcept nogil:
+cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nogil:
     cdef Stream *stream = large_message(conn)
     cdef size_t left = stream.receiver.size - stream.receiver.received if stream != NULL else 0
     cdef size_t room = stream.receiver.room - stream.receiver.received if stream != NULL else 0
-    cdef Landing landing
+    cdef ReadTarget target
     if room and conn.frame_left:
-        landing.data = stream.receiver.data + stream.receiver.received
-        landing.size = min(room, conn.frame_left)
-        landing.block = stream.receiver.block
-        landing.behind = HEAD if left - landing.size >= DIRECT_FROM else BEGINNING
+        target.data = stream.receiver.data + stream.receiver.received
+        target.size = min(room, conn.frame_left)
+        target.block = stream.receiver.block
+        target.behind = HEAD if left - target.size >= DIRECT_FROM else BEGINNING
     else:
-        landing.data = buffer
-        landing.size = HEAD if left >= DIRECT_FROM else BEGINNING
-        landing.block = NULL
-        landing.behind = 0
-    return landing
+        target.data = buffer
+        target.size = HEAD if left >= DIRECT_FROM else BEGINNING
+        target.block = NULL
+        target.behind = 0
+    return target
 
 
-cdef void conn_received(Conn *conn, const Landing *landing, uint8_t *buffer, size_t size) noexcept nogil:
-    cdef size_t landed = min(size, landing.size)
-    if landing.block != NULL:
-        block_share(landing.block)  # what comes may end the call
-    conn_receive(conn, landing.data, landed)
-    if size > landed:
-        conn_receive(conn, buffer, size - landed)
-    block_give(landing.block)
+cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil:
+    cdef size_t filled = min(size, target.size)
+    if target.block != NULL:
+        block_share(target.block)  # what comes may end the call
+    conn_receive(conn, target.data, filled)
+    if size > filled:
+        conn_receive(conn, buffer, size - filled)
+    block_give(target.block)
 
 
 cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil:
-    cdef Landing landing
+    cdef ReadTarget target
     cdef iovec parts[2]
     cdef size_t wanted
     cdef size_t total = 0
     cdef ssize_t size
     while total < READ_AT_MOST and not conn.failed and not conn.leaving:
-        landing = conn_landing(conn, buffer)
-        if landing.block == NULL and conn.frame_size < DIRECT_FROM:
-            landing.size = capacity  # nothing large is coming, as far as is known
-        parts[0].iov_base = landing.data
-        parts[0].iov_len = landing.size
+        target = conn_read_target(conn, buffer)
+        if target.block == NULL and conn.frame_size < DIRECT_FROM:
+            target.size = capacity  # nothing large is coming, as far as is known
+        parts[0].iov_base = target.data
+        parts[0].iov_len = target.size
         parts[1].iov_base = buffer
-        parts[1].iov_len = landing.behind
-        wanted = landing.size + landing.behind
+        parts[1].iov_len = target.behind
+        wanted = target.size + target.behind
         size = readv(fd, parts, 2)
         if size <= 0:
             return  # the caller's next read tells it why
-        conn_received(conn, &landing, buffer, <size_t>size)
+        conn_received(conn, &target, buffer, <size_t>size)
         if <size_t>size < wanted:
             return
         total += wanted

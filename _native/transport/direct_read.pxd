@@ -1,11 +1,11 @@
-# Direct receipt: where the bytes of a connection are read to.
+# Direct reads: where the bytes of a connection are read to.
 
 from libc.stdint cimport uint8_t
 
 from _native.memory.resource cimport Block
 from _native.transport.stream cimport Conn
 
-cdef struct Landing:
+cdef struct ReadTarget:
     # where a read goes
     uint8_t *data
     size_t size
@@ -13,10 +13,10 @@ cdef struct Landing:
     size_t behind            # bytes that may be read along with it, to that buffer
 
 # Where the next read from the connection's socket goes: to the place of a message, or to `buffer`.
-cdef Landing conn_landing(const Conn *conn, uint8_t *buffer) noexcept nogil
+cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nogil
 # So many bytes have been read to there, those beyond its size to `buffer`: process them. Nothing has happened to the
-# connection since the landing was asked for.
-cdef void conn_received(Conn *conn, const Landing *landing, uint8_t *buffer, size_t size) noexcept nogil
+# connection since the target was asked for.
+cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil
 # Read from a socket that does not block, and process what comes, until there is no more or the other connections should
 # have their turn. `buffer` is that of all connections, of `capacity` bytes.
 cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil

@@ -23,7 +23,7 @@ from _native.transport.compression cimport (
 from _native.transport.ledger cimport Charge, charge_make, charge_release
 from _native.transport.outgoing cimport Outgoing, outgoing_free
 from _native.transport.stream cimport Host, Incoming, Stream, incoming_free
-from _native.transport.workers cimport Crew, Job, crew_submit, crew_withdraw
+from _native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
 
 cdef enum:
     COMPRESS_HERE = 8 << 10          # bytes up to which an answer is compressed at once, on the calling thread
@@ -47,7 +47,7 @@ cdef struct Inflation:
 cdef struct Deflation:
     Task task
     Outgoing *plain
-    Outgoing *packed         # NULL: the plain one is sent
+    Outgoing *deflated       # NULL: the plain one is sent
     deflated_fn then
     Encoding encoding
     int level
@@ -67,34 +67,34 @@ cdef void *task_new(Stream *stream, size_t size, job_fn run, job_fn done) noexce
     return task
 
 
-cdef void pack_abandon(Job **job) noexcept nogil:
+cdef void compression_abandon(Job **job) noexcept nogil:
     # What no worker has begun is let go of at once, so that only as many messages of calls that are over are held as
     # there are workers, who are told; they are nobody's but the server's.
     cdef Task *task = <Task *>job[0]
-    cdef Crew *crew
+    cdef ThreadPool *thread_pool
     if task == NULL:
         return
-    crew = task.stream.conn.host.crew
+    thread_pool = task.stream.conn.host.thread_pool
     task.stream = NULL
     job[0] = NULL
-    if crew_withdraw(crew, &task.job):
+    if thread_pool_withdraw(thread_pool, &task.job):
         task.job.done(&task.job)
         return
     store32(&task.job.cancelled, 1)
     charge_release(task.charge)
-    charge_make(task.charge, &crew.departed, task.charge.stage, task.charge.bytes)
+    charge_make(task.charge, &thread_pool.departed, task.charge.stage, task.charge.bytes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests
 
-cdef bint pack_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil:
+cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil:
     cdef Host *host = stream.conn.host
     cdef size_t limit = host.max_inflated
     cdef Inflated out
-    if host.crew != NULL:
+    if host.thread_pool != NULL:
         limit = min(limit if limit else <size_t>INFLATED_HERE, <size_t>INFLATED_HERE)
-    if host.crew == NULL or message.size <= INFLATE_HERE:
+    if host.thread_pool == NULL or message.size <= INFLATE_HERE:
         result[0] = inflate_message(stream.encoding, message.data, message.size, limit, &NEVER, &out)
         if result[0] == RESULT_OK:
             exchange(message, &out)
@@ -122,7 +122,7 @@ cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) n
     inflation.limit = stream.conn.host.max_inflated
     inflation.result = RESULT_CANCELLED
     stream.inflating = &inflation.task.job
-    crew_submit(stream.conn.host.crew, &inflation.task.job)
+    thread_pool_submit(stream.conn.host.thread_pool, &inflation.task.job)
     return True
 
 
@@ -147,10 +147,10 @@ cdef void inflation_done(Job *job) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers
 
-cdef bint pack_deflate(Stream *stream, Outgoing *plain, Outgoing **packed, deflated_fn then) noexcept nogil:
-    if plain.left > COMPRESS_HERE and stream.conn.host.crew != NULL and begin_deflation(stream, plain, then):
+cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil:
+    if plain.left > COMPRESS_HERE and stream.conn.host.thread_pool != NULL and begin_deflation(stream, plain, then):
         return False
-    packed[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain, &NEVER)
+    deflated[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain, &NEVER)
     return True
 
 
@@ -164,22 +164,22 @@ cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noe
     deflation.encoding = stream.sender.encoding
     deflation.level = stream.sender.level
     stream.sender.deflating = &deflation.task.job
-    crew_submit(stream.conn.host.crew, &deflation.task.job)
+    thread_pool_submit(stream.conn.host.thread_pool, &deflation.task.job)
     return True
 
 
 cdef void run_deflation(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
-    deflation.packed = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
+    deflation.deflated = deflate_message(deflation.encoding, deflation.level, deflation.plain, &job.cancelled)
 
 
 cdef void deflation_done(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
     if deflation.task.stream == NULL:
         outgoing_free(deflation.plain)
-        if deflation.packed != NULL:
-            outgoing_free(deflation.packed)
+        if deflation.deflated != NULL:
+            outgoing_free(deflation.deflated)
     else:
         deflation.task.stream.sender.deflating = NULL
-        deflation.then(deflation.task.stream, deflation.plain, deflation.packed)
+        deflation.then(deflation.task.stream, deflation.plain, deflation.deflated)
     free(deflation)

@@ -7,4 +7,4 @@ from inferd_client.driver.workload cimport Verdict
 from bench.nonce.plan cimport Plan
 
 # Compare a serialized ModelInferResponse with the one that an identity gives to the plan's request.
-cdef Verdict judge_response(const uint8_t *data, size_t size, const Plan *plan) noexcept nogil
+cdef Verdict verify_response(const uint8_t *data, size_t size, const Plan *plan) noexcept nogil

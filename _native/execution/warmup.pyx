@@ -1,4 +1,4 @@
-"""Rehearsals: requests that the server itself makes before a model version is ready, to warm it up.
+"""Warm-up: requests that the server itself makes before a model version is ready, to warm it up.
 
 They go to an instance directly, past the lane, on the instance's own thread. Their answers come over a bridge of their
 own and are looked at only for whether they are errors.
@@ -25,7 +25,7 @@ import select
 
 
 cdef void heard(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    # there always is a response: rehearsals have no deadline, and end when the model does
+    # there always is a response: warm-up requests have no deadline, and end when the model does
     cdef Outcome *outcome = <Outcome *>sink
     if status and outcome.status == 0:
         outcome.status = status
@@ -135,7 +135,7 @@ cdef Request *request_of(Lane *lane, dict tensors) except NULL:
     return request
 
 
-cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL:
+cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL:
     cdef Request *first = NULL
     cdef Request *request
     cdef uint32_t _
@@ -154,7 +154,7 @@ cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void 
     request = first
     while request != NULL:
         request.lane = lane
-        request.rehearsed = True
+        request.is_warmup = True
         fetch_add32(&lane.in_flight, 1)
         request.bridge = bridge
         request.arrived_ns = now_ns()
@@ -166,7 +166,7 @@ cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void 
     return first
 
 
-cdef int rehearsal_end(BridgeHandle bridge, Outcome *outcome) except -1:
+cdef int warmup_end(BridgeHandle bridge, Outcome *outcome) except -1:
     while True:
         bridge.drain()
         if outcome.pending == 0:

@@ -15,7 +15,7 @@ import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from server.addresses import Bind, Rules, SettingsError, TcpAddress, UnixAddress, parse_bind
-from server.front.lobby import ClientLimits, Lobby, Place, client_name
+from server.front.connection_limits import ClientLimits, ConnectionLimits, ListenerPolicy, client_name
 from server.front.peer import Peer
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import PeerCredentials
@@ -224,27 +224,27 @@ def test_who_is_one_client(peer, name):
     assert client_name(peer) == name
 
 
-def test_the_lobby_counts_for_server_place_and_client():
-    lobby = Lobby(max_connections=3, limits=ClientLimits(connections=2))
-    small, large = Place(max_connections=1), Place()
+def test_the_limits_count_for_server_listener_and_client():
+    limits = ConnectionLimits(max_connections=3, per_client=ClientLimits(connections=2))
+    small, large = ListenerPolicy(max_connections=1), ListenerPolicy()
     alice, bob = Peer("ipv4:10.0.0.1:1"), Peer("ipv4:10.0.0.2:1")
-    first = lobby.enter(small, alice)
-    assert lobby.enter(small, bob) is None
-    second = lobby.enter(large, alice)
-    assert lobby.enter(large, alice) is None
-    assert lobby.enter(large, bob) is not None
-    assert lobby.enter(large, Peer("ipv4:10.0.0.3:1")) is None
-    lobby.leave(first)
+    first = limits.admit(small, alice)
+    assert limits.admit(small, bob) is None
+    second = limits.admit(large, alice)
+    assert limits.admit(large, alice) is None
+    assert limits.admit(large, bob) is not None
+    assert limits.admit(large, Peer("ipv4:10.0.0.3:1")) is None
+    limits.release(first)
     assert first.use is second.use
     assert (small.count, large.count, second.use.connections) == (0, 2, 1)
-    assert lobby.enter(small, alice) is not None
+    assert limits.admit(small, alice) is not None
 
 
 def test_a_client_that_is_gone_is_forgotten():
-    lobby = Lobby(limits=ClientLimits(calls=1))
+    limits = ConnectionLimits(per_client=ClientLimits(calls=1))
     for number in range(100):
-        lobby.leave(lobby.enter(Place(), Peer(f"ipv4:10.0.0.{number}:1")))
-    assert not lobby._clients
+        limits.release(limits.admit(ListenerPolicy(), Peer(f"ipv4:10.0.0.{number}:1")))
+    assert not limits._clients
 
 
 def test_streams_and_calls_of_one_client(repository, tmp_path):

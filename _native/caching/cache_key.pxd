@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from _native.request.request cimport Request
 
 cdef enum:
-    QUESTION_PARAMETERS = 64     # a request with more parameters than that is never compared
-    QUESTION_SMALL = 4096        # bytes of an input that are compared in any case
+    KEY_PARAMETERS = 64          # a request with more parameters than that is never compared
+    KEY_SMALL = 4096             # bytes of an input that are compared in any case
 
 cdef struct Digest:
     uint64_t low
@@ -14,11 +14,11 @@ cdef struct Digest:
 
 # Of who may get the answer, and of everything that can make a difference to it: version, inputs with their shapes and
 # bytes, outputs asked for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
-cdef Digest question_digest(const Request *request) noexcept nogil
-# The same things, compared; of bound requests with at most QUESTION_PARAMETERS parameters and equal digests, which
+cdef Digest key_digest(const Request *request) noexcept nogil
+# The same things, compared; of bound requests with at most KEY_PARAMETERS parameters and equal digests, which
 # stand for the bytes of larger inputs unless `whole`.
-cdef bint question_same(const Request *a, const Request *b, bint whole) noexcept nogil
+cdef bint key_same(const Request *a, const Request *b, bint whole) noexcept nogil
 # The same things for a digest that others than this process understand: ([(input, datatype, shape, bytes)], [(output,
 # classes)], [(parameter, kind, value)]), where bytes are views of the request's, and nothing depends on an order that
 # the client chose.
-cdef tuple question_parts(const Request *request)
+cdef tuple key_parts(const Request *request)

@@ -7,7 +7,7 @@ from _native.request.request cimport Request
 from _native.scheduling.lane cimport Lane
 
 cdef struct Outcome:
-    # of the requests of one rehearsal
+    # of the requests of one warm-up
     uint32_t pending
     int status               # of the first that failed
     char *details            # from malloc
@@ -17,6 +17,6 @@ cdef struct Outcome:
 # `count` requests with these tensors, {name: (shape, bytes)}, as a chain by Request.next, which report to `outcome`.
 # They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError when they do not fit the
 # model.
-cdef Request *rehearsal_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL
+cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL
 # Wait for the answers to requests that return over a bridge of their own. Raises ValueError with the first error.
-cdef int rehearsal_end(BridgeHandle bridge, Outcome *outcome) except -1
+cdef int warmup_end(BridgeHandle bridge, Outcome *outcome) except -1

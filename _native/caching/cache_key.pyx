@@ -1,4 +1,4 @@
-"""Questions: what of a request makes a difference to its answer, as a digest and compared.
+"""Cache keys: what of a request makes a difference to its answer, as a digest and compared.
 
 The digest is XXH3 with 128 bits (https://xxhash.com), with a secret seed of each process. Two that differ have the same
 one with a probability of 2^-128, and nobody who does not know the seed can look for such two; but it is not made to
@@ -85,7 +85,7 @@ cdef Digest parameters_digest(const Request *request) noexcept nogil:
     return sum
 
 
-cdef Digest question_digest(const Request *request) noexcept nogil:
+cdef Digest key_digest(const Request *request) noexcept nogil:
     cdef XXH3_state_t state
     cdef XXH128_hash_t hash
     cdef Head head
@@ -141,11 +141,11 @@ cdef bint same_input(const InputData *a, const InputData *b, bint whole) noexcep
     if not a.present or not b.present:
         return a.present == b.present
     return (a.size == b.size and a.rank == b.rank and memcmp(a.shape, b.shape, a.rank * sizeof(int64_t)) == 0
-            and (a.size == 0 or a.data == b.data or (a.size > QUESTION_SMALL and not whole)
+            and (a.size == 0 or a.data == b.data or (a.size > KEY_SMALL and not whole)
                  or memcmp(a.data, b.data, a.size) == 0))
 
 
-cdef bint question_same(const Request *a, const Request *b, bint whole) noexcept nogil:
+cdef bint key_same(const Request *a, const Request *b, bint whole) noexcept nogil:
     cdef const OutputData *x
     cdef const OutputData *y
     cdef uint32_t i
@@ -176,7 +176,7 @@ cdef tuple parameter_part(const Parameter *p):
     return text_of(p.key), <int>p.kind, p.integer
 
 
-cdef tuple question_parts(const Request *request):
+cdef tuple key_parts(const Request *request):
     cdef const Signature *signature = request.signature
     cdef const InputData *input
     cdef list inputs = []

@@ -1,4 +1,4 @@
-"""Direct receipt: a large message goes from the socket into the memory where it stays, and that may be what its model
+"""Direct reads: a large message goes from the socket into the memory where it stays, and that may be what its model
 shares with its workers.
 """
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from _native.memory.arena import ArenaHandle
 from _native.memory.resource import live_counters
-from _native.service.access import Judge
+from _native.service.access import Authorizer
 from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Connection, Endpoint
 from server.front.tokens import parse
 from server.pb import grpc_service_pb2 as pb
@@ -126,10 +126,10 @@ def test_claims_take_nothing_of_the_arena(lanes, peer):
 
 def test_a_caller_who_may_not_use_the_model_takes_nothing_of_its_memory(lanes, peer):
     """The call ends as soon as the message has named the model."""
-    judge = Judge()
-    judge.set_tokens(parse(b"mine groups=inference models=other\n", "tokens", judge.key))
-    judge.install(lanes.endpoint)
-    lanes.service.guard(judge)
+    authorizer = Authorizer()
+    authorizer.set_tokens(parse(b"mine groups=inference models=other\n", "tokens", authorizer.key))
+    authorizer.install(lanes.endpoint)
+    lanes.service.guard(authorizer)
     stream = peer.open(metadata=(("authorization", "Bearer mine"),))
     peer.send(stream, framed(lanes.request(DATA))[: 20 * KIB])
     peer.pump()

@@ -1,4 +1,4 @@
-"""Turns against what they promise: overlapping ones run in order and never together, others do not wait."""
+"""Locks of models against what they promise: overlapping ones run in order and never together, others do not wait."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.turns import Circle, Turns
+from server.engine.model_locks import Deadlock, ModelLocks
 
 NAMES = st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=3)
 
@@ -16,8 +16,8 @@ def test_overlapping_turns_run_in_order_and_alone(asked):
     running: list[frozenset[str]] = []
     began: list[int] = []
 
-    async def take(turns, number, names, length):
-        async with turns.of(names):
+    async def take(locks, number, names, length):
+        async with locks.of(names):
             assert not any(names & other for other in running)
             running.append(names)
             began.append(number)
@@ -26,9 +26,9 @@ def test_overlapping_turns_run_in_order_and_alone(asked):
             running.remove(names)
 
     async def run():
-        turns = Turns()
-        await asyncio.gather(*(take(turns, i, names, length) for i, (names, length) in enumerate(asked)))
-        await turns.idle()
+        locks = ModelLocks()
+        await asyncio.gather(*(take(locks, i, names, length) for i, (names, length) in enumerate(asked)))
+        await locks.idle()
 
     asyncio.run(run())
     assert sorted(began) == list(range(len(asked)))
@@ -39,45 +39,45 @@ def test_overlapping_turns_run_in_order_and_alone(asked):
 
 
 async def test_turns_of_other_names_do_not_wait():
-    turns = Turns()
-    async with turns.of("a"), turns.of("b"):
-        later = asyncio.create_task(_take(turns, "ab"))
+    locks = ModelLocks()
+    async with locks.of("a"), locks.of("b"):
+        later = asyncio.create_task(_take(locks, "ab"))
         await asyncio.sleep(0)
-        async with turns.of("c"):
+        async with locks.of("c"):
             assert not later.done()
     await later
 
 
 async def test_one_that_waits_for_itself_is_refused():
-    turns = Turns()
-    async with turns.of("a") as outer:
-        with pytest.raises(Circle):
-            await _take(turns, "a", outer)
-        async with turns.of("b", outer) as inner:
-            with pytest.raises(Circle):
-                await _take(turns, "a", inner)
+    locks = ModelLocks()
+    async with locks.of("a") as outer:
+        with pytest.raises(Deadlock):
+            await _take(locks, "a", outer)
+        async with locks.of("b", outer) as inner:
+            with pytest.raises(Deadlock):
+                await _take(locks, "a", inner)
 
 
 async def test_two_that_would_wait_for_each_other_are_told_apart_from_two_that_wait():
-    turns = Turns()
-    async with turns.of("a") as first, turns.of("b") as second:
-        waiting = asyncio.create_task(_take(turns, "b", first))  # the turn of a waits for that of b
+    locks = ModelLocks()
+    async with locks.of("a") as first, locks.of("b") as second:
+        waiting = asyncio.create_task(_take(locks, "b", first))  # the lock of a waits for that of b
         await asyncio.sleep(0)
-        with pytest.raises(Circle):
-            await _take(turns, "a", second)
+        with pytest.raises(Deadlock):
+            await _take(locks, "a", second)
     await waiting
 
 
 async def test_one_that_gives_up_is_not_waited_for():
-    turns = Turns()
-    async with turns.of("a"):
-        waiting = asyncio.create_task(_take(turns, "a"))
+    locks = ModelLocks()
+    async with locks.of("a"):
+        waiting = asyncio.create_task(_take(locks, "a"))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})
-    await asyncio.wait_for(_take(turns, "a"), 10)
+    await asyncio.wait_for(_take(locks, "a"), 10)
 
 
-async def _take(turns, names, parent=None):
-    async with turns.of(names, parent):
+async def _take(locks, names, parent=None):
+    async with locks.of(names, parent):
         pass

@@ -63,7 +63,7 @@ cdef bint equals(const Field *field, const char *text) noexcept nogil:
     return field.size == strlen(text) and memcmp(field.data, text, field.size) == 0
 
 
-cdef Verdict judge_shape(const Field *packed, const Part *part) noexcept nogil:
+cdef Verdict verify_shape(const Field *packed, const Part *part) noexcept nogil:
     cdef Reader reader = Reader(packed.data, packed.data + packed.size, False)
     cdef uint32_t i
     for i in range(part.rank):
@@ -80,7 +80,7 @@ cdef int find_output(const Model *model, const Field *name) noexcept nogil:
     return -1
 
 
-cdef Verdict judge_output(const Field *encoded, const Plan *plan, int *which) noexcept nogil:
+cdef Verdict verify_output(const Field *encoded, const Plan *plan, int *which) noexcept nogil:
     """One InferOutputTensor; `which` becomes its place in the model."""
     cdef Reader reader = Reader(encoded.data, encoded.data + encoded.size, False)
     cdef Field field
@@ -99,10 +99,10 @@ cdef Verdict judge_output(const Field *encoded, const Plan *plan, int *which) no
         return WRONG_OUTPUTS
     if not equals(&datatype, plan.model.tensors[which[0]].datatype):
         return WRONG_OUTPUTS
-    return judge_shape(&shape, &plan.parts[which[0]])
+    return verify_shape(&shape, &plan.parts[which[0]])
 
 
-cdef Verdict judge_response(const uint8_t *data, size_t size, const Plan *plan) noexcept nogil:
+cdef Verdict verify_response(const uint8_t *data, size_t size, const Plan *plan) noexcept nogil:
     cdef Reader reader = Reader(data, data + size, False)
     cdef int order[MAX_TENSORS]
     cdef uint32_t outputs = 0, raws = 0, i, seen = 0, wanted = 0
@@ -118,7 +118,7 @@ cdef Verdict judge_response(const uint8_t *data, size_t size, const Plan *plan) 
         elif field.number == 5:
             if outputs == plan.model.tensor_count:
                 return WRONG_OUTPUTS
-            verdict = judge_output(&field, plan, &order[outputs])
+            verdict = verify_output(&field, plan, &order[outputs])
             if verdict != CORRECT:
                 return verdict
             seen |= <uint32_t> 1 << order[outputs]

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from _native.transport.client import ClientUse
-from _native.transport.connection import Entrance
+from _native.transport.connection import InterceptorHandle
 from server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from server.front.peer import Peer, identity_key
 
@@ -29,69 +29,69 @@ class ClientLimits:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Place:
-    """A listener, as its connections see it."""
+class ListenerPolicy:
+    """What holds for the connections of one listener."""
 
     connections: ConnectionPolicy = DEFAULT_POLICY
     max_connections: int = 0  # 0: any number
     groups: frozenset[str] | None = None  # RPC groups that are served; None: all
     trusted: bool = False  # nobody is asked for a token or for the header of a restricted protocol
-    entrance: Entrance | None = None  # of native calls
+    interceptor: InterceptorHandle | None = None  # of native calls
     count: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Guest:
+class Admission:
     """What a connection has been counted for."""
 
-    place: Place
+    listener_policy: ListenerPolicy
     use: ClientUse
 
 
 @dataclass(slots=True)
-class Lobby:
-    """Lets connections in as long as there is room.
+class ConnectionLimits:
+    """How many connections the server, each listener and each client have, and may have.
 
     Args:
         max_connections: of the server; 0 for any number.
-        limits: of each client.
+        per_client: what each client may have.
     """
 
     max_connections: int = 0
-    limits: ClientLimits = field(default_factory=ClientLimits)
+    per_client: ClientLimits = field(default_factory=ClientLimits)
     count: int = 0
-    let_in: int = 0  # connections, ever
-    turned_away: int = 0
+    accepted: int = 0  # connections, ever
+    refused: int = 0
     _clients: WeakValueDictionary[str, ClientUse] = field(default_factory=WeakValueDictionary)
 
-    def enter(self, place: Place, peer: Peer) -> Guest | None:
+    def admit(self, listener_policy: ListenerPolicy, peer: Peer) -> Admission | None:
         """Count a connection; None when there is no room for it."""
         use = self._use(peer)
         counts = (
             (self.count, self.max_connections),
-            (place.count, place.max_connections),
-            (use.connections, self.limits.connections),
+            (listener_policy.count, listener_policy.max_connections),
+            (use.connections, self.per_client.connections),
         )
         if any(0 < most <= count for count, most in counts):
-            self.turned_away += 1
+            self.refused += 1
             return None
         self.count += 1
-        self.let_in += 1
-        place.count += 1
+        self.accepted += 1
+        listener_policy.count += 1
         use.connections += 1
-        return Guest(place, use)
+        return Admission(listener_policy, use)
 
-    def leave(self, guest: Guest) -> None:
+    def release(self, admission: Admission) -> None:
         """A connection that was let in is gone."""
         self.count -= 1
-        guest.place.count -= 1
-        guest.use.connections -= 1
+        admission.listener_policy.count -= 1
+        admission.use.connections -= 1
 
     def _use(self, peer: Peer) -> ClientUse:
         name = client_name(peer)
         use = self._clients.get(name)
         if use is None:
-            use = ClientUse(name, max_calls=self.limits.calls, max_bytes=self.limits.bytes_in_flight)
+            use = ClientUse(name, max_calls=self.per_client.calls, max_bytes=self.per_client.bytes_in_flight)
             self._clients[name] = use
         return use
 

@@ -1,4 +1,4 @@
-"""Carries out what `server.front.keepalive` says: a watch for each native connection, with a timer of the loop's."""
+"""Carries out what `server.front.keepalive` says: a monitor for each native connection, with a timer of the loop's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from _native.transport.connection import Connection
 from server.front.keepalive import Action, Age, ConnectionPolicy, Handshake, Keepalive, PingStrikes
 
 
-class Watched(Protocol):
+class Monitored(Protocol):
     """The driver of a connection."""
 
     def flush(self) -> None:
@@ -19,7 +19,7 @@ class Watched(Protocol):
         """Close the socket at once."""
 
 
-class Watch:
+class ConnectionMonitor:
     """What is due for one connection: its greeting, pings, age, and its end when the peer does not take it.
 
     Args:
@@ -32,7 +32,7 @@ class Watch:
 
     def __init__(
         self,
-        driver: Watched,
+        driver: Monitored,
         connection: Connection,
         policy: ConnectionPolicy,
         timers: TimersHandle,
