@@ -26,7 +26,7 @@ class Polled:
         self._polled = True
         self._writing = False
         self._flushing = False
-        self._senders: list[asyncio.Future[None]] = []
+        self._senders: list[tuple[Call, asyncio.Future[None]]] = []
         self._alarm: asyncio.TimerHandle | None = None
         loop.add_reader(self._fd, self._ready)
 
@@ -37,10 +37,15 @@ class Polled:
     def _polls(self) -> None:
         """Poll for what is to be polled for, and tell those who have more to send."""
         if self._senders:
-            senders, self._senders = self._senders, []
-            for each in senders:
-                if not each.done():
-                    each.set_result(None)
+            dead = self.link.dead
+            waiting = []
+            for call, each in self._senders:
+                if call.unsent <= MOST_UNSENT or call.done or dead:
+                    if not each.done():
+                        each.set_result(None)
+                else:
+                    waiting.append((call, each))
+            self._senders = waiting
         if self.link.dead:
             self.forget()
         elif self._polled and self.link.blocked != self._writing:
@@ -69,7 +74,7 @@ class Polled:
         """Wait until the server has taken the call's messages, but for the last MOST_UNSENT bytes, or it has ended."""
         while call.unsent > MOST_UNSENT and not call.done and not self.link.dead:
             waiting = self._loop.create_future()
-            self._senders.append(waiting)
+            self._senders.append((call, waiting))
             await waiting
 
     def keep_alive(self) -> None:

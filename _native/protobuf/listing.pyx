@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
@@ -22,8 +23,16 @@ cdef int add_entry(Buffer *buffer, object entry) except -1:
     cdef uint32_t i
     if not isinstance(entry, tuple) or len(entry) < FIELDS:
         raise ValueError(f"expected name, version, state, reason and what is not sent, got {entry}")
+    cdef list kept = []
+    cdef bytes text
     for i in range(<uint32_t>FIELDS):
-        texts[i] = PyUnicode_AsUTF8AndSize(<object>PyTuple_GET_ITEM(entry, i), &sizes[i])
+        try:
+            texts[i] = PyUnicode_AsUTF8AndSize(<object>PyTuple_GET_ITEM(entry, i), &sizes[i])
+        except UnicodeEncodeError:  # names of files and texts of models may hold what is no text
+            text = entry[i].encode("utf-8", "backslashreplace")
+            kept.append(text)
+            texts[i] = PyBytes_AS_STRING(text)
+            sizes[i] = PyBytes_GET_SIZE(text)
         needed += TEXT_BYTES + sizes[i]
     if not reserve(buffer, needed):
         raise MemoryError

@@ -47,6 +47,9 @@ from backends.triton_api.objects cimport (
     TRITONSERVER_TYPE_BYTES,
 )
 
+import atexit
+from threading import Lock
+
 import triton_python_backend_utils as pb_utils
 from inferd_worker.tensor import received, wire_bytes
 
@@ -362,9 +365,11 @@ cdef class Exchange:
                 self._answer(pb_utils.InferenceResponse(error=failed), True)
             self.release(0)
             inferd_drop(&self.c)
-        self.executing = False
+        # The sender says that it is answered later. It is made while a response of another thread still goes to
+        # `ready`, so that there are never two.
         if self.ready is None and not self.rescheduled and self.sender is None:
-            self.sender = self.request.get_response_sender()  # which says that it is answered later
+            self.sender = self.request.get_response_sender()
+        self.executing = False
         return self.ready
 
 
@@ -434,7 +439,11 @@ cdef TRITONSERVER_Error *host_new_metric(
     uint64_t count, const TRITONSERVER_MetricArgs *arguments
 ) noexcept with gil:
     try:
-        named = {text_of(labels[at].name): text_of(<const char *>labels[at].text) for at in range(count)}
+        named = {}
+        for at in range(count):
+            if labels[at].type != TRITONSERVER_PARAMETER_STRING or labels[at].text == NULL:
+                raise pb_utils.TritonModelException(f"the label '{text_of(labels[at].name)}' of a metric is no string")
+            named[text_of(labels[at].name)] = text_of(<const char *>labels[at].text)
         buckets = None
         if arguments != NULL:
             buckets = [arguments.buckets[at] for at in range(arguments.count)]
@@ -482,6 +491,30 @@ inferd_host.measure = host_measure
 inferd_host.kind_of = host_kind_of
 inferd_host.let_go = host_let_go
 
+
+# What destructors and threads of a library still ask for when the interpreter is about to go.
+
+cdef void late_log(TRITONSERVER_LogLevel level, const char *file, int line, const char *text) noexcept nogil:
+    pass
+
+
+cdef void late_let_go(void *measured) noexcept nogil:
+    pass
+
+
+cdef TRITONSERVER_Error *late_measure(TRITONSERVER_Metric *metric, const char *what, double *value) noexcept nogil:
+    return NULL
+
+
+def retire():
+    """Ask the interpreter nothing any more."""
+    inferd_host.log = late_log
+    inferd_host.let_go = late_let_go
+    inferd_host.measure = late_measure
+
+
+atexit.register(retire)
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The backend
 
@@ -507,6 +540,7 @@ cdef class CompiledBackend:
     cdef list _kept
     cdef list _ends  # names of the functions that end what has begun
     cdef object _states
+    cdef object _asking  # a lock: held while the instance is asked whether it is ready
 
     def __init__(self, str library, str name, str config, bint logs_verbosely):
         global verbose
@@ -514,6 +548,7 @@ cdef class CompiledBackend:
         self._kept = []
         self._ends = []
         self._states = ()
+        self._asking = Lock()
         cdef const char *path = self._text(library)
         with nogil:
             self._library = dlopen(path, RTLD_NOW | RTLD_LOCAL)
@@ -612,8 +647,11 @@ cdef class CompiledBackend:
             TritonModelException: it is not, with its reason.
         """
         cdef TRITONSERVER_Error *error
-        with nogil:
-            error = self._ready(&self._instance)
+        with self._asking:
+            if not self._ends:
+                return False
+            with nogil:
+                error = self._ready(&self._instance)
         check(error)
         return True
 
@@ -649,8 +687,9 @@ cdef class CompiledBackend:
 
     def close(self):
         """Finalize what was initialized. What the backend says against it is logged."""
-        while self._ends:
-            self._end(self._ends.pop())
+        with self._asking:  # nobody asks an instance that is finalized
+            while self._ends:
+                self._end(self._ends.pop())
 
     cdef int _end(self, str name) except -1:
         cdef handle_fn end = <handle_fn>dlsym(self._library, self._text(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -366,13 +367,21 @@ class Stream:
 
     def told(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
-        for message in call.messages():
-            self._callback(**stream_answer(message, self._channel.options.limit))
-        if done:
-            status, _ = call.status()
-            self._ended.set()
-            if status != 0:
-                self._callback(result=None, error=failure(call))
+        try:
+            for message in call.messages():
+                self._tell(**stream_answer(message, self._channel.options.limit))
+        finally:
+            if done:
+                self._ended.set()
+        if done and call.status()[0] != 0:
+            self._tell(result=None, error=failure(call))
+
+    def _tell(self, **answer: Any) -> None:
+        """Call back; what that raises is shown, and the next answers are told all the same."""
+        try:
+            self._callback(**answer)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
 
 
 def stream_answer(message: tuple[Any, str], limit: int) -> dict[str, Any]:

@@ -158,9 +158,11 @@ class LoadedVersion:
         if not asked:
             return True
         waits = [asyncio.wrap_future(answer) for answer in asked]
-        done, late = await asyncio.wait(waits, timeout=CHECK_SECONDS)
-        for wait in late:
-            wait.cancel()
+        try:
+            done, _ = await asyncio.wait(waits, timeout=CHECK_SECONDS)
+        finally:  # also where the asker leaves: the model may think for ever
+            for wait in waits:
+                wait.cancel()
         return any(wait.exception() is None and wait.result() for wait in done)
 
     @property

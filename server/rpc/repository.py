@@ -56,6 +56,9 @@ def _without(hidden: Set[str], entries: Iterable[IndexEntry], call: Call) -> Ite
     """The entries, none of them with a reason that may name one of these or another model that the caller may not."""
     names = tuple(f"'{name}'" for name in hidden)
     for entry in entries:
+        if not entry.reason:
+            yield entry
+            continue
         told = all(map(call.may_use, entry.needs)) and not any(name in entry.reason for name in names)
         yield entry if told else entry._replace(reason=HIDDEN)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from concurrent import futures
 
@@ -136,6 +137,23 @@ def test_answers_for_a_callback_that_does_not_return_stay_with_the_server(slow):
         goes_on.set()
         assert done.wait(PATIENCE)
     assert not wrong
+
+
+def test_a_callback_that_raises_hears_of_the_next_answers(slow, monkeypatch):
+    """And the stream can be stopped: what it raised is shown as for a thread."""
+    heard, shown = [], []
+    monkeypatch.setattr(sys, "excepthook", lambda *raised: shown.append(raised[0]))
+
+    def told(result, error):
+        heard.append(error or result.id)
+        raise ZeroDivisionError
+
+    with grpcclient.InferenceServerClient(slow.address) as client:
+        client.start_stream(told)
+        client.async_stream_infer("source", request())
+        client.stop_stream()
+    assert heard == [str(number) for number in range(MESSAGES)]
+    assert shown == [ZeroDivisionError] * MESSAGES
 
 
 async def test_requests_that_a_server_does_not_read_are_not_asked_for(slow):

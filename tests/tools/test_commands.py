@@ -333,7 +333,8 @@ def test_an_interrupt_ends_a_long_window(server):
             return client.get_inference_statistics("fp32").model_stats[0].inference_stats.success.count
 
         before = asked()
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # also in a shell's background
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **heard) as process:
             while asked() == before and process.poll() is None:
                 pass
             process.send_signal(signal.SIGINT)

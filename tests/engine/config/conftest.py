@@ -1,6 +1,6 @@
 """A model folder to write configurations into, and the pipeline around it without any framework."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,9 @@ class FakeLoader:
         self._backend = backend
 
     def backend(self, name: str) -> Backend:
+        return self._backend
+
+    def backend_of_model(self, name: str, folders: Sequence[Path]) -> Backend:
         return self._backend
 
 
