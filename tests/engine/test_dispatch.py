@@ -109,7 +109,7 @@ async def test_an_instance_that_lacks_resources_does_not_keep_a_request_from_ano
         ("[ 4, 6 ]", 0, [1] * 5, [4, 1]),
         ("[ 2, 6 ]", LONG, [3, 4, 2], [3, 6]),
         ("[ 2, 6 ]", LONG, [7, 2], [7, 2]),
-        ("[ 4, 6 ]", 1000, [1] * 7, [6, 1]),
+        ("[ 4, 6 ]", 50_000, [1] * 7, [6, 1]),
         ("[ 4 ]", LONG, [8], [8]),
     ],
 )

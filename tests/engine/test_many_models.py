@@ -23,6 +23,7 @@ from server.engine.slices import SLICE
 from server.engine.version import LoadedVersion
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
+from server.rpc.repository import Repository
 
 CONFIG = """
 backend: "identity"
@@ -285,6 +286,16 @@ async def test_the_index_looks_at_no_folder_of_a_model_that_is_known(tmp_path, m
     looked = []
     look = folders._model_folder
     monkeypatch.setattr(folders, "_model_folder", lambda path, root: looked.append(path.name) or look(path, root))
+    index = pb.RepositoryIndexResponse.FromString(await Repository(engine).index(pb.RepositoryIndexRequest(), Call()))
+    assert sorted(looked) == ["m3", "m4"]
+    assert [(each.name, each.version, each.state) for each in index.models] == [
+        ("m0", "1", "READY"), ("m1", "1", "READY"), ("m2", "1", "READY"), ("m3", "", ""), ("m4", "", ""),
+    ]  # fmt: skip
+    await engine.close()
+
+
+def test_an_index_with_what_is_no_text_is_encoded():
+    """Names of files and texts of models may hold lone surrogates."""
     entries = [("m", "1", "UNAVAILABLE", "bad \udcff"), ("n", "", "", "")]
     index = pb.RepositoryIndexResponse.FromString(encode_index(entries))
     assert [(each.name, each.reason) for each in index.models] == [("m", "bad \\udcff"), ("n", "")]
