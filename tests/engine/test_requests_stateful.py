@@ -433,7 +433,7 @@ def refer(tensor, slot: int, numbers: int) -> None:
 
 
 Requests.TestCase.settings = settings(
-    max_examples=int(os.environ.get("INFERD_STATEFUL_EXAMPLES", "12")),
+    max_examples=int(os.environ.get("INFERD_STATEFUL_EXAMPLES", "6")),
     stateful_step_count=40,
     deadline=None,
     derandomize="INFERD_STATEFUL_EXAMPLES" not in os.environ,
