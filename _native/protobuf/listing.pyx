@@ -28,7 +28,7 @@ cdef int add_entry(Buffer *buffer, object entry) except -1:
     for i in range(<uint32_t>FIELDS):
         try:
             texts[i] = PyUnicode_AsUTF8AndSize(<object>PyTuple_GET_ITEM(entry, i), &sizes[i])
-        except UnicodeEncodeError:  # names of files and texts of models may hold what is no text
+        except UnicodeEncodeError:  # a file name or a text of a model has a lone surrogate
             text = entry[i].encode("utf-8", "backslashreplace")
             kept.append(text)
             texts[i] = PyBytes_AS_STRING(text)

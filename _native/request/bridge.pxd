@@ -41,7 +41,7 @@ cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
 # From any thread: have the loop read the descriptor. False: the system refuses.
 cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: have a watched descriptor that is told once told again of what is still there.
+# On the loop: arm a watched descriptor anew, so that its `read` is called again for bytes that are still there.
 cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil

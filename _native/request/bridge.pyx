@@ -320,7 +320,7 @@ cdef void hold(Request *request, Response *response) noexcept nogil:
         response_free(response)
         return
     if request.held == NULL:
-        block_give(response.ack)  # what is sent next tells whether it is the only one: the model may go on
+        block_give(response.ack)  # the next response tells whether this is the only one: let the model go on
         response.ack = NULL
         request.held = response
         return

@@ -19,7 +19,7 @@ cdef struct BatchStatistics:
 
 cdef enum:
     POWERS = 26              # bounds that every model has: 1, 2, 4, ... 2^25 us
-    QUEUE_TIMES = 27         # counters by these bounds, the last of them for what is above all
+    QUEUE_TIMES = 27         # counters: one for each bound, the last for times above all bounds
     TIMES = 64               # counters of a histogram at most; the last one in use has no bound
     REASONS = 16             # reasons of schedulers to let a batch go that are told apart
     RESPONSES = 1024         # indexes of the responses to one request that are told apart

@@ -150,7 +150,7 @@ cdef inline Request *take_at_once(Line *line, Consumer *consumer) noexcept nogil
     batch = line.cut(line, now, &plan)
     consumer.why = plan.why
     if line.idle_count:
-        line_touch(line)  # what is left may be a batch for another
+        line_touch(line)  # the requests that are left may be a batch for another
     if line.dispatcher.touched != NULL:
         decide(line, NULL)
     return batch

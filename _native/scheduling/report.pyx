@@ -143,7 +143,7 @@ cdef uint8_t *put_adaptive(uint8_t *out, const Adaptive *adaptive) noexcept nogi
 
 
 cdef uint8_t *put_counters(uint8_t *out, Statistics *statistics) noexcept nogil:
-    # what is counted; the lock is held
+    # The counters of a version. The caller holds their lock.
     cdef const Counters *counters = &statistics.counters
     cdef uint32_t i
     out = put_number(out, 3, <uint64_t>last_inference_ms(counters))

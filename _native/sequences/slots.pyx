@@ -164,7 +164,7 @@ cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
     if sequence.list != &slots.idle:
         slot_set = slots_set_of(slots, sequence)
         slot_set.ready_rows -= sequence.queue.first.rows
-        slot_set.stirred = True  # what is left may be a batch
+        slot_set.stirred = True  # the requests that are left may be a batch
     sequences_remove(sequence)
 
 

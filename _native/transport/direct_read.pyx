@@ -61,7 +61,7 @@ cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nog
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil:
     cdef size_t filled = min(size, target.size)
     if target.block != NULL:
-        block_share(target.block)  # what comes may end the call
+        block_share(target.block)  # bytes that come may end the call
     conn_receive(conn, target.data, filled)
     if size > filled:
         conn_receive(conn, buffer, size - filled)

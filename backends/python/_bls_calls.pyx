@@ -174,7 +174,7 @@ cdef void forget(BlsCall *call) noexcept nogil:
 # Their life
 
 cdef bint inherit(BlsCall *call, Request *request) noexcept nogil:
-    # the deadline, the trace, and who asks; False: nobody waits for the request on whose behalf the call is made
+    # The call takes over deadline, trace and caller of the request that it serves; False: nobody waits for that one.
     cdef Slot *slot
     cdef int64_t left
     cdef bint waits = True

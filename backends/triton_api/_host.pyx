@@ -310,13 +310,19 @@ cdef class Exchange:
         while tensor != NULL:
             outputs.append(output_of(tensor))
             tensor = tensor.next
-        tensor = self.c.states
+        return pb_utils.InferenceResponse(outputs, parameters=parameters_of(response.parameters))
+
+    cdef int _add_states(self, response) except -1:
+        # Those that the backend has updated since the last response, to one that leaves now.
+        cdef Tensor *tensor = self.c.states
+        if response.has_error():
+            return 0
         while tensor != NULL:
             if tensor.updated:
-                outputs.append(output_of(tensor))
+                response.output_tensors().append(output_of(tensor))
                 tensor.updated = False
             tensor = tensor.next
-        return pb_utils.InferenceResponse(outputs, parameters=parameters_of(response.parameters))
+        return 0
 
     cdef int send(self, TRITONBACKEND_Response *response, uint32_t flags, TRITONSERVER_Error *error) except -1:
         cdef bint final = flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -340,6 +346,8 @@ cdef class Exchange:
             return 0
         if self.sender is None:
             self.sender = self.request.get_response_sender()
+        self._add_states(response)
+        self.c.sent = self.answered
         self.sender.send(response, 1 if self.answered else 0)
         return 0
 
@@ -370,6 +378,9 @@ cdef class Exchange:
         if self.ready is None and not self.rescheduled and self.sender is None:
             self.sender = self.request.get_response_sender()
         self.executing = False
+        if self.ready is not None:
+            self._add_states(self.ready)
+            self.c.sent = True
         return self.ready
 
 

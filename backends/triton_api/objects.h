@@ -50,6 +50,7 @@ struct Tensor {
     void *base;
     struct TRITONSERVER_BufferAttributes attributes;
     bool updated;        /* of a state: it is to be kept */
+    struct TRITONBACKEND_Request *request; /* of a state */
     struct Tensor *next; /* of a response or a request */
 };
 
@@ -80,6 +81,7 @@ struct TRITONBACKEND_Request {
     uint32_t parameter_count;
     struct TRITONSERVER_Parameter *parameters;
     struct Tensor *states;
+    bool sent; /* its last response has gone: no state can go with it any more */
 };
 
 struct TRITONBACKEND_ResponseFactory {

@@ -75,6 +75,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         uint32_t parameter_count
         TRITONSERVER_Parameter *parameters
         Tensor *states
+        c_bool sent
 
     ctypedef struct TRITONBACKEND_Response:
         Tensor *outputs

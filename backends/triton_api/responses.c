@@ -236,7 +236,7 @@ TRITONSERVER_Error *TRITONBACKEND_InferenceResponseOutputByName(TRITONBACKEND_Re
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* States: what is updated goes with the next response */
+/* States: what is updated goes with the next response, also with one that waits for the end of the batch */
 
 TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBACKEND_Request *request,
                                            const char *name, TRITONSERVER_DataType datatype, const int64_t *shape,
@@ -245,6 +245,7 @@ TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBA
     *state = NULL;
     TRITONSERVER_Error *error = new_tensor(&tensor, "state", name, datatype, shape, rank);
     if (error) return error;
+    tensor->request = request;
     tensor->next = request->states;
     request->states = tensor;
     *state = (TRITONBACKEND_State *)tensor;
@@ -252,6 +253,10 @@ TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBA
 }
 
 TRITONSERVER_Error *TRITONBACKEND_StateUpdate(TRITONBACKEND_State *state) {
+    if (state->tensor.request->sent)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG,
+                             "state '%s' is updated after the last response of its request has gone: expected before",
+                             state->tensor.name);
     state->tensor.updated = true;
     return NULL;
 }

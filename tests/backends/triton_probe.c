@@ -171,6 +171,8 @@ static TRITONSERVER_Error *tell(TRITONBACKEND_Request *request, TRITONBACKEND_Re
 }
 
 /* The sum of a sequence: the state and the input. */
+static TRITONBACKEND_State *late; /* updated when the response has been sent, in the same execution */
+
 static TRITONSERVER_Error *summed(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response,
                                   TRITONBACKEND_Input *input, TRITONBACKEND_Input *state) {
     int64_t shape[] = {1, 1}, id;
@@ -188,6 +190,10 @@ static TRITONSERVER_Error *summed(TRITONBACKEND_Request *request, TRITONBACKEND_
     TRY(TRITONBACKEND_StateNew(&next, request, "sum_out", TRITONSERVER_TYPE_INT32, shape, 2));
     TRY(TRITONBACKEND_StateBuffer(next, &buffers[1], 4, &memory, &id));
     for (int at = 0; at < 2; at++) memcpy(buffers[at], &sum, 4);
+    if (sum == 3) { /* in the middle of the test's sequence */
+        late = next;
+        return NULL;
+    }
     return TRITONBACKEND_StateUpdate(next);
 }
 
@@ -217,6 +223,8 @@ static void answer(TRITONBACKEND_Request *request, uint32_t count) {
     TRITONSERVER_Error *failed = made(request, response, count);
     if (TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, failed)) abort();
     TRITONSERVER_ErrorDelete(failed);
+    if (late && TRITONBACKEND_StateUpdate(late)) abort();
+    late = NULL;
 }
 
 static void release(TRITONBACKEND_Request *request) {
