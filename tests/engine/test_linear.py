@@ -77,9 +77,11 @@ async def growth(engine, made, measure=submitted, sizes=SIZES):
     for size in sizes:
         message = made(size).SerializeToString()
         await measure(engine, message, False)  # what is kept from one request to the next is there
-        taken.append(await measure(engine, message))
+        # the first time that instructions are counted is dearer by some hundred: fewest of two
+        taken.append(min([await measure(engine, message) for _ in range(2)]))
+    few = FEW * (sizes[1] - sizes[0])
     first, second = taken[1] - taken[0], taken[2] - taken[1]
-    return max(0, second - FEW * (sizes[2] - sizes[1])) / max(1, first)
+    return max(0, second - 2 * few) / max(few, first)
 
 
 async def test_parameters_wrong_and_right(tmp_path):
@@ -206,5 +208,5 @@ def test_requests_that_wait_for_models_of_many_names(native_counters):
         return taken
 
     waiting(8)
-    taken = [waiting(size) for size in (24, 48, 96)]
+    taken = [waiting(size) for size in (12, 24, 48)]
     assert (taken[2] - taken[1]) / (taken[1] - taken[0]) < LIMIT
