@@ -35,7 +35,7 @@ SECTIONS = {
     "allow_client_shm": "Shared memory of clients",
     "cuda_driver": "GPUs",
     "grpc_keepalive_time": "Connections",
-    "max_held_bytes": "Limits of the native door",
+    "max_held_bytes": "Limits of the native transport",
     "orca_load_metrics": "Balancers and stopping",
     "allow_metrics": "Metrics",
     "trace_config": "Traces",
@@ -55,11 +55,11 @@ class Settings:
     # -- Models --
 
     model_repository: tuple[str, ...]
-    """Folder of model folders, here or at s3://, gs:// or as://, or one model: its folder, its file, a folder with its
-    file, or hf://; may be given several times, also as --model-store, and as an argument without option."""
+    """Folder of model folders, local or at s3://, gs:// or as://; or one model: its folder, its file, a folder with its
+    file, or hf://. May be given several times, also as --model-store, and as an argument without option name."""
 
     model_name: str = ""
-    """Name of the one model, where --model-repository is one."""
+    """Name of the model, if --model-repository is one model."""
 
     id: str = "inferd"
     """Name of the server in its metadata."""
@@ -71,7 +71,7 @@ class Settings:
     """Be ready only while every model is; otherwise as soon as the server runs."""
 
     disable_auto_complete_config: bool = False
-    """Take config.pbtxt as it is: nothing is read from the model file to complete it."""
+    """Use config.pbtxt as it is, without completing it from the model file."""
 
     model_config_name: str = ""
     """Prefer configs/NAME.pbtxt of a model folder to its config.pbtxt."""
@@ -89,25 +89,26 @@ class Settings:
     be given several times."""
 
     model_memory_budget: int = 0
-    """Bytes that the files of loaded models may have with --model-control-mode lazy: those that were asked least
-    recently leave; 0 for any number."""
+    """Limit of the total bytes of the files of loaded models with --model-control-mode lazy; beyond it the models that
+    were used least recently are unloaded. 0 for no limit."""
 
     repository_poll_secs: int = 15
-    """Seconds between looks at the repositories with --model-control-mode poll."""
+    """Seconds between checks of the repositories with --model-control-mode poll."""
 
     model_load_thread_count: int = 4
     """How many models are loaded at a time."""
 
     model_load_retry_count: int = 0
-    """How many times more a model is loaded that has failed to."""
+    """How many times the load of a model is repeated after it failed."""
 
     model_load_gpu_limit: tuple[str, ...] = ()
-    """GPU:FRACTION of a GPU's memory, 0 to 1, beyond whose use no model is loaded on it; once for each GPU."""
+    """GPU:FRACTION: no model is loaded on this GPU while more than that fraction (0 to 1) of its memory is in use; once
+    for each GPU."""
 
     # -- Backends and instances --
 
     backend_directory: Path | None = None
-    """Folder with further backends: a Python module or package each, or a library compiled for Triton."""
+    """Folder with further backends: Python modules or packages, or libraries compiled for Triton."""
 
     backend_config: tuple[str, ...] = ()
     """BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times."""
@@ -127,11 +128,11 @@ class Settings:
     """The gRPC implementation: the native one, or grpcio."""
 
     grpc_address: tuple[str, ...] = ("127.0.0.1",)
-    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, then what holds there only (see
+    """Where the gRPC service listens: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, then rules of this address (see
     docs/operations.md); may be given several times."""
 
     grpc_port: int = 8001
-    """Port of the addresses that name none; 0 for any free one."""
+    """Port of the addresses without a port; 0 for any free one."""
 
     reuse_grpc_port: bool = False
     """Share the ports with other processes that do the same (SO_REUSEPORT)."""
@@ -165,21 +166,21 @@ class Settings:
     """GROUP,GROUP:KEY=VALUE: these calls need the header triton-grpc-protocol-KEY; may be given several times."""
 
     grpc_token_file: Path | None = None
-    """File with a token a line, and what its bearer may do; callers then need one. Read again when it changes."""
+    """File with one token on each line, and its rights; callers then need a token. Read again when it changes."""
 
     model_load_overrides: bool = False
-    """Let loads of callers who need no token bring a configuration and files, which is to run code in the server; with
-    --grpc-token-file the right 'overrides' of the token says so."""
+    """Allow callers who need no token to load models with a configuration and files of their own, which is to run code
+    in the server. With --grpc-token-file the right 'overrides' of a token allows it."""
 
     sequence_sharing: bool = False
-    """Let callers go on with each other's sequences, as in Triton; without it those with a token or a client
+    """Let callers continue each other's sequences, as in Triton. Without it callers with a token or a client
     certificate, and the users of unix sockets, have sequence ids of their own."""
 
     triton_auth_codes: bool = False
     """Refuse callers with UNAVAILABLE, as tritonserver does, not UNAUTHENTICATED and PERMISSION_DENIED."""
 
     grpc_reflection: Literal["auto", "on", "off"] = "auto"
-    """Server reflection; auto: where only this machine can ask."""
+    """Server reflection; auto: at addresses that only the same machine can reach."""
 
     # -- Messages --
 
@@ -190,10 +191,11 @@ class Settings:
     """Largest message in bytes after decompression; 0 for no limit but --grpc-max-message-size."""
 
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
-    """How hard inference responses are compressed for clients that take it (gzip preferred, else deflate)."""
+    """How hard inference responses are compressed for clients that accept it (gzip preferred, else deflate)."""
 
     grpc_header_forward_pattern: str = ""
-    """Regular expression, looked for in the names of headers in any case: those become request parameters."""
+    """Regular expression, matched anywhere in the names of headers and in any case: these headers become request
+    parameters."""
 
     # -- Admission and response cache --
 
@@ -208,18 +210,18 @@ class Settings:
     password, db, ttl=SECONDS and others: see docs/operations.md. May be given several times."""
 
     cache_per_caller: bool = False
-    """Answer no caller by the response cache, or by coalescing, with what another has asked for: callers with a token
-    or a client certificate, and users of unix sockets."""
+    """Keep the response cache and coalescing separate for callers with a token or a client certificate, and for users
+    of unix sockets: nobody gets a response to another caller's request."""
 
     # -- Shared memory of clients --
 
     allow_client_shm: bool = False
-    """Let every client register every shared memory object that the server can open, and use every region; without it
-    only clients on unix sockets of the native door, each objects of its own user."""
+    """Let every client register every shared memory object that the server can open, and use every region. Without it
+    only clients on unix sockets of the native transport may register objects, each those of its own user."""
 
     client_shm_access: Literal["auto", "copy", "map", "none"] = "auto"
-    """map: models use clients' regions in place; copy: what is in them is copied first; auto: in place those of the
-    server's own user on a unix socket; none: nobody may register any."""
+    """map: models use clients' regions in place; copy: their contents are copied first; auto: in place for clients of
+    the server's own user on a unix socket, else copied; none: nobody may register any."""
 
     client_shm_prefix: tuple[str, ...] = ()
     """How the keys of clients' objects must begin, without slash; may be given several times."""
@@ -231,22 +233,22 @@ class Settings:
     """Bytes of all these regions together."""
 
     client_shm_max_regions_per_user: int = 0
-    """Regions that one user may have registered; 0: half of what all may have, so that none can take all. It does not
-    hold with --allow-client-shm, where all share."""
+    """Regions that one user may have registered; 0: half of what all may have, so that no user can take all. Without
+    effect with --allow-client-shm, where all users share."""
 
     client_shm_max_byte_size_per_user: int = 0
-    """Bytes of the regions of one user together; the same."""
+    """Bytes of the regions of one user together; 0 and --allow-client-shm as for the number of regions."""
 
     # -- GPUs --
 
     cuda_driver: str = "libcuda.so.1"
-    """The library of the CUDA driver, by name or path; it is looked for when the server starts."""
+    """The library of the CUDA driver, by name or path; the server looks for it at start."""
 
     pinned_memory_pool_byte_size: int = 256 << 20
-    """Bytes of page-locked memory at most, for copies from and to GPUs, of each node of the host's memory."""
+    """Limit of page-locked memory for copies from and to GPUs, in bytes, for each NUMA node of the host."""
 
     cuda_memory_pool_byte_size: tuple[str, ...] = ()
-    """GPU:BYTES: memory of a GPU at most that is kept for tensors, 67108864 by default; once for each GPU."""
+    """GPU:BYTES: limit of the memory of a GPU that is pooled for tensors, 67108864 by default; once for each GPU."""
 
     # -- Connections --
 
@@ -254,19 +256,19 @@ class Settings:
     """Milliseconds of silence after which a client is pinged."""
 
     grpc_keepalive_timeout: int = 20_000
-    """Milliseconds in which a pinged client must answer, else its connection is dropped."""
+    """Milliseconds within which a pinged client must answer; otherwise its connection is dropped."""
 
     grpc_keepalive_permit_without_calls: bool = True
     """Ping clients that have no call in progress, and let them ping."""
 
     grpc_http2_max_pings_without_data: int = 2
-    """Pings in a row, without an answer sent between, after which there is one a minute; 0 for no limit."""
+    """Pings in a row, with no response sent between them, after which one is sent each minute; 0 for no limit."""
 
     grpc_http2_min_recv_ping_interval_without_data: int = 10_000
-    """Milliseconds that must lie between the pings of a client to which nothing is sent meanwhile."""
+    """Milliseconds that must lie between two pings of a client if nothing is sent to it between them."""
 
     grpc_http2_max_ping_strikes: int = 2
-    """Pings that may come sooner than that, before the client is sent away; 0 for no limit."""
+    """Pings that may come sooner than that before the connection is ended; 0 for no limit."""
 
     grpc_max_connection_age: int = 0
     """Milliseconds after which a connection is ended, more or less a tenth; 0 for no limit."""
@@ -275,7 +277,7 @@ class Settings:
     """Milliseconds that calls have to finish on a connection that is too old; 0 for no limit."""
 
     grpc_handshake_timeout: int = 10_000
-    """Milliseconds in which a new connection must begin to speak HTTP/2."""
+    """Milliseconds within which a new connection must begin to speak HTTP/2."""
 
     grpc_max_connections: int = 0
     """Connections open at a time; further ones are closed at once; 0 for no limit. Not with --transport grpcio."""
@@ -283,19 +285,20 @@ class Settings:
     grpc_max_concurrent_streams: int = 1024
     """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
 
-    # -- Limits of the native door --
+    # -- Limits of the native transport --
 
     max_held_bytes: int = 0
-    """Bytes of requests that are not answered and of answers that are not read, over all clients; beyond it calls of
-    the clients that hold most and move least are ended; 0 for a quarter of the memory. Not with --transport grpcio."""
+    """Bytes of requests that are not answered and of responses that are not read, over all clients. Beyond it the
+    server ends calls of the clients that hold most and progress least. 0 for a quarter of the memory. Not with
+    --transport grpcio."""
 
     grpc_receive_timeout: int = 30_000
-    """Milliseconds in which a request must arrive, and one second more for each 16 KiB of its first MiB and for each
-    256 KiB of the rest; 0 for any time. Not with --transport grpcio."""
+    """Milliseconds within which a request must arrive, and one second more for each 16 KiB of its first MiB and for
+    each 256 KiB of the rest; 0 for no limit. Not with --transport grpcio."""
 
     grpc_send_timeout: int = 30_000
-    """Milliseconds in which a client must read an answer that waits for it, and one second more for each 16 KiB of its
-    first MiB and for each 256 KiB of the rest; 0 for any time. Not with --transport grpcio."""
+    """Milliseconds within which a client must read a waiting response, and one second more for each 16 KiB of its first
+    MiB and for each 256 KiB of the rest; 0 for no limit. Not with --transport grpcio."""
 
     grpc_max_connections_per_client: int = 0
     """Connections that one client may have; further ones are closed at once; 0 for any number. Not with
@@ -305,22 +308,22 @@ class Settings:
     """Calls that one client may have in flight; 0 for any number. Not with --transport grpcio."""
 
     grpc_max_streams_per_client: int = 0
-    """Of these, calls that are streams; 0 for any number. Not with --transport grpcio."""
+    """Streams that one client may have in flight; 0 for any number. Not with --transport grpcio."""
 
     grpc_max_bytes_per_client: int = 0
-    """Bytes of requests and answers that one client may have in flight; 0 for any number. Not with --transport
+    """Bytes of requests and responses that one client may have in flight; 0 for any number. Not with --transport
     grpcio."""
 
     # -- Balancers and stopping --
 
     orca_load_metrics: bool = False
-    """Send an ORCA load report with every inference answer, for balancers that weigh servers by it."""
+    """Send an ORCA load report with every inference response, for balancers that weight servers by it."""
 
     drain_delay: float = 0.0
-    """Seconds of normal service between not being ready any more and the stop, for balancers to notice."""
+    """Seconds for which a stopping server reports that it is not ready and still serves, for balancers to notice."""
 
     exit_timeout_secs: int = 30
-    """How long running requests may take to finish when the server is told to stop; sequences, three quarters of it."""
+    """Seconds in which running requests must finish when the server stops; sequences, in three quarters of it."""
 
     # -- Metrics --
 
@@ -328,29 +331,29 @@ class Settings:
     """Serve metrics for Prometheus over HTTP at /metrics."""
 
     allow_gpu_metrics: bool = True
-    """With metrics of the GPUs, where the extra gpu is installed."""
+    """Include metrics of the GPUs, if the extra gpu is installed."""
 
     allow_cpu_metrics: bool = True
-    """With metrics of the machine's processors and memory."""
+    """Include metrics of the machine's processors and memory."""
 
     metrics_address: str = "127.0.0.1"
-    """Where metrics are served: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. Nobody is asked for a token there."""
+    """Where metrics are served: HOST, HOST:PORT, [IPV6]:PORT or unix:PATH. The address has no authentication."""
 
     metrics_port: int = 8002
-    """Port of that address if it names none; 0 for any free one."""
+    """Port of that address if it has none; 0 for any free one."""
 
     metrics_interval_ms: int = 2000
-    """Milliseconds for which what was found out of GPUs and processors is shown."""
+    """Milliseconds for which sampled values of GPUs and processors are shown before they are sampled again."""
 
     metrics_config: tuple[str, ...] = ()
-    """counter_latencies=false or histogram_latencies=false: leave these metrics of models out; may be given several
+    """counter_latencies=false or histogram_latencies=false: omit these metrics of models. May be given several
     times."""
 
     # -- Traces --
 
     trace_config: tuple[str, ...] = ()
-    """KEY=VALUE of traces, such as level=TIMESTAMPS, rate=100 or triton,file=PATH: see docs/observability.md. May be
-    given several times."""
+    """KEY=VALUE: a setting of traces, such as level=TIMESTAMPS, rate=100 or triton,file=PATH; see
+    docs/observability.md. May be given several times."""
 
     # -- Logs --
 
@@ -367,16 +370,16 @@ class Settings:
     """Log errors."""
 
     log_format: Literal["default", "ISO8601", "json"] = "default"
-    """Form of log lines."""
+    """Format of log lines."""
 
     log_file: str = ""
     """Log to this file instead of standard error; it is opened again at SIGHUP."""
 
     access_log: int = 0
-    """Log one inference request in so many, with its times; 0 for none."""
+    """N: log one inference request in N, with its times; 0 for none."""
 
     slow_request_ms: int = 0
-    """Log inference requests that take longer; 0 for none."""
+    """Log inference requests that take longer than so many milliseconds; 0 for none."""
 
     def __post_init__(self) -> None:
         rules.check(self)

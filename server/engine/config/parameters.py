@@ -126,54 +126,56 @@ PARAMETERS = (
     ModelParameter(
         "adaptive_queue_delay",
         False,
-        "an instance without work waits for more requests only while that pays, by what has been learnt: how often "
-        "requests come and what batches of each size take. `max_queue_delay_microseconds` bounds the wait, 0 does not; "
-        "see [adaptive delay](#adaptive-delay)",
+        "an idle instance waits for more requests only while that pays, as estimated from the arrival of requests and "
+        "the time of batches so far. `max_queue_delay_microseconds`, if it is not 0, limits the wait; see [adaptive "
+        "delay](#adaptive-delay)",
     ),
     ModelParameter(
         "coalesce_requests",
         False,
-        "execute identical requests that are in flight at the same time once: same version, inputs, outputs asked for "
-        "and parameters. Each keeps its own deadline; the work is cancelled when the last of them has left",
+        "execute identical requests that are in flight at the same time only once. Requests are identical if version, "
+        "inputs, requested outputs and parameters are the same. Each keeps its own deadline; the execution is "
+        "cancelled when all of them are cancelled",
     ),
     ModelParameter(
         "decoupled_model_infer",
         False,
-        "let ModelInfer ask a decoupled model, for the one response that it gives: a second one makes the request fail",
+        "allow ModelInfer for a decoupled model that gives one response; a second response makes the request fail",
     ),
     ModelParameter(
         "split_requests",
         False,
-        "a request with more rows than `max_batch_size` becomes several, at most 4096, which batches and instances "
-        "share. Statistics count the parts",
+        "split a request with more rows than `max_batch_size` into several, at most 4096, for different batches and "
+        "instances. Statistics count the parts",
     ),
     ModelParameter(
         "pad",
         MappingProxyType({}),
-        "INPUT=VALUE, ...: requests share a batch although these inputs differ in their one variable dimension, which "
-        "is filled up with the value: to the smallest of `pad_buckets` that holds it, else to the longest in the batch "
-        "(then requests share a batch whose lengths have the same power of two above them)",
+        "INPUT=VALUE, ...: these inputs may have different lengths within a batch. Their one variable dimension is "
+        "padded with the value, to the smallest of `pad_buckets` that is long enough. Without `pad_buckets` it is "
+        "padded to the longest in the batch, and requests share a batch if their lengths round up to the same power of "
+        "two",
         numbers_by_name,
     ),
-    ModelParameter("pad_buckets", (), "LENGTH, ...: to which padded dimensions are filled up", lengths),
+    ModelParameter("pad_buckets", (), "LENGTH, ...: the lengths to which dimensions are padded", lengths),
     ModelParameter(
         "unpad",
         MappingProxyType({}),
-        "OUTPUT=INPUT, ...: the one variable dimension of the output is as long as that of the padded input; it is cut "
-        "back to the length that the request had",
+        "OUTPUT=INPUT, ...: the one variable dimension of the output is as long as that of the padded input, and is "
+        "cut to the length that the request's input had",
         pairs,
     ),
     ModelParameter(
         "sequence_end_notice",
         False,
-        "execute the model once more when a sequence ends that no request ended: it idled, a request of it was "
-        "cancelled, its stream ended, or a new one started under its id. The inputs are zero, END is true",
+        "execute the model once more when a sequence ends without an END request: because it idled, a request of it "
+        "was cancelled, its stream ended, or a new sequence started under its id. The inputs are zero, END is true",
     ),
     ModelParameter(
         "sequence_end_reason",
         "",
-        "name of a further control input, INT32 of dims [1], that tells why the sequence ends: 0 it does not, 1 the "
-        "client said END, 2 idle, 3 cancelled, 4 its stream ended, 5 replaced by a new one",
+        "name of a further control input, INT32 with dims [1], with the reason for the end of the sequence: 0 no end, "
+        "1 END from the client, 2 idle, 3 cancelled, 4 its stream ended, 5 replaced by a new sequence",
         str,
     ),
     ModelParameter(
@@ -184,28 +186,28 @@ PARAMETERS = (
     ModelParameter(
         "sequence_drain_seconds",
         300,
-        "how long sequences that have begun go on when their version is replaced or unloaded; 0 ends them at once. See "
+        "how long live sequences may continue after their version is replaced or unloaded; 0 ends them at once. See "
         "[repository.md](repository.md#sequences)",
         count,
     ),
     ModelParameter(
         "sequence_max_backlog",
         0,
-        "sequences that may wait for a slot; a START beyond is refused with UNAVAILABLE. 0 is any number",
+        "sequences that may wait for a slot; a further START is refused with UNAVAILABLE; 0 for any number",
         count,
     ),
     ModelParameter(
         f"{QUEUE_PREFIX}max_queue_size",
         0,
         "requests that may wait for a model without `dynamic_batching`; further ones are refused; 0 for any number. "
-        "With `sequence_batching` those in slots and in the backlog",
+        "With `sequence_batching`: requests in slots and in the backlog",
         count,
     ),
     ModelParameter(
         f"{QUEUE_PREFIX}default_timeout_microseconds",
         0,
-        "how long requests may wait for a model without `dynamic_batching`; 0 for as long as it takes. With "
-        "`sequence_batching` how long a sequence may wait for a slot",
+        "how long requests may wait for a model without `dynamic_batching`; 0 for no limit. With "
+        "`sequence_batching`: how long a sequence may wait for a slot",
         count,
     ),
     ModelParameter(
@@ -216,14 +218,14 @@ PARAMETERS = (
     ModelParameter(
         f"{QUEUE_PREFIX}timeout_action",
         "REJECT",
-        "what becomes of a request whose time is over: `REJECT` it, or `DELAY` it behind the others",
+        "what happens to a request whose time is over: `REJECT` it, or `DELAY` it behind the others",
         action,
     ),
     ModelParameter(
         "warmup_batch_sizes",
         (),
-        "all, or SIZE, ...: before it serves, each instance executes the samples of `model_warmup` at these batch "
-        "sizes, twice; without samples, zeros in the shapes of the inputs, padded ones at each of their buckets",
+        "all, or SIZE, ...: before the model serves, each instance executes the samples of `model_warmup` twice at "
+        "each of these batch sizes; without samples, zeros in the shapes of the inputs, padded inputs at each bucket",
         batch_sizes,
     ),
 )

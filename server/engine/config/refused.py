@@ -50,8 +50,8 @@ CARRIED = (
     Field("instance_group.secondary_devices", "DLA cores are not used; the instance computes on its own device"),
     Field(
         "optimization.eager_batching",
-        "instances on GPUs always gather and upload the next batch while one is executed; those on CPUs gather on the "
-        "thread that executes, and a batch that was fixed earlier would only be smaller",
+        "instances on GPUs always gather and upload the next batch while one is executed. Instances on CPUs gather on "
+        "the thread that executes; forming a batch earlier would only make it smaller",
     ),
 )
 """Fields that change no answer: kept, returned by ModelConfig, and mentioned in the log."""
