@@ -70,6 +70,15 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str]] = {
         },
         r"needs OpenVINOExecutionProvider|parameter 'device_type' is 'GPU', expected CPU",
     ),
+    "version": (
+        {
+            "config.pbtxt": config(more="version_policy { all { } }"),
+            "1/model.onnx": ONNX,
+            "1/config.pbtxt": "max_batch: 3",
+            "2/model.onnx": ONNX,
+        },
+        r"version/1/config.pbtxt:1:\d+: .*'max_batch_size'",
+    ),
     "plan": ({"config.pbtxt": config("tensorrt"), "1/model.plan": b"x"}, r"needs a GPU"),
     "other_name": ({"config.pbtxt.txt": config(), "1/model.onnx": ONNX}, r"Its name must be config.pbtxt"),
     "typo": ({**GOOD, "config.pbtxt": config(more="max_batch: 3")}, r"typo/config.pbtxt:\d+:\d+: .*'max_batch_size'"),

@@ -110,26 +110,25 @@ class Maker:
         Raises:
             BackendError: the model does not load, or `halt` says that it is not to.
         """
-        if prepared.spec.caches and not self._has_cache:
-            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", prepared.spec.name)
-        return await on_thread(self._load, prepared, folder, version, halt)
+        own = prepared.of(version)
+        if own.spec.caches and not self._has_cache:
+            log.warning("model '%s' has response_cache enabled, but there is no --cache-config", own.spec.name)
+        return await on_thread(self._load, own, folder, version, halt)
 
-    def _load(self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt) -> LoadedVersion:
-        spec, config = prepared.spec, prepared.config
+    def _load(self, own: configuration.VersionConfig, folder: ModelFolder, version: int, halt: Halt) -> LoadedVersion:
+        spec, config = own.spec, own.config
         source = ModelSource(
             spec,
             version,
             folder.version_path(version),
             lambda: configuration.config_to_json(config),
-            from_client=prepared.source.from_client,
+            from_client=own.source.from_client,
         )
         backend = None if spec.ensemble else self._loader.backend_of_model(spec.backend, (source.path, folder.path))
         for left in reversed(range(self._retries + 1)):
             halt.check()
             try:
-                return LoadedVersion(
-                    prepared.config, backend, source, self._service, self._max_queued, self._hardware, halt
-                )
+                return LoadedVersion(config, backend, source, self._service, self._max_queued, self._hardware, halt)
             except BackendError as error:
                 if not left or halt.is_set:
                     raise

@@ -66,11 +66,11 @@ def _look_at(
     prepared = None
     try:
         prepared = configuration.prepare(folder, options, loader)
-        if prepared.spec.ensemble is None:
-            for version in prepared.versions:
-                backend = loader.backend_of_model(prepared.spec.backend, (folder.version_path(version), folder.path))
-                text = partial(configuration.config_to_json, prepared.config)
-                backend.check(ModelSource(prepared.spec, version, folder.version_path(version), text))
+        for version, own in prepared.by_version.items():
+            if own.spec.ensemble is None:
+                backend = loader.backend_of_model(own.spec.backend, (folder.version_path(version), folder.path))
+                text = partial(configuration.config_to_json, own.config)
+                backend.check(ModelSource(own.spec, version, folder.version_path(version), text))
     except ServerError as error:
         return prepared, str(error)
     except BackendError as error:
@@ -79,7 +79,13 @@ def _look_at(
         return prepared, f"{error.filename or folder.path}: {(error.strerror or str(error)).lower()}"
     except Exception as error:  # frameworks raise anything; the other models are looked at
         return prepared, f"{folder.path}: {type(error).__name__}: {error}"
-    return prepared, ""
+    problems = (_placed(folder, version, text) for version, text in prepared.problems.items())
+    return prepared, "\n".join(dict.fromkeys(problems))
+
+
+def _placed(folder: ModelFolder, version: int, problem: str) -> str:
+    """What is wrong with a version, with the place where; most texts say it."""
+    return problem if str(folder.path) in problem else f"{folder.version_path(version)}: {problem}"
 
 
 class _Collector(logging.Handler):

@@ -366,7 +366,7 @@ class Engine:
         return await self._demand.has(name)
 
     async def scale(self, name: str, counts: Mapping[str, int]) -> None:
-        """Have so many instances of these instance groups, in every ready version of the model, while it serves.
+        """Have so many instances of these instance groups, in every ready version that has them, while it serves.
 
         New instances are made before others end; an instance that ends finishes its batch.
 
@@ -384,18 +384,18 @@ class Engine:
 
     async def _scale(self, name: str, counts: Mapping[str, int]) -> None:
         self.model(name)
+        known = dict.fromkeys(group.name for loaded in self.versions(name) for group in loaded.config.instance_group)
+        for wanted, count in counts.items():
+            if wanted not in known or count < 1:
+                raise ConfigError(
+                    f"expected at least 1 instance of a group of model '{name}', which has "
+                    f"{', '.join(known) or 'none'}, got {count} of '{wanted}'"
+                )
         for loaded in self.versions(name):
             config = model_config_pb2.ModelConfig()
             config.CopyFrom(loaded.config)
-            groups = {group.name: group for group in config.instance_group}
-            for group, count in counts.items():
-                if group not in groups or count < 1:
-                    known = ", ".join(groups) or "none"
-                    raise ConfigError(
-                        f"expected at least 1 instance of a group of model '{name}', which has {known}, got {count} of "
-                        f"'{group}'"
-                    )
-                groups[group].count = count
+            for group in config.instance_group:
+                group.count = counts.get(group.name, group.count)
             configuration.validate_instances(config)
             specs = configuration.instance_specs(config)
             wait = await on_thread(loaded.change_instances, config, specs)

@@ -186,8 +186,8 @@ class Loading:
         """The candidates on whose files kept answers depend: those with a cache, and what their steps use."""
         prepared = {name: candidate.prepared for name, candidate in self.candidates.items()}
         found: set[str] = set()
-        todo = [name for name, each in prepared.items() if each and each.spec.caches]
-        todo += [name for name, state in self._models.items() if state.prepared and state.prepared.spec.caches]
+        todo = [name for name, each in prepared.items() if each and _caches(each)]
+        todo += [name for name, state in self._models.items() if state.prepared and _caches(state.prepared)]
         while todo:
             name = todo.pop()
             each = prepared[name] if name in prepared else self._models.prepared(name)
@@ -241,11 +241,14 @@ class Loading:
                 return
         state = self._models[candidate.name]
         candidate.kept = {v: state.versions[v] for v in prepared.versions if self._stays(candidate, state, v)}
-        missing = [version for version in prepared.versions if version not in candidate.kept]
+        missing = [version for version in prepared.by_version if version not in candidate.kept]
+        candidate.reasons.update(prepared.problems)
         if not state.loaded:
             state.versions = {version: VersionState(LOADING) for version in missing}
             state.problem = ""
             self._models.note(candidate.name)
+        elif candidate.reasons:  # nothing of it will be changed
+            missing = []
         await asyncio.gather(*(self._make_version(candidate, prepared, version, ending) for version in missing))
         await self._identify(candidate, prepared)
         if not candidate.reasons:
@@ -263,8 +266,10 @@ class Loading:
         if entry is None or entry.loaded is None or state.prepared is None or state.folder is None:
             return False
         assert candidate.prepared is not None
-        here, there = candidate.prepared, state.prepared
-        if not _is_same_model(here, there) or candidate.folder.source != state.folder.source:
+        here, there = (each.by_version.get(version) for each in (candidate.prepared, state.prepared))
+        if here is None or there is None or candidate.folder.source != state.folder.source:
+            return False
+        if not _is_same(here, there):
             return False
         if here.config.instance_group != there.config.instance_group and not entry.loaded.is_scalable:
             return False
@@ -291,7 +296,7 @@ class Loading:
     async def _fingerprint(self, candidate: Candidate, prepared: configuration.Prepared, version: int) -> bytes:
         if candidate.name not in self._identified:
             return b""
-        return await self._maker.fingerprint(prepared.config, candidate.folder, version)
+        return await self._maker.fingerprint(prepared.of(version).config, candidate.folder, version)
 
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Give versions that stay the fingerprints that they did not need before."""
@@ -303,19 +308,19 @@ class Loading:
     async def _scale(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Have as many instances of the versions that stay as the configuration says."""
         there = self._models[candidate.name].prepared
-        if there is None or there.config.instance_group == prepared.config.instance_group:
-            return
         for version, entry in candidate.kept.items():
             assert entry.loaded is not None
+            assert there is not None
+            own = prepared.of(version)
+            if there.of(version).config.instance_group == own.config.instance_group:
+                continue
             try:
-                leave = await on_thread(
-                    entry.loaded.change_instances, prepared.config, prepared.spec.instances, candidate.halt
-                )
+                leave = await on_thread(entry.loaded.change_instances, own.config, own.spec.instances, candidate.halt)
             except BackendError as error:
                 candidate.reasons[version] = str(error)
                 return
             candidate.leaving.append(leave)
-            log.info("'%s' version %d has %d instances", candidate.name, version, len(prepared.spec.instances))
+            log.info("'%s' version %d has %d instances", candidate.name, version, len(own.spec.instances))
 
     async def _report_failures(self, candidate: Candidate) -> None:
         """After something could not be made: a model that serves already changes as a whole, or not at all."""
@@ -381,9 +386,9 @@ class Loading:
         """Note what is served now; returns what removes the files of what was before."""
         state.own, state.prepared = candidate.own, prepared
         state.explicit = state.explicit or candidate.explicit
-        for entry in candidate.kept.values():
+        for version, entry in candidate.kept.items():
             assert entry.loaded is not None
-            entry.loaded.describe(prepared.config, prepared.spec)
+            entry.loaded.describe(prepared.of(version).config, prepared.of(version).spec)
         if candidate.is_user:
             return None
         before, state.override = state.override, candidate.override
@@ -391,7 +396,12 @@ class Loading:
         return before.cleanup if before is not None else None
 
 
-def _is_same_model(one: configuration.Prepared, other: configuration.Prepared) -> bool:
+def _caches(prepared: configuration.Prepared) -> bool:
+    """Whether answers of some version are kept."""
+    return any(each.spec.caches for each in prepared.by_version.values())
+
+
+def _is_same(one: configuration.VersionConfig, other: configuration.VersionConfig) -> bool:
     """Whether they differ at most in which versions are served, and by how many instances."""
     specs = [replace(each.spec, instances=()) for each in (one, other)]
     return specs[0] == specs[1] and _without_numbers(one.config) == _without_numbers(other.config)

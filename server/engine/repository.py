@@ -20,7 +20,8 @@ MAX_FILES = 100_000  # of a model, that are watched for changes
 NOT_MODELS = frozenset({"lost+found", "__pycache__", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information"})
 """Folders that file systems and tools make; and hidden ones, which begin with a dot."""
 CONFIG_FILE = "config.pbtxt"
-NOT_VERSIONS = {"warmup", "initial_state", "configs"}
+NAMED_CONFIGS = "configs"  # the folder of other ones, of which --model-config-name chooses
+NOT_VERSIONS = {"warmup", "initial_state", NAMED_CONFIGS}
 MAX_VERSION = (1 << 63) - 1
 
 CONFIGURATION = "configuration"
@@ -28,7 +29,7 @@ REST = "rest"
 
 Marks = Mapping[str, frozenset[tuple[str, int, int]]]
 """What tells whether files have changed: (path in the model's folder, time of modification in ns, size) of every file,
-by the part of the model it belongs to: a version's number, CONFIGURATION, or the REST."""
+by the part of the model it belongs to: a version's number, CONFIGURATION (versions' ones too), or the REST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ModelFolder:
     versions: tuple[int, ...] = ()  # ascending
     problem: str = ""  # why it cannot be served, whatever its configuration says
     renamed: bool = False  # the operator has named the model, whatever its configuration says
+    is_bare: bool = False  # what was given has no version's folder in it: a configuration there is the model's
     seen: Marks | None = None  # the marks of its files, where it is not for them to tell
     origin: str = (
         ""  # what it is a copy of; another copy of the same has other files where the marks differ, and no others
@@ -123,9 +125,11 @@ def marks(folder: ModelFolder) -> Marks:
 def part_of(path: str) -> str:
     """The part of a model that a file belongs to, whose path in the model's folder this is."""
     first, _, others = path.partition("/")
-    if first == "configs" or path == CONFIG_FILE:
+    is_versions = first.isdecimal() and bool(others)
+    within = others if is_versions else path
+    if within == CONFIG_FILE or within.startswith(f"{NAMED_CONFIGS}/"):
         return CONFIGURATION
-    return first if first.isdecimal() and others else REST
+    return first if is_versions else REST
 
 
 def marks_of(folder: Path, beginning: str) -> frozenset[tuple[str, int, int]]:

@@ -126,7 +126,9 @@ class SingleModelSource:
             folder = repository.find([self._root], name)
             if folder is None or not self._path.exists():
                 raise ConfigError(f"{self._path}: there is no such file or folder any more")
-            return replace(folder, renamed=self._is_renamed, seen=self._marks(folder.path))
+            return replace(
+                folder, renamed=self._is_renamed, is_bare=self._file is not None, seen=self._marks(folder.path)
+            )
         except OSError as error:
             raise ConfigError(f"{self._path}: {(error.strerror or str(error)).lower()}") from None
 

@@ -602,7 +602,12 @@ async def test_what_a_poll_finds(tmp_path):
         assert engine.model("m") is first
         change(tmp_path)
         await look()
-        assert engine.model("m") is not first
+        second = engine.model("m")
+        assert second is not first
+        (tmp_path / "m" / "1" / "config.pbtxt").write_text("max_batch_size: 5")
+        await look()
+        assert engine.model("m") is not second
+        assert engine.model("m").config.max_batch_size == 5
         (tmp_path / "n" / "1").mkdir(parents=True)
         (tmp_path / "n" / "config.pbtxt").write_text(CONFIG)
         engine._loader.puppets.models = {"m": echo, "n": plus(1)}

@@ -178,7 +178,7 @@ def test_no_name_leads_out_of_a_repository(tmp_path: Path, name: str) -> None:
 
 
 def test_each_part_of_a_model_has_its_marks(tmp_path: Path) -> None:
-    path = make(tmp_path, "m", "1", "2", "configs", "warmup", "1/__pycache__")
+    path = make(tmp_path, "m", "1", "2", "configs", "warmup", "1/__pycache__", "1/configs", "1/deep")
 
     def changed(*file: str) -> set[str]:
         """The parts whose marks are others after the file was written."""
@@ -192,7 +192,10 @@ def test_each_part_of_a_model_has_its_marks(tmp_path: Path) -> None:
     for _ in range(2):  # made, then changed
         assert changed("config.pbtxt") == {CONFIGURATION}
         assert changed("configs", "large.pbtxt") == {CONFIGURATION}
+        assert changed("1", "config.pbtxt") == {CONFIGURATION}
+        assert changed("1", "configs", "large.pbtxt") == {CONFIGURATION}
         assert changed("1", "model.onnx") == {"1"}
+        assert changed("1", "deep", "config.pbtxt") == {"1"}
         assert changed("2", "model.onnx") == {"2"}
         assert changed("labels.txt") == {REST}
         assert changed("warmup", "sample") == {REST}

@@ -18,6 +18,7 @@ from server.engine.engine import Engine
 from server.engine.remote import mirror, stores
 from server.engine.remote.mirror import CloudSource
 from server.engine.remote.stores import parse_url
+from server.engine.repository import CONFIGURATION
 from server.engine.repository_sources import Repositories, open_sources
 from server.errors import ConfigError, InvalidArgument
 from tests.engine.serving import infer, request, row
@@ -126,6 +127,10 @@ def test_only_what_has_changed_is_copied_again(stub, monkeypatch) -> None:
     assert (before.path / "2/weights.bin").read_bytes() == b"two"
     assert (after.path / "2/weights.bin").read_bytes() == b"2222"
     assert {part for part in after.seen if after.seen[part] != before.seen[part]} == {"2"}
+    stub.objects["repository/m/2/config.pbtxt"] = b"max_batch_size: 2"
+    own = source.find("m")
+    assert (own.path / "2/config.pbtxt").read_bytes() == b"max_batch_size: 2"
+    assert {part for part in own.seen if own.seen[part] != after.seen[part]} == {CONFIGURATION}
     for number in range(3):
         stub.objects["repository/m/2/weights.bin"] = f"{number}".encode()
         after = source.find("m")

@@ -67,7 +67,7 @@ def _composed(
     steps = one.spec.ensemble.steps
     if missing := list(_missing(one.spec.name, steps, known, models)):
         return _error(one, missing)
-    specs = [model.spec for step in steps if isinstance(model := models[step.model], Prepared)]
+    specs = [model.of(step.version).spec for step in steps if isinstance(model := models[step.model], Prepared)]
     findings = [*_batch_sizes(one.spec, specs), *_Edges(one.spec, specs).findings()]
     if findings:
         return _error(one, findings)
@@ -85,7 +85,8 @@ def _composed(
         text = f"ensemble '{spec.name}' has a decoupled step: its answers are neither cached nor coalesced"
         return _error(one, [Finding(field, text, "remove it", names_model=True)])
     one.config.model_transaction_policy.decoupled = decoupled
-    return replace(one, spec=replace(spec, decoupled=decoupled))
+    completed = replace(one.of(), spec=replace(spec, decoupled=decoupled))
+    return replace(one, by_version=dict.fromkeys(one.by_version, completed))
 
 
 def _missing(
@@ -103,7 +104,7 @@ def _missing(
         elif not isinstance(model, Prepared):
             text = f"ensemble '{name}' depends on '{step.model}' which has no loaded version"
             yield Finding(step_path(index, "model_name"), text, "see its own error", names_model=True)
-        elif step.version >= 0 and step.version not in model.versions:
+        elif step.version >= 0 and step.version not in model.by_version:
             text = f"ensemble '{name}' depends on '{step.model}' whose required version {step.version} is not loaded"
             instead = f"versions served: {', '.join(map(str, model.versions))}"
             yield Finding(step_path(index, "model_version"), text, instead, names_model=True)

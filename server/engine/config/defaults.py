@@ -20,11 +20,11 @@ TWO_CPU_INSTANCES = {"onnxruntime"}
 SEQUENCE_IDLE_US = 1_000_000
 
 
-def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> None:
-    """Fill in name, platform, backend and model file.
+def identify_name(config: pb.ModelConfig, model_dir: Path, source: Source) -> None:
+    """Fill in the name.
 
     Raises:
-        ConfigError: the name is another than the folder's, or the backend is unknown or cannot be told.
+        ConfigError: it is another than the folder's.
     """
     if not config.name:
         config.name = model_dir.name
@@ -32,14 +32,23 @@ def identify(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
         text = f"unexpected directory name '{model_dir.name}', directory name must equal model name,"
         instead = f'write name: "{model_dir.name}" or rename the folder'
         raise error_of([Finding(("name",), text, instead)], config.name, source)
+
+
+def identify(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source) -> None:
+    """Fill in name, platform, backend and model file.
+
+    Raises:
+        ConfigError: the name is another than the folder's, or the backend is unknown or cannot be told.
+    """
+    identify_name(config, model_dir, source)
     if config.HasField("ensemble_scheduling") and not config.platform and not config.backend:
         config.platform = ENSEMBLE
     if config.platform == ENSEMBLE and not config.backend:
         return
     if not config.backend:
-        config.backend = _backend(config, model_dir, version_dirs, source)
+        config.backend = _backend(config, model_dir, version_dir, source)
     if not config.platform:
-        config.platform = _platform(config, version_dirs)
+        config.platform = _platform(config, version_dir)
     expected = backend_of_platform(config.platform) if config.platform else config.backend
     if expected != config.backend:
         text = f"unexpected 'platform' and 'backend' pair, got: {config.platform}, {config.backend},"
@@ -100,12 +109,12 @@ def _best_kind(config: pb.ModelConfig, group: pb.ModelInstanceGroup, gpus: int) 
     return pb.ModelInstanceGroup.KIND_CPU
 
 
-def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> str:
+def _backend(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source) -> str:
     """The backend from the platform, else from the model's file, else from the folder's name `<model>.<backend>`."""
     if config.platform:
         return _platform_backend(config, source)
     for name in BUILTIN:
-        if any(_has_model(version_dirs, config.default_model_filename, file) for file in model_files(name).values()):
+        if any(_has_model(version_dir, config.default_model_filename, file) for file in model_files(name).values()):
             return name
     if "." in model_dir.name:
         return model_dir.name.rpartition(".")[2]
@@ -115,22 +124,22 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], 
     raise error_of([Finding(("backend",), text, instead)], config.name, source)
 
 
-def _platform(config: pb.ModelConfig, version_dirs: list[Path]) -> str:
+def _platform(config: pb.ModelConfig, version_dir: Path) -> str:
     """Of the backend's platforms the one whose file is there, else the usual one."""
     if config.backend not in BUILTIN:
         return ""
     files = model_files(config.backend)
-    found = (name for name, file in files.items() if _has_model(version_dirs, config.default_model_filename, file))
+    found = (name for name, file in files.items() if _has_model(version_dir, config.default_model_filename, file))
     return next(found, next(iter(files)))
 
 
-def _has_model(version_dirs: list[Path], given: str, usual: str) -> bool:
-    """Whether a version holds the model's file, under its given name or the platform's usual one."""
+def _has_model(version_dir: Path, given: str, usual: str) -> bool:
+    """Whether the version holds the model's file, under its given name or the platform's usual one."""
     if not usual:
         return False
     if given and Path(given).suffix != Path(usual).suffix:
         return False
-    return any((version_dir / (given or usual)).exists() for version_dir in version_dirs)
+    return (version_dir / (given or usual)).exists()
 
 
 def _platform_backend(config: pb.ModelConfig, source: Source) -> str:

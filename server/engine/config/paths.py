@@ -12,7 +12,7 @@ from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
 
-def check_paths(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path], source: Source) -> None:
+def check_paths(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source) -> None:
     """Refuse names of model files that lead out of the model's folder, before it is filled in what the file is.
 
     Raises:
@@ -25,8 +25,7 @@ def check_paths(config: pb.ModelConfig, model_dir: Path, version_dirs: list[Path
         named.append((("default_model_filename",), config.default_model_filename))
     for path, name in named:
         try:
-            for version_dir in version_dirs or [model_dir / "1"]:
-                inside(version_dir, name, model_dir)
+            inside(version_dir, name, model_dir)
         except ConfigError as error:
             raise ConfigError(f"{source.at(*path)}: {path[0]} {error}") from None
     if source.from_client:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from backends.api import ModelSpec
 from server.engine.config.source import Source
@@ -10,10 +12,46 @@ from server.pb import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A configuration, complete and valid by itself; that of an ensemble also by its models once it was composed."""
+class VersionConfig:
+    """The configuration of a version: complete, and valid by itself."""
 
     config: pb.ModelConfig  # what ModelConfig answers
     spec: ModelSpec
-    versions: tuple[int, ...]  # to be served, ascending
     source: Source  # of the configuration, for what is found wrong later
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The configurations of a model's versions; those of an ensemble fit its models once they were composed.
+
+    Attributes:
+        by_version: the configurations of those that can be served, at least one.
+        problems: why the configurations of others that are to be served cannot be.
+    """
+
+    by_version: Mapping[int, VersionConfig]
+    problems: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """To be served, ascending."""
+        return tuple(sorted({*self.by_version, *self.problems}))
+
+    def of(self, version: int = -1) -> VersionConfig:
+        """The configuration of a version that can be served; -1 is the latest."""
+        return self.by_version[max(self.by_version) if version < 0 else version]
+
+    @property
+    def config(self) -> pb.ModelConfig:
+        """Of the latest version: in what concerns the model as a whole, all versions are alike."""
+        return self.of().config
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See `config`."""
+        return self.of().spec
+
+    @property
+    def source(self) -> Source:
+        """See `config`."""
+        return self.of().source

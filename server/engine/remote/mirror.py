@@ -225,7 +225,7 @@ def _thin(folder: ModelFolder, listing: Listing, now: Listing) -> bool:
     for path, found in listing.items():
         if now.get(path) != found:
             (folder.path / path).unlink(missing_ok=True)
-    left = any(now.get(path) == found for path, found in listing.items() if path != repository.CONFIG_FILE)
+    left = any(now.get(path) == found for path, found in listing.items() if part_of(path) != CONFIGURATION)
     if not left:
         shutil.rmtree(folder.path.parent, ignore_errors=True)
     return left

@@ -4,11 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.config import Options, load_config
+from server.engine.config import Options
+from server.engine.config.reading import read_written, settle
+from server.engine.repository import versions_of
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
 KIND = pb.ModelInstanceGroup.Kind
+
+
+def load_config(model_dir: Path, options: Options) -> pb.ModelConfig:
+    """What is written for the latest version, with its defaults; it need not be complete."""
+    config, source = read_written(model_dir, options)
+    settle(config, model_dir, model_dir / str(versions_of(model_dir)[-1]), source, options)
+    return config
 
 
 def load(model_dir: Path, text: str = "") -> pb.ModelConfig:

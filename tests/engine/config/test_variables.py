@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.config import Options, read
+from server.engine.config import Options
+from server.engine.config.reading import read_written
 from server.engine.config.variables import Variables
 from server.errors import ConfigError
 
@@ -92,6 +93,6 @@ def test_the_operator_says_what_may_be_used(allowed: str, name: str, may: bool) 
 def test_a_models_configuration_has_its_variables(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('backend: "identity"\nmax_batch_size: ${MODEL_BATCH:-4}\n')
-    config, source = read(tmp_path / "m", Options(variables=Variables(environment=ENVIRONMENT)))
+    config, source = read_written(tmp_path / "m", Options(variables=Variables(environment=ENVIRONMENT)))
     assert config.max_batch_size == 16
     assert source.at("max_batch_size").endswith("config.pbtxt:2")

@@ -1,0 +1,20 @@
+"""How configurations are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE
+from server.engine.config.parse import NO_VARIABLES
+from server.engine.config.variables import Variables
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How configurations are read."""
+
+    auto_complete: bool = True
+    config_name: str = ""  # prefer configs/<config_name>.pbtxt
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    gpus: int = 0  # how many there are
+    variables: Variables = NO_VARIABLES  # of the environment, that they may use

@@ -1,0 +1,216 @@
+"""A model's folder → the complete, valid configuration of each version that is to be served."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from backends.api import Backend, BackendError, ModelSource
+from backends.loader import BackendLoader
+from server.engine.config.accelerators import broken_accelerator_rules
+from server.engine.config.agents import run_agents
+from server.engine.config.as_json import config_from_json, config_to_json
+from server.engine.config.completion import complete, needs_signature
+from server.engine.config.defaults import fill_defaults, identify_name
+from server.engine.config.ensemble import is_ensemble, warn_parameters
+from server.engine.config.findings import Finding, raise_any
+from server.engine.config.options import Options
+from server.engine.config.overlay import overlay
+from server.engine.config.parameters import wrong
+from server.engine.config.pointers import refuse_pointers
+from server.engine.config.prepared import Prepared, VersionConfig
+from server.engine.config.reading import config_path, read_own, read_written, settle
+from server.engine.config.refused import refusals, warn_carried
+from server.engine.config.rules import excessive, validate
+from server.engine.config.runtimes import broken_runtime_rules
+from server.engine.config.source import Source
+from server.engine.config.specification import to_spec
+from server.engine.repository import ModelFolder, select_versions, warn_misnamed_versions
+from server.errors import ConfigError, ServerError
+from server.pb import model_config_pb2 as pb
+
+log = logging.getLogger("inferd.config")
+
+
+def prepare(
+    folder: ModelFolder, options: Options, loader: BackendLoader, override: pb.ModelConfig | None = None
+) -> Prepared:
+    """Read, complete and check the configurations of a model. Blocks: it may load the model's files to look into them.
+
+    Args:
+        override: a configuration that stands for all of those in the folder.
+
+    Raises:
+        ConfigError: no version can be served, and why the latest cannot; one line for each thing that is wrong.
+        BackendError: the same, where its backend cannot be had or cannot read the model's file.
+    """
+    if folder.problem:
+        raise ConfigError(folder.problem)
+    config, source = read_written(folder.path, options, override)
+    if folder.renamed and override is None:
+        config.name = folder.path.name
+    identify_name(config, folder.path, source)
+    raise_any(excessive(config), config.name, source)
+    run_agents(config, folder.path, source)
+    versions = select_versions(config, folder)
+    warn_misnamed_versions(folder.path)
+    preparation = _Preparation(folder, options, loader, config, source)
+    return preparation.of_versions(versions)
+
+
+class _Preparation:
+    """Of the versions of one model.
+
+    Args:
+        config: what is written for the model, with its name.
+        source: where that is written.
+    """
+
+    def __init__(
+        self, folder: ModelFolder, options: Options, loader: BackendLoader, config: pb.ModelConfig, source: Source
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._loader = loader
+        self._config = config
+        self._source = source
+        self._known: dict[tuple[bytes, frozenset[str], Backend | None], VersionConfig] = {}
+
+    def of_versions(self, versions: list[int]) -> Prepared:
+        """The configurations of these versions.
+
+        Raises:
+            Exception: none can be served; it is the latest version's.
+        """
+        found: dict[int, VersionConfig] = {}
+        errors: dict[int, Exception] = {}
+        for version in reversed(versions):
+            try:
+                found[version] = self._of(version)
+            except Exception as error:  # of a framework: the other versions do not depend on it
+                errors[version] = error
+        if not found:
+            raise errors[versions[-1]]
+        for version, problem in errors.items():
+            if not _is_foreseen(problem):
+                log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)
+        told = {version: _told(problem) for version, problem in sorted(errors.items())}
+        return Prepared(dict(sorted(found.items())), told)
+
+    def _of(self, version: int) -> VersionConfig:
+        """The configuration of one version; the one of another where it is the same, so that it is checked once."""
+        path = self._folder.version_path(version)
+        config, source = self._written(path)
+        settle(config, self._folder.path, path, source, self._options)
+        raise_any(excessive(config), config.name, source)
+        refuse_pointers(path)
+        scalars: frozenset[str] = frozenset()
+        backend = None
+        if not is_ensemble(config):
+            scalars = self._complete(config, source, version)
+            backend = self._backend(config, source, path)
+        key = (config.SerializeToString(deterministic=True), scalars, backend)
+        if key not in self._known:
+            self._known[key] = self._checked(config, source, scalars, backend)
+        return self._known[key]
+
+    def _written(self, path: Path) -> tuple[pb.ModelConfig, Source]:
+        """What is written for the version whose folder this is, and where."""
+        config = pb.ModelConfig()
+        config.CopyFrom(self._config)
+        if self._source.from_client or self._folder.is_bare:
+            return config, self._source
+        own = read_own(path, self._folder.path, self._options)
+        if own is None:
+            return config, self._source
+        if is_ensemble(config):
+            raise ConfigError(
+                f"{config_path(path, self._options)}: all versions of ensemble '{config.name}' have one configuration: "
+                f"remove the file, or write into {self._source.path} what it says"
+            )
+        return overlay(config, self._source, *own, renamed=self._folder.renamed)
+
+    def _complete(self, config: pb.ModelConfig, source: Source, version: int) -> frozenset[str]:
+        """Fill in what the version's files say; returns the names of tensors that have a batch dimension alone."""
+        if not self._options.auto_complete:
+            return frozenset()
+        self._complete_by_model(config, source, version)
+        path = self._folder.version_path(version)
+        if not needs_signature(config, source) or not self._inspects(config, source, path):
+            return frozenset()
+        raise_any([*refusals(config), *wrong(config)], config.name, source)  # before the model's file is looked into
+        backend = self._backend(config, source, path)
+        raise_any(_broken_backend_rules(config, backend), config.name, source)
+        signature = backend.inspect(self._incomplete(config, source, version))
+        if signature is None:
+            return frozenset()
+        return complete(config, signature, source, self._options.default_max_batch_size)
+
+    def _complete_by_model(self, config: pb.ModelConfig, source: Source, version: int) -> None:
+        """Take over what the model's code says: as in Triton, tensors, batching and the transaction policy alone."""
+        backend = self._backend(config, source, self._folder.version_path(version))
+        if not backend.completes:
+            return
+        raise_any(refusals(config), config.name, source)  # before the model's code runs
+        text = backend.complete(self._incomplete(config, source, version))
+        if text is None:
+            return
+        try:
+            completed = config_from_json(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"auto_complete_config of model '{config.name}' made no valid configuration: {error}"
+            ) from error
+        config.max_batch_size = completed.max_batch_size
+        for field in ("input", "output"):
+            config.ClearField(field)
+            getattr(config, field).extend(getattr(completed, field))
+        if completed.HasField("dynamic_batching") and config.WhichOneof("scheduling_choice") is None:
+            config.dynamic_batching.CopyFrom(completed.dynamic_batching)
+        if completed.HasField("model_transaction_policy"):
+            config.model_transaction_policy.CopyFrom(completed.model_transaction_policy)
+        fill_defaults(config)
+
+    def _incomplete(self, config: pb.ModelConfig, source: Source, version: int) -> ModelSource:
+        return ModelSource(
+            to_spec(config, self._folder.path, source),
+            version,
+            self._folder.version_path(version),
+            partial(config_to_json, config),
+            from_client=source.from_client,
+        )
+
+    def _checked(
+        self, config: pb.ModelConfig, source: Source, scalars: Collection[str], backend: Backend | None
+    ) -> VersionConfig:
+        validate(config, source, scalars, self._options.gpus, backend is None or backend.needs_tensors)
+        raise_any(_broken_backend_rules(config, backend), config.name, source)
+        warn_carried(config, source)
+        if backend is None:
+            warn_parameters(config, source)
+        return VersionConfig(config, to_spec(config, self._folder.path, source), source)
+
+    def _inspects(self, config: pb.ModelConfig, source: Source, path: Path) -> bool:
+        """Whether the backend looks into model files at all."""
+        return type(self._backend(config, source, path)).inspect is not Backend.inspect
+
+    def _backend(self, config: pb.ModelConfig, source: Source, path: Path) -> Backend:
+        try:
+            return self._loader.backend_of_model(config.backend, (path, self._folder.path))
+        except BackendError as error:
+            raise ConfigError(f"{source.at('backend')}: {error} for model '{config.name}'") from error
+
+
+def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
+    yield from broken_accelerator_rules(config, backend)
+    yield from broken_runtime_rules(config, backend)
+
+
+def _is_foreseen(error: Exception) -> bool:
+    return isinstance(error, (ServerError, BackendError))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if _is_foreseen(error) else f"{type(error).__name__}: {error}"

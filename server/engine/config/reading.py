@@ -1,0 +1,77 @@
+"""The configuration files of a model's folder: which there are, what is written in them, and its defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server.engine.config.defaults import fill_defaults, identify
+from server.engine.config.options import Options
+from server.engine.config.parse import parse_file
+from server.engine.config.paths import check_paths
+from server.engine.config.source import Source
+from server.engine.repository import CONFIG_FILE, NAMED_CONFIGS
+from server.errors import ConfigError
+from server.pb import model_config_pb2 as pb
+
+
+def read_written(
+    model_dir: Path, options: Options, override: pb.ModelConfig | None = None
+) -> tuple[pb.ModelConfig, Source]:
+    """What is written about a model as a whole, and where. A missing file is an empty one.
+
+    Args:
+        model_dir: the model's folder.
+        options: how it is read.
+        override: a configuration that stands for the one in the folder.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if override is not None:
+        config = pb.ModelConfig()
+        config.CopyFrom(override)
+        return config, Source(Path("config override"), from_client=True)
+    path = config_path(model_dir, options)
+    if path.exists():
+        return parse_file(path, model_dir, options.variables)
+    if other := next((each for each in _meant_as_config(model_dir) if each.is_file()), None):
+        raise ConfigError(f"{other}: is this the configuration? Its name must be {CONFIG_FILE}")
+    if options.auto_complete:
+        return pb.ModelConfig(), Source(path)
+    raise ConfigError(f"{path}: there is no such file, and auto-complete is off")
+
+
+def read_own(version_dir: Path, model_dir: Path, options: Options) -> tuple[pb.ModelConfig, Source] | None:
+    """What is written in a version's folder, and where; None when nothing is.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = config_path(version_dir, options)
+    return parse_file(path, model_dir, options.variables) if path.exists() else None
+
+
+def settle(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source: Source, options: Options) -> None:
+    """Check the paths in what is written, tell the backend by the model's file, and fill in the defaults.
+
+    Args:
+        version_dir: of the version that the configuration is for.
+
+    Raises:
+        ConfigError: a path leads out of the folder, a name or platform contradicts, or the backend is not told.
+    """
+    check_paths(config, model_dir, version_dir, source)
+    identify(config, model_dir, version_dir, source)
+    fill_defaults(config, options.gpus)
+
+
+def config_path(folder: Path, options: Options) -> Path:
+    """Of a model's or a version's folder: configs/<name>.pbtxt, if it was asked for and exists; else config.pbtxt."""
+    named = folder / NAMED_CONFIGS / f"{options.config_name}.pbtxt"
+    return named if options.config_name and named.exists() else folder / CONFIG_FILE
+
+
+def _meant_as_config(model_dir: Path) -> list[Path]:
+    """Names that editors and people give the file, of which nothing would be read."""
+    names = (f"{CONFIG_FILE}.txt", "config.txt", "config.pbtext", "config.prototxt", "config.pb")
+    return [model_dir / name for name in names]

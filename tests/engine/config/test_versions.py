@@ -1,0 +1,103 @@
+"""A version's configuration over the model's: how the two are joined, and which file is said to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.api import Signature, TensorSpec
+from server.engine.config import Options
+from server.errors import ConfigError
+
+HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
+
+
+def write_own(model_dir, text: str, version: int = 1, name: str = "config.pbtxt") -> None:
+    path = model_dir / str(version) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_scheduler_of_the_version_stands_for_the_models(prepared, model_dir, io) -> None:
+    write_own(model_dir, "sequence_batching { max_sequence_idle_microseconds: 5 }")
+    found = prepared(HEAD + io + "dynamic_batching { max_queue_delay_microseconds: 100 }")
+    assert found.spec.batching is None
+    assert found.spec.sequence.max_idle_us == 5
+
+
+def test_a_default_value_that_is_written_counts(prepared, model_dir, io) -> None:
+    write_own(model_dir, "max_batch_size: 0")
+    assert prepared(HEAD + io).spec.max_batch_size == 0
+
+
+def test_a_platform_of_the_version_takes_the_models_backend_along(prepared, model_dir, io) -> None:
+    write_own(model_dir, 'platform: "pytorch_libtorch"')
+    found = prepared('platform: "onnxruntime_onnx" backend: "onnxruntime" max_batch_size: 8' + io)
+    assert (found.config.platform, found.config.backend) == ("pytorch_libtorch", "pytorch")
+
+
+def test_a_copy_of_the_models_configuration_changes_nothing(prepared, model_dir, io) -> None:
+    text = f'name: "m" {HEAD} {io} version_policy {{ all {{ }} }} parameters {{ key: "a" value {{ }} }}'
+    before = prepared(text)
+    write_own(model_dir, text)
+    after = prepared(text)
+    assert (after.config, after.spec) == (before.config, before.spec)
+
+
+def test_a_version_alone_may_say_everything(prepared, model_dir, io) -> None:
+    write_own(model_dir, HEAD + io)
+    assert prepared(None).spec.max_batch_size == 8
+
+
+def test_named_configurations_of_versions(prepared, model_dir, io) -> None:
+    """The name chooses in each folder by itself."""
+    write_own(model_dir, "max_batch_size: 2")
+    write_own(model_dir, "max_batch_size: 3", name="configs/big.pbtxt")
+    assert prepared(HEAD + io).spec.max_batch_size == 2
+    assert prepared(HEAD + io, options=Options(config_name="big")).spec.max_batch_size == 3
+    assert prepared(HEAD + io, options=Options(config_name="other")).spec.max_batch_size == 2
+
+
+def test_what_one_file_says_is_searched_for_there(prepared, model_dir, io) -> None:
+    """Each error names the file that has the field, and its line there."""
+    write_own(model_dir, 'parameters { key: "b" value { string_value: "x" } }\nmax_batch_size: -2')
+    with pytest.raises(ConfigError, match=r"m/1/config\.pbtxt:2: .*max_batch_size"):
+        prepared(HEAD + io)
+    write_own(model_dir, "\n\nmax_batch_size: 2")
+    with pytest.raises(ConfigError, match=r"m/config\.pbtxt:\d+: .*preferred"):
+        prepared(HEAD + io + "dynamic_batching { preferred_batch_size: [ 4 ] }")
+
+
+def test_a_version_is_completed_by_its_own_file(prepared, model_dir, fake_backend) -> None:
+    """Each that is served and lacks something is looked into, and no other."""
+    for version in (2, 3):
+        (model_dir / str(version)).mkdir()
+    write_own(model_dir, 'output { name: "y" data_type: TYPE_FP32 dims: [ 9 ] }', version=3)
+    backend = fake_backend(Signature((TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (5,)),), batches=True))
+    found = prepared('backend: "fake" version_policy { latest { num_versions: 2 } }', backend=backend)
+    assert sorted(source.version for source in backend.inspected) == [2, 3]
+    assert [each.spec.outputs[0].dims for each in found.by_version.values()] == [(5,), (9,)]
+
+
+def test_versions_that_are_alike_are_checked_once(prepared, model_dir, io, caplog) -> None:
+    (model_dir / "2").mkdir()
+    found = prepared(HEAD + io + "version_policy { all { } } optimization { priority: PRIORITY_MAX }")
+    assert found.of(1) is found.of(2)
+    assert sum("priority" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_version_that_cannot_be_served_leaves_the_others(prepared, model_dir, io) -> None:
+    (model_dir / "2").mkdir()
+    write_own(model_dir, "nonsense", version=1)
+    found = prepared(HEAD + io + "version_policy { all { } }")
+    assert (found.versions, list(found.by_version), list(found.problems)) == ((1, 2), [2], [1])
+    assert str(model_dir / "1" / "config.pbtxt:1:1") in found.problems[1]
+    write_own(model_dir, "rubbish", version=2)
+    with pytest.raises(ConfigError, match=r"2/config\.pbtxt:1:1: .*'rubbish'"):
+        prepared(HEAD + io + "version_policy { all { } }")
+
+
+def test_a_link_out_of_the_model_is_not_read(prepared, model_dir, tmp_path, io) -> None:
+    (tmp_path / "secret").write_text("max_batch_size: 2")
+    (model_dir / "1" / "config.pbtxt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="must stay within the model directory"):
+        prepared(HEAD + io)
