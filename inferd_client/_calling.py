@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from inferd_client._connecting import CONNECT_SECONDS, Target
 from inferd_client._native.link import Call
 from inferd_client._native.messages import Content, Message, framed
 from inferd_client.utils import InferenceServerException, raise_error
@@ -17,8 +18,8 @@ STATUSES = (
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
-    STATUSES.index(name) for name in ("RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
+DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
+    STATUSES.index(name) for name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE")
 )
 SERVICE = "/inference.GRPCInferenceService/"
 ENCODINGS = {"gzip": 31, "deflate": 15}
@@ -35,6 +36,13 @@ def error_of(status: int, text: str, details: bytes = b"") -> InferenceServerExc
 def failure(call: Call) -> InferenceServerException:
     """What a call that ended without OK is for the caller."""
     return error_of(*call.status(), call.details)
+
+
+def unreachable(target: Target, error: OSError, timeout: float | None) -> InferenceServerException:
+    """What it is for the caller that no connection was made in so many seconds, or the default's."""
+    if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
+        return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+    return error_of(UNAVAILABLE, f"failed to connect to {target.text}: {error.strerror or str(error) or 'timed out'}")
 
 
 # ---- headers --------------------------------------------------------------------------------------------------------
@@ -131,13 +139,13 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
 # ---- retries --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RetryOptions:
-    """When a call is made again that the server has answered with a failure.
+class RetryOptions(NamedTuple):
+    """When a call is made again that has failed, or for which no connection could be made.
 
     A server that says when (google.rpc.RetryInfo) is asked again then; otherwise the pause grows from try to try, with
     some chance in it. A call is never made again after its deadline, nor when the pause would pass it. Calls about
     which the server has done nothing, because the connection ended before or it said so, are made again without this.
+    Streams are not begun again.
 
     Attributes:
         attempts: at most so many in all.
@@ -151,16 +159,48 @@ class RetryOptions:
     max_backoff: float = 5.0
     statuses: tuple[str, ...] = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
-    def pause(self, tried: int, status: int, details: bytes) -> float | None:
+    def pause(self, tried: int, error: InferenceServerException) -> float | None:
         """Seconds until the next attempt after so many; None: there is none."""
-        if tried >= self.attempts or STATUSES[status] not in self.statuses:
+        if tried >= self.attempts or str(error.status()).removeprefix("StatusCode.") not in self.statuses:
             return None
-        told = retry_delay(_decoded(details))
+        told = retry_delay(error.debug_details() or b"")
         if told is not None:
             return told
         from random import uniform
 
         return float(min(self.initial_backoff * 2 ** (tried - 1), self.max_backoff) * uniform(0.8, 1.2))
+
+
+class Attempts:
+    """Those at one call that have failed, and when there is another.
+
+    Args:
+        retries: None: only what the server has done nothing about is tried again.
+        ends: the call's deadline, of time.monotonic(); None: none.
+    """
+
+    __slots__ = ("_ends", "_repeated", "_retries", "_tried")
+
+    def __init__(self, retries: RetryOptions | None, ends: float | None) -> None:
+        self._retries = retries
+        self._ends = ends
+        self._tried = self._repeated = 0
+
+    def pause(self, error: InferenceServerException, safe: bool = False) -> float | None:
+        """Seconds until the next attempt; None: there is none.
+
+        Args:
+            error: how this one ended.
+            safe: the server has done nothing about it.
+        """
+        if safe and self._repeated < TRANSPARENT:
+            self._repeated += 1
+            return 0.0
+        self._tried += 1
+        pause = self._retries.pause(self._tried, error) if self._retries is not None else None
+        if pause is None or (self._ends is not None and time.monotonic() + pause >= self._ends):
+            return None
+        return pause
 
 
 def _decoded(details: bytes) -> bytes:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from inferd_client._calling import (
-    INTERNAL,
-    TRANSPARENT,
-    UNAVAILABLE,
-    RetryOptions,
-    error_of,
-    failure,
-    plain,
-)
+from inferd_client._calling import INTERNAL, Attempts, RetryOptions, error_of, failure, plain, unreachable
 from inferd_client._connecting import Options, Target, connect
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import Content
@@ -24,6 +19,7 @@ from inferd_client.utils import InferenceServerException
 
 Pieces = list[bytes | Content]
 HeaderList = list[tuple[bytes, bytes]]
+LOCALLY_CANCELLED = "Locally cancelled by application!"
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
@@ -33,6 +29,46 @@ class Told(Protocol):
 
     def ended(self, message: Any, error: InferenceServerException | None) -> None:
         """With the bytes of the answer, or what went wrong."""
+
+
+class Later:
+    """Calls what is to be called at a time, in a thread that is there while there is something to call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        """Call it then, of time.monotonic(); 0: at once."""
+        with self._changed:
+            self._count += 1
+            heappush(self._due, (when, self._count, what))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def hurry(self) -> None:
+        """Call at once what is due later."""
+        with self._changed:
+            self._due = [(0.0, number, what) for _, number, what in sorted(self._due)]
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._due and (left := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                if not self._due:
+                    self._thread = None
+                    return
+                what = heappop(self._due)[2]
+            try:
+                what()
+            except Exception:
+                sys.excepthook(*sys.exc_info())
 
 
 class Channel:
@@ -48,7 +84,8 @@ class Channel:
     def __init__(self, target: Target, options: Options, connections: int = 1, retries: RetryOptions | None = None):
         self.target = target
         self.options = options
-        self._retries = retries
+        self.retries = retries
+        self.later = Later()
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._closed = False
@@ -76,10 +113,8 @@ class Channel:
     def _connected(self, place: int, timeout: float | None) -> Link:
         try:
             link = connect(self.target, self.options, timeout)
-        except TimeoutError:
-            raise error_of(4 if timeout is not None else UNAVAILABLE, "Deadline Exceeded") from None
         except OSError as error:
-            raise error_of(UNAVAILABLE, f"failed to connect to {self.target.text}: {error.strerror or error}") from None
+            raise unreachable(self.target, error, timeout) from None
         self._links[place] = link
         if self.options.keepalive is not None and self.options.keepalive[2]:
             self._attend(link)
@@ -94,23 +129,25 @@ class Channel:
             InferenceServerException: it failed.
         """
         ends = None if timeout is None else time.monotonic() + timeout
-        tried = repeated = 0
+        attempts = None
         while True:
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            link = self.link(left)
-            call = Call(headers, pieces, left)
-            if not link.run(call):
-                continue
-            status, text = call.status()
-            if status == 0:
-                return self.answer(call)
-            if call.safe_to_repeat and repeated < TRANSPARENT and not self._closed:
-                repeated += 1
-                continue
-            tried += 1
-            pause = self._retries.pause(tried, status, call.details) if self._retries is not None else None
-            if pause is None or (ends is not None and time.monotonic() + pause >= ends):
-                raise error_of(status, text, call.details)
+            safe = False
+            try:
+                link = self.link(left)
+            except InferenceServerException as found:
+                error = found
+            else:
+                call = Call(headers, pieces, left)
+                if not link.run(call):
+                    continue
+                if call.status()[0] == 0:
+                    return self.answer(call)
+                error, safe = failure(call), call.safe_to_repeat and not self._closed
+            attempts = attempts or Attempts(self.retries, ends)
+            pause = attempts.pause(error, safe)
+            if pause is None:
+                raise error
             time.sleep(pause)
 
     def answer(self, call: Call) -> Any:
@@ -128,7 +165,8 @@ class Channel:
         try:
             pending.begin()
         except InferenceServerException as error:
-            threading.Thread(target=told.ended, args=(None, error), name="inferd-client").start()
+            failed = error
+            self.later.at(0.0, lambda: pending.failed(failed))
         return pending
 
     def announced(self, call: Call, timeout: float | None) -> Link:
@@ -157,11 +195,13 @@ class Channel:
             link.close()
             if link.owner is not None and link.owner is not threading.current_thread():
                 link.owner.join()
+        self.later.hurry()
 
     def forked(self) -> None:
         """This process is a copy: the links are its parent's."""
         self._links = [None] * len(self._links)
         self._connecting = threading.Lock()
+        self.later = Later()
 
 
 def _busy(link: Link | None) -> float:
@@ -177,13 +217,18 @@ class Pending:
         self._pieces = pieces
         self._ends = ends
         self._told = told
-        self._repeated = 0
+        self._attempts = Attempts(channel.retries, ends)
+        self._pausing = False
         self._cancelled = False
         self._call: Call | None = None
         self._link: Link | None = None
 
     def begin(self) -> None:
-        """Make the call, or make it again."""
+        """Make the call, or make it again.
+
+        Raises:
+            InferenceServerException: no connection can be made.
+        """
         left = None if self._ends is None else max(self._ends - time.monotonic(), 0.0)
         self._call = Call(self._headers, self._pieces, left, owner=self)
         self._link = self._channel.announced(self._call, left)
@@ -192,29 +237,51 @@ class Pending:
         """See Owner of link.pyi."""
         if not done:
             return
+        if call.status()[0] != 0:
+            self.failed(failure(call), call.safe_to_repeat)
+            return
         message = error = None
-        if call.status()[0] == 0:
-            try:
-                message = self._channel.answer(call)
-            except InferenceServerException as found:
-                error = found
-        elif call.safe_to_repeat and self._repeated < TRANSPARENT and not self._cancelled:
-            self._repeated += 1
+        try:
+            message = self._channel.answer(call)
+        except InferenceServerException as found:
+            error = found
+        self._told.ended(message, error)
+
+    def failed(self, error: InferenceServerException, safe: bool = False) -> None:
+        """An attempt has: make another, now or later, or tell."""
+        while (pause := None if self._cancelled else self._attempts.pause(error, safe)) == 0.0:
             try:
                 self.begin()
             except InferenceServerException as found:
-                error = found
+                error, safe = found, False
             else:
                 return
+        if pause is None:
+            self._told.ended(None, error_of(1, LOCALLY_CANCELLED) if self._cancelled else error)
         else:
-            error = failure(call)
-        self._told.ended(message, error)
+            self._pausing = True
+            self._channel.later.at(time.monotonic() + pause, self._again)
+
+    def _again(self) -> None:
+        if not self._pausing:
+            return
+        self._pausing = False
+        try:
+            if not self._cancelled:
+                self.begin()
+                return
+            error = error_of(1, LOCALLY_CANCELLED)
+        except InferenceServerException as found:
+            error = found
+        self.failed(error)
 
     def cancel(self) -> None:
         """The caller wants no answer; it is told CANCELLED, unless there is one already."""
         self._cancelled = True
         if self._link is not None and self._call is not None:
             self._link.give_up(self._call)
+        if self._pausing:
+            self._channel.later.at(0.0, self._again)
 
 
 def _after_fork() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from inferd_client._native.link import Link
 
@@ -21,8 +20,7 @@ CONNECT_SECONDS = 20.0
 UNIX_BUFFER = 1 << 20  # of the kernel, in bytes: TCP's grows by itself
 
 
-@dataclass(slots=True)
-class Target:
+class Target(NamedTuple):
     """A server.
 
     Attributes:
@@ -67,21 +65,29 @@ def target_of(url: str) -> Target:
     return Target(host.strip("[]"), int(port), authority=rest)
 
 
-@dataclass(slots=True)
 class Options:
     """How links are made.
 
-    Attributes:
+    Args:
         context: of TLS; None: plain text.
         server_name: that the certificate is to have; empty: the host's.
         keepalive: seconds until a PING, seconds to wait for its answer, whether also without calls; None: no PINGs.
         limit: bytes of an answer.
     """
 
-    context: ssl.SSLContext | None = None
-    server_name: str = ""
-    keepalive: tuple[float, float, bool] | None = None
-    limit: int = (1 << 31) - 1
+    __slots__ = ("context", "keepalive", "limit", "server_name")
+
+    def __init__(
+        self,
+        context: ssl.SSLContext | None = None,
+        server_name: str = "",
+        keepalive: tuple[float, float, bool] | None = None,
+        limit: int = (1 << 31) - 1,
+    ) -> None:
+        self.context = context
+        self.server_name = server_name
+        self.keepalive = keepalive
+        self.limit = limit
 
 
 def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSLContext:
@@ -99,21 +105,14 @@ def tls_context(root: str | None, key: str | None, chain: str | None) -> ssl.SSL
     return context
 
 
-@dataclass(slots=True)
 class Handshake:
     """TLS on memory: what is to be written and what is to be read, whoever does it."""
 
-    context: ssl.SSLContext
-    name: str
-    incoming: Any = field(init=False)
-    outgoing: Any = field(init=False)
-    connection: Any = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
         import ssl
 
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.connection = self.context.wrap_bio(self.incoming, self.outgoing, server_hostname=self.name or None)
+        self.connection = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name or None)
 
     def steps(self) -> Iterator[bytes]:
         """What is to be written; after each, unless it is the last, something is to be read and given to `incoming`."""

@@ -7,10 +7,11 @@ import socket
 import time
 from typing import Any
 
-from inferd_client._calling import INTERNAL, TRANSPARENT, UNAVAILABLE, RetryOptions, error_of, plain
+from inferd_client._calling import INTERNAL, Attempts, RetryOptions, error_of, failure, plain, unreachable
 from inferd_client._channel import HeaderList, Pieces
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
+from inferd_client.utils import InferenceServerException
 
 MOST_UNSENT = 1 << 20
 """Bytes of a stream's requests that wait for the server to take them, before the next is asked for."""
@@ -167,10 +168,8 @@ class LoopChannel:
     async def _connected(self, place: int, timeout: float | None) -> Polled:
         try:
             link = await connect_in_loop(self.target, self.options, timeout)
-        except TimeoutError:
-            raise error_of(4 if timeout is not None else UNAVAILABLE, "Deadline Exceeded") from None
         except OSError as error:
-            raise error_of(UNAVAILABLE, f"failed to connect to {self.target.text}: {error.strerror or error}") from None
+            raise unreachable(self.target, error, timeout) from None
         made = Polled(link, asyncio.get_running_loop())
         if self._closed:
             made.close()
@@ -185,31 +184,32 @@ class LoopChannel:
             InferenceServerException: it failed.
         """
         ends = None if timeout is None else time.monotonic() + timeout
-        tried = repeated = 0
+        attempts = None
         while True:
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
             loop = asyncio.get_running_loop()
             polled = self.usable() if loop is self._loop else None
-            if polled is None:
-                polled = await self.link(left)
-            waiting = Waiting(loop.create_future())
-            call = Call(headers, pieces, left, owner=waiting)
-            if not polled.link.start(call, flush=False):
-                continue
-            await self._ended(polled, call, waiting, left)
-            status, text = call.status()
-            if status == 0:
-                found = call.message()
-                if found is None:
-                    raise error_of(INTERNAL, "the answer is not one message")
-                return plain(*found, self.options.limit)
-            if call.safe_to_repeat and repeated < TRANSPARENT and not self._closed:
-                repeated += 1
-                continue
-            tried += 1
-            pause = self._retries.pause(tried, status, call.details) if self._retries is not None else None
-            if pause is None or (ends is not None and time.monotonic() + pause >= ends):
-                raise error_of(status, text, call.details)
+            safe = False
+            try:
+                polled = polled or await self.link(left)
+            except InferenceServerException as found:
+                error = found
+            else:
+                waiting = Waiting(loop.create_future())
+                call = Call(headers, pieces, left, owner=waiting)
+                if not polled.link.start(call, flush=False):
+                    continue
+                await self._ended(polled, call, waiting, left)
+                if call.status()[0] == 0:
+                    answer = call.message()
+                    if answer is None:
+                        raise error_of(INTERNAL, "the answer is not one message")
+                    return plain(*answer, self.options.limit)
+                error, safe = failure(call), call.safe_to_repeat and not self._closed
+            attempts = attempts or Attempts(self._retries, ends)
+            pause = attempts.pause(error, safe)
+            if pause is None:
+                raise error
             await asyncio.sleep(pause)
 
     async def _ended(self, polled: Polled, call: Call, waiting: Waiting, timeout: float | None) -> None:

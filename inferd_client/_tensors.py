@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -397,6 +396,8 @@ class InferResult:
 
 def message_as_json(message: Any) -> Any:
     """What a message is in JSON, with the names of its fields as they are."""
+    import json
+
     from google.protobuf.json_format import MessageToJson
 
     return json.loads(MessageToJson(message, preserving_proto_field_name=True))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from inferd_client._calling import RetryOptions, compressed, encoding_of, failure, plain
+from inferd_client._calling import INTERNAL, RetryOptions, compressed, encoding_of, error_of, failure, plain
 from inferd_client._channel import Channel, Pending, Pieces
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
@@ -389,8 +389,10 @@ def stream_answer(message: tuple[Any, str], limit: int) -> dict[str, Any]:
     try:
         content = plain(message[0], message[1], limit)
         error, start, end = read_stream_response(content)
-    except (InferenceServerException, ValueError) as found:
+    except InferenceServerException as found:
         return {"result": None, "error": found}
+    except ValueError as found:
+        return {"result": None, "error": error_of(INTERNAL, f"the answer cannot be read: {found}")}
     if error:
         return {"result": None, "error": InferenceServerException(error)}
     return {"result": InferResult(content, start, end), "error": None}

@@ -56,6 +56,17 @@ def test_it_needs_no_server_and_imports_little():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+NOT_AT_FIRST = {"asyncio", "dataclasses", "google", "grpc", "inspect", "json", "logging", "numpy", "ssl", "urllib"}
+
+
+def test_importing_the_synchronous_client_is_light():
+    """Guards the time of `import inferd_client.grpc`, by what it may not bring with it."""
+    code = f"import sys, inferd_client.grpc; print(sorted({NOT_AT_FIRST!r} & (set(sys.modules) - before)))"
+    command = [sys.executable, "-S", "-c", f"import sys; before = set(sys.modules); {code}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_without_the_native_part_it_says_so(tmp_path):
     """Guards that there is no silent slow path."""
     (tmp_path / "inferd_client").mkdir()
@@ -448,15 +459,16 @@ RETRY_INFO = field(3, field(1, b"type.googleapis.com/google.rpc.RetryInfo") + fi
 class Busy(grpc.GenericRpcHandler):
     """A server that is busy at first, and says for how long."""
 
-    def __init__(self):
+    def __init__(self, patience=3):
         self.asked = 0
+        self._patience = patience
 
     def service(self, details):
         return grpc.unary_unary_rpc_method_handler(self._answer)
 
     def _answer(self, request, context):
         self.asked += 1
-        if self.asked % 3:
+        if self.asked % self._patience:
             context.set_trailing_metadata([("grpc-status-details-bin", RETRY_INFO)])
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
         return pb.ServerLiveResponse(live=True).SerializeToString()
@@ -495,6 +507,52 @@ def test_retries_wait_as_long_as_the_server_says(busy):
             assert await client.is_server_live()
 
     asyncio.run(loop())
+
+
+def begun(client, *arguments):
+    """A call that calls back: its context and the future of its end."""
+    ended = futures.Future()
+    context = client.async_infer(*arguments, lambda result, error: ended.set_result((result, error)))
+    return context, ended
+
+
+def test_calls_that_call_back_are_made_again(busy):
+    """Guards RetryOptions for async_infer, and that a call that waits for its next attempt can be cancelled."""
+    with grpcclient.InferenceServerClient(busy.address, retries=grpcclient.RetryOptions(attempts=3)) as client:
+        assert begun(client, "x", [])[1].result(60)[1] is None
+        assert busy.asked == 3
+    slow = grpcclient.RetryOptions(attempts=3, initial_backoff=1e5, max_backoff=1e5)
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{closed_port()}", retries=slow) as client:
+        calls = [begun(client, "x", []) for _ in range(3)]
+        calls[1][0].cancel()
+        assert calls[1][1].result(60)[1].status() == "StatusCode.CANCELLED"
+        assert not calls[0][1].done()
+    for _, ended in calls:
+        assert ended.result(60)[1].status() == "StatusCode.CANCELLED"
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for():
+    """Guards that retries make a connection again, too, in all three ways of calling."""
+    port = closed_port()
+    retries = grpcclient.RetryOptions(attempts=1000, initial_backoff=0.01, max_backoff=0.01)
+    client = grpcclient.InferenceServerClient(f"127.0.0.1:{port}", retries=retries)
+
+    async def loop():
+        async with aioclient.InferenceServerClient(f"127.0.0.1:{port}", retries=retries) as client:
+            return await client.is_server_live()
+
+    with client, futures.ThreadPoolExecutor(2) as pool:
+        waited = [pool.submit(client.is_server_live), pool.submit(asyncio.run, loop()), begun(client, "x", [])[1]]
+        assert not futures.wait(waited, timeout=0.1).done
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        server.add_generic_rpc_handlers([Busy(patience=1)])
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        try:
+            assert [each.result(60) for each in waited[:2]] == [True, True]
+            assert waited[2].result(60)[1] is None
+        finally:
+            server.stop(None)
 
 
 def test_compressed_answers_are_read(busy):
