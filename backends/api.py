@@ -10,7 +10,7 @@ Specs are frozen: what `config.pbtxt` says after it was completed and validated.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -433,6 +433,18 @@ class Backend(abc.ABC):
             BackendError: the file cannot be read as a model of this format.
         """
         return None
+
+    def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:  # noqa: ARG002
+        """What a model takes and gives whose file does not record it, by trying: for `inferd models init`. Blocks.
+
+        Args:
+            known: inputs, so far as the caller knows them, without the batch dimension.
+            whole: they have all dimensions, and the model is to have no batch dimension.
+
+        Raises:
+            BackendError: that cannot be found out; the text says what the caller is to tell.
+        """
+        raise BackendError(f"backend '{self.name}' does not guess what '{source.spec.name}' takes and gives")
 
     def complete(self, source: ModelSource) -> str | None:  # noqa: ARG002 (for those who override it)
         """The configuration of `source.config_json` as the model itself completes it; None when it does not. Blocks.

@@ -9,16 +9,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from google.protobuf import text_format
 
-from backends.api import BackendError
-from server.app import make_loader
+from backends.api import BackendError, ModelSource, ModelSpec, Signature, TensorSpec
+from server.app import make_loader, model_options
 from server.engine import config as configuration
+from server.engine.config.datatypes import TYPE_OF
+from server.engine.gpu import Gpus
 from server.engine.repository import ModelFolder, check_name
-from server.errors import AlreadyExists, InvalidArgument, ServerError
+from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
 from server.pb import model_config_pb2 as pb
 from server.settings import Settings
 
@@ -34,12 +37,14 @@ class Kind:
         file: their name in a version's folder.
         suffixes: of their names elsewhere; of folders, what lies in them.
         hint: what is to be looked at in the configuration that is written.
+        guesses: whether the backend guesses what the file does not say.
     """
 
     backend: str
     file: str
     suffixes: tuple[str, ...]
     hint: str = ""
+    guesses: bool = False
 
 
 KINDS = (
@@ -48,7 +53,8 @@ KINDS = (
         "pytorch",
         "model.pt",
         (".pt", ".pth", ".jit", ".torchscript"),
-        "TorchScript does not say shapes and datatypes: set those of each tensor to the model's.",
+        "TorchScript does not say shapes and datatypes: with these it ran, on zeros. Look whether they are meant.",
+        guesses=True,
     ),
     Kind("pytorch", "model.pt2", (".pt2",)),
     Kind("openvino", "model.xml", (".xml",)),
@@ -60,10 +66,17 @@ KINDS = (
 """What can be made a model of, the one that is meant by a suffix first."""
 
 
-def make_model(file: Path, repository: Path, name: str, max_batch_size: int | None, *, force: bool) -> int:
+def make_model(
+    file: Path, repository: Path, name: str, max_batch_size: int | None, inputs: Sequence[str] = (), *, force: bool
+) -> int:
     """Write a model's folder, and print what is in it; the exit status of the command.
 
+    Args:
+        inputs: what is known of those of a TorchScript file, "NAME:DATATYPE:SIZE,SIZE" each; without the batch, unless
+            the largest batch is 0.
+
     Raises:
+        Misused: the inputs make no sense.
         InvalidArgument: the file is none of a model.
         AlreadyExists: the repository has such a model.
         ConfigError: the file cannot be read by its framework.
@@ -71,10 +84,13 @@ def make_model(file: Path, repository: Path, name: str, max_batch_size: int | No
     kind = kind_of(file)
     name = name or (file.stem if file.stem != "model" else file.absolute().parent.name)
     check_name(name)
+    known = [known_input(text) for text in inputs]
+    if known and not kind.guesses:
+        raise Misused(f"--input is for TorchScript files: {file.name} says itself what it takes")
     target = repository / name
     if target.exists() and not force:
         raise AlreadyExists(f"{target} is there: give another --name, or --force to write over it")
-    config, problem = _completed(file, kind, name, max_batch_size)
+    config, problem = _completed(file, kind, name, max_batch_size, known)
     version = target / "1"
     version.mkdir(parents=True, exist_ok=True)
     _put(file, version / kind.file)
@@ -84,7 +100,7 @@ def make_model(file: Path, repository: Path, name: str, max_batch_size: int | No
     print(f"serve it:    inferd serve --model-repository {repository}")
     print(f"look at it:  inferd check {repository}")
     if problem:
-        print(f"inferd: the file did not say everything: {problem}", file=sys.stderr)
+        print(f"inferd: it does not serve yet: {problem}", file=sys.stderr)
         return 1
     return 0
 
@@ -106,6 +122,24 @@ def kind_of(file: Path) -> Kind:
     raise InvalidArgument(f"{file}: expected a model file whose name ends in one of {known}")
 
 
+def known_input(text: str) -> TensorSpec:
+    """Of "NAME:DATATYPE:SIZE,SIZE", without the batch.
+
+    Raises:
+        Misused: it is none.
+    """
+    rest, _, sizes = text.rpartition(":")
+    name, _, datatype = rest.rpartition(":")
+    datatype = datatype.upper().removeprefix("TYPE_").replace("STRING", "BYTES")
+    try:
+        dims = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+    except ValueError:
+        dims = (0,)
+    if not name or datatype not in TYPE_OF or any(size == 0 or size < -1 for size in dims):
+        raise Misused(f"--input: expected NAME:DATATYPE:SIZE,SIZE, such as x:FP32:3,-1,-1, got {text!r}")
+    return TensorSpec(name, datatype, dims)
+
+
 def _put(file: Path, target: Path) -> None:
     """Copy a file, with those that hold its weights (of ONNX and OpenVINO), or a folder."""
     if file.is_dir():
@@ -121,26 +155,58 @@ def _put(file: Path, target: Path) -> None:
             shutil.copyfile(beside, target.with_name(beside.name))
 
 
-def _completed(file: Path, kind: Kind, name: str, max_batch_size: int | None) -> tuple[pb.ModelConfig, str]:
-    """The configuration, and what keeps it from being complete."""
-    minimal = pb.ModelConfig(name=name, backend=kind.backend)
+def _completed(
+    file: Path, kind: Kind, name: str, max_batch_size: int | None, known: Sequence[TensorSpec]
+) -> tuple[pb.ModelConfig, str]:
+    """The configuration, and what keeps it from being served."""
+    found = minimal = pb.ModelConfig(name=name, backend=kind.backend)
     if max_batch_size is not None:
         minimal.max_batch_size = max_batch_size
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / name
         (model / "1").mkdir(parents=True)
         _put(file, model / "1" / kind.file)
-        text = text_format.MessageToString(minimal)
-        if max_batch_size == 0:
-            text += "max_batch_size: 0\n"
-        (model / CONFIG).write_text(text)
+        settings = Settings(model_repository=(folder,))
+        loader, options = make_loader(settings), model_options(settings, Gpus())
         try:
-            loader = make_loader(Settings(model_repository=(folder,)))
+            if kind.guesses:
+                source = ModelSource(ModelSpec(name, kind.backend), 1, model / "1")
+                whole = max_batch_size == 0 and bool(known)
+                signature = loader.backend(kind.backend).guess(source, known, whole=whole)
+                configuration.complete(minimal, signature if max_batch_size != 0 else _unbatched(signature))
+                _reshape_scalars(minimal)
+            text = text_format.MessageToString(minimal)
+            if max_batch_size == 0:
+                text += "max_batch_size: 0\n"  # which is not what an absent one says
+            (model / CONFIG).write_text(text)
             made = ModelFolder(name, model, Path(folder), (1,))
-            prepared = configuration.prepare(made, configuration.Options(), loader)
+            prepared = configuration.prepare(made, options, loader)
+            found = prepared.config
+            backend = loader.backend_of_model(prepared.spec.backend, (model / "1", model))
+            told = partial(configuration.config_to_json, prepared.config)
+            backend.check(ModelSource(prepared.spec, 1, model / "1", told))
         except (ServerError, BackendError) as error:
-            return minimal, str(error).replace(f"{folder}/", "")
-    return prepared.config, ""
+            return found, str(error).replace(f"{folder}/", "")
+    return found, ""
+
+
+def _unbatched(signature: Signature) -> Signature:
+    """With the batch among the dimensions."""
+    if not signature.batches:
+        return signature
+    inputs, outputs = (
+        tuple(replace(spec, dims=(-1, *spec.dims)) for spec in specs) for specs in (signature.inputs, signature.outputs)
+    )
+    return Signature(inputs, outputs, batches=False)
+
+
+def _reshape_scalars(config: pb.ModelConfig) -> None:
+    """A configuration says at least one dimension; clients see it, the model does not."""
+    tensors: list[pb.ModelInput | pb.ModelOutput] = [*config.input, *config.output]
+    for tensor in tensors:
+        if not tensor.dims:
+            tensor.dims.append(1)
+            tensor.reshape.SetInParent()
 
 
 def commented(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> str:
@@ -150,10 +216,10 @@ def commented(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> s
 
 def _lines(config: pb.ModelConfig, kind: Kind, file: Path, problem: str) -> Iterator[str]:
     yield f"# Made by `inferd models init {file.name}`. Every field: docs/configuration.md."
-    if kind.hint:
+    if kind.hint and not (kind.guesses and problem):
         yield f"# {kind.hint}"
     for line in problem.splitlines():
-        yield f"# Not complete: {line}"
+        yield f"# It does not serve yet: {line}"
     yield f'name: "{config.name}"'
     yield f'backend: "{config.backend or kind.backend}"'
     yield ""
@@ -184,5 +250,9 @@ def _tensors(what: str, tensors: Sequence[pb.ModelInput | pb.ModelOutput]) -> It
         datatype = pb.DataType.Name(tensor.data_type)
         shape = ""
         if tensor.HasField("reshape"):
-            shape = f" reshape {{ shape: [ {', '.join(map(str, tensor.reshape.shape))} ] }}"
+            sizes = f" shape: [ {', '.join(map(str, tensor.reshape.shape))} ]" if tensor.reshape.shape else ""
+            shape = f" reshape {{{sizes} }}"
+        for flag in ("optional", "is_shape_tensor"):
+            if getattr(tensor, flag, False):
+                shape += f" {flag}: true"
         yield f'{what} {{ name: "{tensor.name}" data_type: {datatype} dims: [ {dims} ]{shape} }}'

@@ -56,6 +56,12 @@ class PyTorchBackend(Backend):
             return None
         return inductor.inspect_package(inductor.open_package(source))
 
+    def guess(self, source: ModelSource, known: Sequence[TensorSpec], *, whole: bool) -> Signature:
+        """Of a TorchScript archive: by its operators, and by running it."""
+        from backends.pytorch.guessing import guess
+
+        return guess(source.spec.name, load_module(source), known, whole=whole)
+
     def load(self, source: ModelSource) -> Model:
         """Load the module once and check the configuration against it."""
         spec = source.spec

@@ -36,7 +36,7 @@ class Forward:
         if not self.takes_dictionary:
             self._match_arguments(spec, arguments)
         self.output_positions = output_positions(spec.name, [tensor.name for tensor in spec.model_outputs])
-        self._returns_list = _text_of(schema.returns[0].type) == STRINGS
+        self._returns_list = text_of(schema.returns[0].type) == STRINGS
         self._check_outputs(spec, schema.returns[0].type)
 
     def _match_arguments(self, spec: ModelSpec, arguments: list[Any]) -> None:
@@ -99,7 +99,7 @@ def _is_list_of_text(result: Any) -> bool:
     return isinstance(result, list) and bool(result) and all(isinstance(element, str) for element in result)
 
 
-def _text_of(kind: Any) -> str:
+def text_of(kind: Any) -> str:
     """A type in TorchScript's notation, an optional one without Optional."""
     if kind.kind() == "OptionalType":
         kind = kind.getElementType()
@@ -125,10 +125,10 @@ def _takes_dictionary(spec: ModelSpec, arguments: list[Any]) -> bool:
             f"model '{spec.name}': forward() takes the dictionary '{dictionaries[0].name}' beside other arguments; "
             "a dictionary must be the only one"
         )
-    if _text_of(dictionaries[0].type) != TENSORS_BY_NAME:
+    if text_of(dictionaries[0].type) != TENSORS_BY_NAME:
         raise BackendError(
             f"model '{spec.name}': forward() takes '{dictionaries[0].name}' of type "
-            f"{_text_of(dictionaries[0].type)}, only {TENSORS_BY_NAME} is supported"
+            f"{text_of(dictionaries[0].type)}, only {TENSORS_BY_NAME} is supported"
         )
     for tensor in spec.model_inputs:
         if tensor.datatype == "BYTES":
@@ -137,7 +137,7 @@ def _takes_dictionary(spec: ModelSpec, arguments: list[Any]) -> bool:
 
 
 def _check_argument(spec: ModelSpec, tensor: TensorSpec, argument: Any) -> None:
-    kind = _text_of(argument.type)
+    kind = text_of(argument.type)
     expected = STRINGS if tensor.datatype == "BYTES" else TENSOR
     if kind not in (expected, ANY):
         raise BackendError(

@@ -1,0 +1,135 @@
+"""`inferd models init`: what it writes serves, for each kind of model file."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tests.backends.openvino_models as openvino_models
+from backends.loader import BackendLoader
+from server import cli
+from server.engine.config import Options
+from server.engine.engine import Engine
+from tests.backends.models import identity_onnx
+from tests.engine.serving import infer, request
+
+FLOAT = 1  # of ONNX
+
+
+class Picture(torch.nn.Module):
+    """A convolution and a layer, for pictures of 28 x 28."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, 4, 3, padding=1)
+        self.second = torch.nn.Linear(4 * 14 * 14, 10)
+
+    def forward(self, image):
+        return self.second(torch.max_pool2d(torch.relu(self.first(image - 0.5)), 2).flatten(1))
+
+
+class Text(torch.nn.Module):
+    """Two results of words, of which some are masked."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(100, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor):
+        found = self.words(ids) * mask.unsqueeze(-1)
+        return found.sum(1), found.argmax(2)
+
+
+class Sums(torch.nn.Module):
+    """Which has no batch."""
+
+    def forward(self, x: torch.Tensor, bias: float = 0.0):
+        return x.sum().reshape(1) + bias
+
+
+class Named(torch.nn.Module):
+    """Of a dictionary."""
+
+    def forward(self, tensors: dict[str, torch.Tensor]):
+        return tensors["a"] + tensors["b"]
+
+
+@pytest.fixture
+def make(tmp_path, capsys):
+    """Run `inferd models init` on a file; what it wrote."""
+
+    def run(file: Path, *arguments: str, status: int = 0) -> str:
+        command = ["models", "init", str(file), "--repository", str(tmp_path / "models"), *arguments]
+        assert cli.main(command) == status, capsys.readouterr()
+        return (tmp_path / "models" / file.stem / "config.pbtxt").read_text()
+
+    return run
+
+
+def scripted(path: Path, module: torch.nn.Module) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(module.eval()).save(str(path))
+    return path
+
+
+async def test_what_it_writes_serves(tmp_path, make):
+    """Guards ONNX, OpenVINO, and TorchScript: traced and scripted, with and without a batch, of a dictionary."""
+    (tmp_path / "onnx.onnx").write_bytes(identity_onnx(FLOAT, ["N", 4]))
+    make(tmp_path / "onnx.onnx")
+    openvino_models.same(tmp_path, shape=(-1, 2))
+    (tmp_path / "model.xml").rename(tmp_path / "vino.xml")
+    (tmp_path / "model.bin").rename(tmp_path / "vino.bin")
+    make(tmp_path / "vino.xml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        traced = torch.jit.trace(Picture().eval(), torch.zeros(1, 1, 28, 28))
+    traced.save(str(tmp_path / "picture.pt"))
+    assert "dims: [ 1, 28, 28 ]" in make(tmp_path / "picture.pt")
+    text = make(scripted(tmp_path / "text.pt", Text()))
+    assert 'input { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }' in text
+    assert re.findall(r"output .*(TYPE_\w+) dims: \[ (.*) \]", text) == [("TYPE_FP32", "8"), ("TYPE_INT64", "-1")]
+    assert "max_batch_size: 0" in make(
+        scripted(tmp_path / "sums.pt", Sums()), "--max-batch-size", "0", "--input", "x:FP32:-1"
+    )
+    make(scripted(tmp_path / "named.pt", Named()), "--input", "a:FP32:3", "--input", "b:FP32:3")
+    make(scripted(tmp_path / "whole.pt", torch.nn.Linear(3, 2)), "--max-batch-size", "0")
+    asked = {
+        "onnx": request("onnx", x=np.ones((2, 4), np.float32)),
+        "vino": request("vino", x=np.ones((2, 2), np.float32)),
+        "picture": request("picture", image=np.ones((3, 1, 28, 28), np.float32)),
+        "text": request("text", ids=np.ones((2, 5), np.int64), mask=np.ones((2, 5), np.int64)),
+        "sums": request("sums", x=np.ones(7, np.float32)),
+        "named": request("named", a=np.ones((2, 3), np.float32), b=np.ones((2, 3), np.float32)),
+        "whole": request("whole", input=np.ones((5, 3), np.float32)),
+    }
+    engine = Engine([tmp_path / "models"], BackendLoader(), Options())
+    assert not await engine.start()
+    try:
+        answers = {name: await infer(engine, each) for name, each in asked.items()}
+        found = {name: each.array(each.response.outputs[0].name) for name, each in answers.items()}
+    finally:
+        await engine.close()
+    assert [found["picture"].shape, found["whole"].shape] == [(3, 10), (5, 2)]
+    assert found["sums"] == 7
+    np.testing.assert_array_equal(found["named"], np.full((2, 3), 2, np.float32))
+
+
+def test_what_cannot_be_found_out_is_said(tmp_path, make, capsys):
+    """Guards the status 1 and the word about --input; and wrong ones, which are status 2."""
+    written = make(scripted(tmp_path / "named.pt", Named()), status=1)
+    assert "# It does not serve yet: model 'named': forward() takes a dictionary" in written
+    assert "--input NAME:DATATYPE:SIZE,SIZE" in capsys.readouterr().err
+    assert "no argument 'y': it takes x, bias" in make(
+        scripted(tmp_path / "sums.pt", Sums()), "--input", "y:FP32:1", status=1
+    )
+    for wrong in ("x", "x:FP32", "x:FLOAT:1", "x:FP32:0", "x:FP32:a"):
+        assert cli.main(["models", "init", str(tmp_path / "sums.pt"), "--force", "--input", wrong]) == cli.USAGE_ERROR
+        assert "expected NAME:DATATYPE:SIZE,SIZE" in capsys.readouterr().err
+    (tmp_path / "x.onnx").write_bytes(identity_onnx(FLOAT, ["N", 4]))
+    assert cli.main(["models", "init", str(tmp_path / "x.onnx"), "--input", "x:FP32:4"]) == cli.USAGE_ERROR
