@@ -6,7 +6,6 @@ compared with it; extensions that were built from others fail at the import, wit
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import sys
@@ -40,6 +39,8 @@ def digest_of_sources(root: Path = ROOT) -> str:
     )
     if not any(path.suffix == ".pyx" for path in files):
         return ""
+    import hashlib  # only here: it brings OpenSSL
+
     found = hashlib.sha256()
     for path in files:
         found.update(f"{path.relative_to(root)}\0".encode())

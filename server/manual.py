@@ -1,61 +1,188 @@
-"""How `--help` looks: each option on a line of its own, whole, so that it can be searched for; its meaning below."""
+"""The pages of `--help`: each option on a line of its own, whole, so that it can be searched for; its meaning below.
+
+cyclopts knows the commands, their options and what they mean. Its own pages are made by rich, which takes longer to be
+imported than everything else takes that a page needs.
+"""
 
 from __future__ import annotations
 
+import os
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from server.settings import sections, written
+from server.program import COMMANDS, GROUPS, MEANING, named, program
 
 if TYPE_CHECKING:
-    from cyclopts.help import HelpEntry, HelpPanel
+    from cyclopts import App
+    from cyclopts.argument import Argument
 
+ASKED = ("--help", "-h")
 WIDTH = 100  # lines are not made longer on a wide terminal
-DEFAULTS = {f"--{field.name.replace('_', '-')}": written(field.default) for _, part in sections() for field in part}
-NOTHING = (None, "", "()", '""', "false", "False")  # defaults that need not be said
-HEADINGS = {f"--{part[0].name.replace('_', '-')}": heading for heading, part in sections()}
-FIRST = next(iter(HEADINGS))  # an option that only `serve` has
+NOTHING = ("", "false")  # defaults that need not be said
 
 
-class Manual:
-    """A formatter of help for cyclopts; consoles are rich's."""
+def asked(tokens: Sequence[str]) -> str:
+    """The page that a command line asks for; empty if it asks for none, or for one that is not there.
 
-    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:  # noqa: ARG002
-        """Write one panel of a command's help."""
-        lines: list[str] = []
-        headings = HEADINGS if any(entry.display_labels[0] == FIRST for entry in panel.entries) else {}
-        for entry in panel.entries:
-            heading = headings.get(entry.display_labels[0]) or ("" if lines else panel.title)
-            if heading:
-                lines += ["", f"{heading}:"] if lines else [f"{heading}:"]
-            lines.append(f"  {_signature(entry)}")
-            lines += textwrap.wrap(
-                _plain(console, entry.description),
-                min(console.width, WIDTH),
-                initial_indent=" " * 6,
-                subsequent_indent=" " * 6,
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
-        if lines:
-            console.print("\n".join(lines) + "\n", highlight=False, markup=False, soft_wrap=True)
-
-    def render_usage(self, console: Any, options: Any, usage: Any) -> None:  # noqa: ARG002
-        console.print(f"Usage: {_plain(console, usage).removeprefix('Usage: ')}\n", highlight=False, markup=False)
+    A group of commands without one of them asks for its page, too.
+    """
+    before = list(tokens[: tokens.index("--")] if "--" in tokens else tokens)
+    rest = [token for token in before if token not in ASKED]
+    chain = named(rest)
+    if chain in COMMANDS:
+        return page(chain) if len(rest) != len(before) else ""
+    return page(chain) if rest == list(chain) else ""
 
 
-def _signature(entry: HelpEntry) -> str:
-    """The option, what is given to it, and its default."""
-    label = ", ".join(entry.display_labels_with_metavar)
-    if entry.choices:
-        label = label.replace("CHOICE", "|".join(entry.choices))
-    if entry.required:
-        return f"{label} [required]"
-    default = DEFAULTS.get(entry.display_labels[0]) or entry.default
-    return label if default in NOTHING else f"{label} [default: {default}]"
+def page(chain: tuple[str, ...]) -> str:
+    """Of a command, of a group, or of the program, which is ()."""
+    parts = list(_of_command(chain) if chain in COMMANDS else _of_group(chain))
+    return "\n\n".join(parts) + "\n"
 
 
-def _plain(console: Any, text: Any) -> str:
-    with console.capture() as captured:
-        console.print(text, highlight=False, soft_wrap=True)
-    return " ".join(captured.get().split())
+def _of_group(chain: tuple[str, ...]) -> Iterator[str]:
+    yield f"Usage: {' '.join(['inferd', *chain])} COMMAND"
+    yield _wrapped(GROUPS.get(chain, MEANING))
+    entries = []
+    for each, command in COMMANDS.items():
+        if each[: len(chain)] != chain:
+            continue
+        inner = each[: len(chain) + 1]
+        entry = (inner[-1], GROUPS.get(inner, command.summary))
+        if entry not in entries:
+            entries.append(entry)
+    yield "Commands:\n" + "\n".join(map(_entry, entries))
+    if chain:
+        yield _wrapped(f"`inferd {' '.join(chain)} COMMAND --help` has the options of one.")
+    else:
+        yield "Options:\n" + "\n".join(
+            map(_entry, [("--help, -h", "This page, or that of a command."), ("--version", "What this is made of.")])
+        )
+
+
+def _of_command(chain: tuple[str, ...]) -> Iterator[str]:
+    root = program()
+    apps = [root]
+    for name in chain:
+        apps.append(apps[-1][name])
+    with root.app_stack(apps):
+        arguments = [each for each in apps[-1].assemble_argument_collection(parse_docstring=True) if each.show]
+    options = [each for each in arguments if each.index is None]
+    others = [each for each in arguments if each.index is not None]
+    yield f"Usage: {' '.join(['inferd', *chain])} {COMMANDS[chain].usage or _usage(others, options)}"
+    yield from map(_wrapped, _meaning(apps[-1]))
+    if others:
+        yield "Arguments:\n" + "\n".join(map(_described, others))
+    headings = _headings(chain)
+    part: list[str] = []
+    heading = "Options"
+    for each in options:
+        if each.name in headings:
+            if part:
+                yield f"{heading}:\n" + "\n".join(part)
+            heading, part = headings[each.name], []
+        part.append(_described(each))
+    if part:
+        yield f"{heading}:\n" + "\n".join(part)
+
+
+def _headings(chain: tuple[str, ...]) -> dict[str, str]:
+    """The first options of the parts of a long list, and their headings."""
+    if chain != ("serve",):
+        return {}
+    from server.settings import sections
+
+    return {f"--{part[0].name.replace('_', '-')}": heading for heading, part in sections()}
+
+
+def _meaning(app: App) -> Iterator[str]:
+    """The paragraphs of a command's docstring before its arguments."""
+    import inspect  # only here: it takes its time
+
+    for paragraph in inspect.cleandoc(app.help).split("\n\n"):
+        if paragraph.startswith(("Args:", "Raises:", "Returns:")):
+            return
+        yield paragraph
+
+
+def _usage(others: Iterable[Argument], options: Iterable[Argument]) -> str:
+    said = [f"{_label(each)}" for each in options if each.required]
+    said.append("[OPTIONS]")
+    for each in others:
+        name = _name(each) + ("..." if each.is_var_positional() else "")
+        said.append(name if each.required else f"[{name}]")
+    return " ".join(said)
+
+
+def _described(argument: Argument) -> str:
+    label = _label(argument)
+    default = _default(argument)
+    if argument.required:
+        label += " [required]"
+    elif default not in NOTHING:
+        label += f" [default: {default}]"
+    return _entry((label, argument.parameter.help or ""))
+
+
+def _name(argument: Argument) -> str:
+    """Of one that is given by its place."""
+    return argument.name.lstrip("-").upper()
+
+
+def _label(argument: Argument) -> str:
+    """How one gives it."""
+    names = sorted((name for name in argument.names if name.startswith("-")), key=lambda name: name[:2] != "--")
+    if argument.index is not None:
+        return ", ".join([_name(argument), *names])
+    value = _value(argument.hint)
+    return ", ".join(names) + (f" {value}" if value else "")
+
+
+def _value(hint: Any) -> str:
+    """What is given to an option, by its type; nothing to a switch."""
+    inner = [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, inner))
+    if get_origin(hint) is tuple:
+        return f"{_value(inner[0])}..."
+    if inner:
+        return "|".join(filter(None, map(_value, inner)))
+    return "" if hint is bool else str(hint.__name__).upper()
+
+
+def _default(argument: Argument) -> str:
+    """As one writes it on the command line; empty where nothing is the default."""
+    default = argument.field_info.default
+    if default is None or default is argument.field_info.empty:
+        return ""
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _entry(entry: tuple[str, str]) -> str:
+    label, meaning = entry
+    return f"  {label}\n{_wrapped(meaning, ' ' * 6)}".rstrip()
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
+        min(_columns(), WIDTH),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _columns() -> int:
+    """Of the terminal."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(1).columns or WIDTH
+    except OSError:
+        return WIDTH

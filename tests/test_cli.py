@@ -1,6 +1,8 @@
 """The command line: tritonserver's spelling, where values come from, what is refused, and the command `check`."""
 
 import dataclasses
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 from server import build, cli
 from server.addresses import SettingsError, TcpAddress, UnixAddress, parse_address
 from server.foreign import FOREIGN, Ignored, Refused
+from server.program import COMMANDS
 from server.settings import Settings, sections
 from server.settings.values import parse_backend_config
 
@@ -361,6 +364,48 @@ def test_help_shows_every_option_whole(capsys, monkeypatch) -> None:
             option = f"--{field.name.replace('_', '-')}"
             assert [line for line in lines if line.split()[:1] == [option]], f"{option} is not at the start of a line"
     assert "  --transport native|grpcio [default: native]" in lines
+
+
+@pytest.mark.parametrize("chain", COMMANDS, ids=" ".join)
+def test_each_command_has_its_page(capsys, chain: tuple[str, ...]) -> None:
+    """Guards that the list of commands says what their pages say, and that an option's name is at its line's start."""
+    module, _, function = COMMANDS[chain].place.partition(":")
+    assert cli.main([*chain, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"Usage: inferd {' '.join(chain)} ")
+    meaning = inspect.cleandoc(getattr(importlib.import_module(module), function).__doc__).split("\n\n")[0]
+    assert COMMANDS[chain].summary == " ".join(meaning.split())
+    assert " ".join(meaning.split()) in " ".join(page.split())
+    if chain[:1] == ("models",) and chain != ("models", "init"):
+        assert "  --url, -u STR [default: 127.0.0.1:8001]" in page.splitlines()
+
+
+def test_groups_have_pages(capsys) -> None:
+    """Guards `inferd`, `inferd models` and the same with --help."""
+    for command, wanted in (([], ["serve", "models", "perf"]), (["models"], ["ls", "init"]), (["config"], ["show"])):
+        assert cli.main(command) == 0
+        page = capsys.readouterr().out
+        assert {f"  {name}" for name in wanted} <= set(page.splitlines())
+        assert cli.main([*command, "-h"]) == 0
+        assert capsys.readouterr().out == page
+    assert cli.main(["modelz", "--help"]) == cli.USAGE_ERROR
+    assert "models" in capsys.readouterr().err
+
+
+def test_help_imports_little() -> None:
+    """Guards the time of `--help`, by what the list of commands, and a command's page, may not bring with them."""
+    code = """
+import sys
+before = set(sys.modules)
+from server.cli import main
+heavy = {"rich", "markdown_it", "pygments", "numpy", "grpc", "google", "inferd_client", "server.settings", "ssl"}
+main(["--help"])
+first = ({"cyclopts", "attrs", "dataclasses", "inspect", "hashlib", "logging"} | heavy) & (set(sys.modules) - before)
+main(["perf", "--help"])
+print(sorted(first), sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] []"
 
 
 def test_the_source_has_the_headings_of_the_list() -> None:

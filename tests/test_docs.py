@@ -5,16 +5,18 @@ import importlib
 import importlib.util
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.works import works
-from server import commands
-from server.cli import build_engine, check, health, show_config, top
+from server.commands.asking import Server
 from server.foreign import FOREIGN
 from server.pb import model_config_pb2
+from server.program import COMMANDS
 from server.settings import Settings
+from server.tools.perf import spelling
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -86,18 +88,19 @@ def test_verbs_of_make_and_programs_are_there(page: Path) -> None:
         assert importlib.util.find_spec(program) is not None, f"there is no {program}"
 
 
+def function_of(chain: tuple[str, ...]) -> Callable[..., object]:
+    module, _, function = COMMANDS[chain].place.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "bench" / "results"], ids=name)
 def test_options_are_there(page: Path) -> None:
     ours = {field.name for field in dataclasses.fields(Settings)} | {"config", "version", "model-store"}
-    asking = (
-        *(
-            getattr(commands, name)
-            for name in ("infer", "perf", "plot", "tune", "ls", "load", "unload", "describe", "stats", "init")
-        ),
-    )
-    for command in (build_engine, check, health, show_config, top, commands.Server, *asking):
+    for command in (Server, *map(function_of, COMMANDS)):
         ours |= set(inspect.signature(command).parameters)
+    theirs = {*spelling.SAME, *spelling.FLAGS, *spelling.ONLY, *spelling.VALUED}
     known = {option.replace("_", "-") for option in ours} | FOREIGN.keys() | OTHERS_OPTIONS
+    known |= {option.removeprefix("--") for option in theirs}
     for option in OPTION.findall(page.read_text()):
         assert option in known, f"there is no option --{option}"
 

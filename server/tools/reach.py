@@ -25,7 +25,8 @@ class Reach:
 
     Attributes:
         url: HOST:PORT or unix:PATH.
-        root_cert: PEM file that the server's certificate is checked against; None: plain text.
+        root_cert: PEM file that the server's certificate is checked against; None: plain text, or what `secure` says.
+        secure: TLS also without root_cert: whom the system trusts is trusted.
         client_cert, client_key: PEM files of who asks, where the server wants to know.
         headers: sent with each call.
         timeout: seconds that an answer may take.
@@ -37,6 +38,7 @@ class Reach:
     client_key: Path | None = None
     headers: tuple[tuple[str, str], ...] = ()
     timeout: float = 60.0
+    secure: bool = False
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -49,11 +51,11 @@ class Reach:
         Raises:
             CallFailed: a file cannot be read, or is of no use.
         """
-        if self.root_cert is None:
+        if self.root_cert is None and not self.secure:
             return None
-        chain, key = (str(path) if path else None for path in (self.client_cert, self.client_key))
+        root, chain, key = (str(path) if path else None for path in (self.root_cert, self.client_cert, self.client_key))
         try:
-            return tls_context(str(self.root_cert), key, chain)
+            return tls_context(root, key, chain)
         except OSError as error:
             raise CallFailed(f"--root-cert, --client-cert, --client-key: {error}") from None
 
@@ -65,17 +67,9 @@ class Reach:
             Misused: the address is none.
         """
         try:
-            return grpcclient.InferenceServerClient(
-                self.url,
-                ssl=self.root_cert is not None,
-                root_certificates=str(self.root_cert) if self.root_cert else None,
-                certificate_chain=str(self.client_cert) if self.client_cert else None,
-                private_key=str(self.client_key) if self.client_key else None,
-            )
+            return grpcclient.InferenceServerClient(self.url, creds=self.tls())
         except InferenceServerException as error:
             raise Misused(f"--url: {error.message()}") from None
-        except OSError as error:
-            raise CallFailed(f"--root-cert, --client-cert, --client-key: {error}") from None
 
 
 def failure(reach: Reach, error: InferenceServerException) -> CallFailed:

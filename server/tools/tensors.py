@@ -70,12 +70,14 @@ def shape_of(wanted: Wanted, shapes: Mapping[str, tuple[int, ...]], rows: int) -
     return (rows, *own) if wanted.batches else tuple(own)
 
 
-def made_up(wanted: Wanted, shape: tuple[int, ...], chance: np.random.Generator, zero: bool, letters: int) -> Any:
-    """A tensor of random content, or of zeros."""
+def made_up(
+    wanted: Wanted, shape: tuple[int, ...], chance: np.random.Generator, zero: bool, letters: int, text: str = ""
+) -> Any:
+    """A tensor of random content, or of zeros; strings have so many letters, or are this text."""
     count = int(np.prod(shape))
     if wanted.datatype == "BYTES":
         alphabet = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
-        words = [b"" if zero else b"".join(chance.choice(alphabet, letters)) for _ in range(count)]
+        words = [text.encode() if zero or text else b"".join(chance.choice(alphabet, letters)) for _ in range(count)]
         array = np.empty(count, np.object_)
         array[:] = words
         return array.reshape(shape)

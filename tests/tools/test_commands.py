@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,38 @@ def test_streams(inferd, tmp_path):
     inferd("perf", "fp32", "--shape", "INPUT0:4", "--streaming", *SHORT)
 
 
+def test_streams_with_a_rate(inferd, server, tmp_path):
+    """Guards --streaming with a rate, the wait for a stream included, and with shared memory; decoupled models, too."""
+    out = tmp_path / "run.json"
+    rate = ["--rate", "200", "--request-distribution", "constant", "--out", out]
+    inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT)
+    assert (level_of(out)["kind"], level_of(out)["errors"]) == ("rate", {})
+    assert 100 < level_of(out)["rate"] < 400
+    region = ["--url", server.unix, "--shared-memory", "system", "--output-shared-memory-size", "64"]
+    inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT, *region, url=False)
+    assert not level_of(out)["errors"]
+    inferd("perf", "repeat", "--shape", "IN:3", *rate, *SHORT, *region, url=False)
+    assert level_of(out)["between"]["mean"] > 0
+    slow = ["--rate", "10", "--max-in-flight", "1", "--warmup", "0", "--measurement-interval", "1000"]
+    inferd("perf", "late", "--shape", "INPUT0:4", "--streaming", *slow, "--max-trials", "1", "--out", out)
+    assert level_of(out)["max"] > 700_000
+
+
+def test_streams_that_end(models, tmp_path):
+    """Guards that the loss of the server ends a run with streams, and that it is told."""
+    out = tmp_path / "run.json"
+    command = (sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", "0")
+    with doors.running(*command, ends_with=-signal.SIGKILL) as server, ThreadPoolExecutor(1) as pool:
+        arguments = ["--url", server.address, "--shape", "IN:3", "--measurement-interval", "600000", "--warmup", "0"]
+        run = pool.submit(cli.main, ["perf", "repeat", *arguments, "--out", str(out)])
+        with grpcclient.InferenceServerClient(server.address) as client:
+            while not client.get_inference_statistics("repeat").model_stats[0].execution_count:
+                assert not run.done()
+        server.kill()
+        assert run.result(60) == 1
+    assert level_of(out)["errors"] == {"lost": 1}
+
+
 def level_of(path):
     """The only one of a run."""
     (level,) = json.loads(path.read_text())["levels"]
@@ -268,7 +301,13 @@ def level_of(path):
 
 
 @pytest.mark.parametrize(
-    "load", [["--concurrency", "3"], ["--rate", "300", "--num-of-sequences", "3"], ["--streaming"]]
+    "load",
+    [
+        ["--concurrency", "3"],
+        ["--rate", "300", "--num-of-sequences", "3"],
+        ["--streaming"],
+        ["--streaming", "--rate", "300", "--num-of-sequences", "3"],
+    ],
 )
 def test_sequences(inferd, tmp_path, load):
     """Guards that each sequence has its start, its end, and one request at a time: the server refuses others."""
@@ -297,6 +336,15 @@ def test_several_models_at_once(inferd, tmp_path):
     assert "different ones" in inferd("perf", "fp32", "fp32", status=2)
 
 
+def test_the_spelling_of_perf_analyzer(inferd):
+    """Guards the options of perf_analyzer that have other names here, or mean nothing, and what is refused of them."""
+    quiet = ["-i", "gRPC", "--service-kind=triton", "-a", "-v", "--max-threads", "4", "-H", "some-key: some value"]
+    given = ["--request-parameter", "a:1:int", "--request-parameter", "b:x:y:string", "--string-data", "hello", "-z"]
+    inferd("perf", "-m", "text", "--shape", "INPUT0:1", *quiet, *given, "--request-count", "20", *SHORT)
+    assert "expected grpc" in inferd("perf", "-m", "text", "-i", "http", status=2)
+    assert "NAME:VALUE:TYPE" in inferd("perf", "text", "--request-parameter", "a:b:int", status=2)
+
+
 def test_compressed_requests(inferd):
     """Guards --grpc-compression-algorithm: the server reads what it is sent, by unary calls and in streams."""
     arguments = ["fp32", "--shape", "INPUT0:4000", "--input-data", "zero", *SHORT, "--grpc-compression-algorithm"]
@@ -315,9 +363,12 @@ def test_a_server_that_wants_tls_and_a_header(models, tmp_path, inferd):
     with doors.running_server("native", models, *arguments) as process:
         to = ["--url", process.address, "--root-cert", authority.root, "--client-cert", own.certificate]
         to += ["--client-key", own.key, "--header", "triton-grpc-protocol-key=open"]
+        theirs = {"--root-cert": "--ssl-grpc-root-certifications-file", "--client-key": "--ssl-grpc-private-key-file"}
+        theirs["--client-cert"] = "--ssl-grpc-certificate-chain-file"
         command = ["perf", "fp32", "--shape", "INPUT0:40000", *SHORT, *to]
         for load in (["--concurrency", "4"], ["--rate", "100"], ["--streaming"]):
             inferd(*command, *load, url=False)
+        inferd(*(theirs.get(each, each) for each in command), "--ssl-grpc-use-ssl", url=False)
         assert "calls that failed" in inferd(*command[:-2], url=False, status=1)
         command[command.index(authority.root)] = tmp_path / "none"
         assert "--root-cert" in inferd(*command, url=False, status=1)

@@ -68,7 +68,8 @@ class LoadPlan:
         search: find the highest level within the limit, by halves.
         warm_up: seconds before each level.
         longest: seconds of all levels; 0: as many as they need.
-        shapes, data, letters: of the tensors that are sent; see `requests`.
+        shapes, data, letters, text: of the tensors that are sent; see `requests`.
+        parameters: of each request.
         shared: "system" or "cuda": tensors go through such shared memory.
         device: of CUDA shared memory.
         output_bytes: of an output in shared memory whose size the model does not tell.
@@ -100,6 +101,8 @@ class LoadPlan:
     shapes: tuple[str, ...] = ()
     data: str = "random"
     letters: int = 128
+    text: str = ""
+    parameters: tuple[tuple[str, str | bool | int | float], ...] = ()
     shared: str = ""
     device: int = 0
     output_bytes: int = 102400
@@ -117,8 +120,6 @@ class LoadPlan:
             raise Misused(f"--percentile: expected 50, 90, 95 or 99, got {self.percentile}")
         if self.rows < 1 or self.connections < 1 or self.window <= 0 or self.trials < 1:
             raise Misused("--batch-size, --connections, --measurement-interval, --max-trials: expected more than 0")
-        if self.streaming and (self.rate is not None or self.shared):
-            raise Misused("--streaming: it goes with --concurrency-range, and without shared memory")
         if self.sequence_length < 1 or not 0 <= self.sequence_variation < 1 or self.sequences < 1:
             raise Misused(
                 "--sequence-length, --num-of-sequences: expected more than 0; --sequence-length-variation: 0 to 99"
@@ -153,6 +154,30 @@ def ids_of(text: str) -> tuple[int, int]:
     if not 0 < found[0] <= found[1]:
         raise Misused(f"--sequence-id-range: expected FIRST or FIRST:LAST, numbers above 0, got {text!r}")
     return found
+
+
+def parameters_of(given: tuple[str, ...]) -> tuple[tuple[str, str | bool | int | float], ...]:
+    """Of "NAME:VALUE:TYPE" each, as perf_analyzer has it.
+
+    Raises:
+        Misused: one is none.
+    """
+    kinds = {"string": str, "int": int, "uint": int, "double": float}
+    found: list[tuple[str, str | bool | int | float]] = []
+    for each in given:
+        name, _, rest = each.partition(":")
+        value, _, kind = rest.rpartition(":")
+        try:
+            if kind == "bool" and value in ("true", "false"):
+                found.append((name, value == "true"))
+            else:
+                found.append((name, kinds[kind](value)))
+        except (KeyError, ValueError):
+            raise Misused(
+                "--request-parameter: expected NAME:VALUE:TYPE, where TYPE is string, bool, int, uint or double, got "
+                f"{each!r}"
+            ) from None
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

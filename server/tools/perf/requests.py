@@ -89,7 +89,9 @@ def tensors_of(model: Model, plan: LoadPlan) -> list[Tensors]:
     size = 0
     while len(found) < (1 if plan.data == "zero" else MADE_UP) and size <= MOST_MADE_UP:
         made = {
-            each.name: made_up(each, shape_of(each, shapes, plan.rows), chance, plan.data == "zero", plan.letters)
+            each.name: made_up(
+                each, shape_of(each, shapes, plan.rows), chance, plan.data == "zero", plan.letters, plan.text
+            )
             for each in model.inputs
         }
         found.append(made)
@@ -146,8 +148,12 @@ def _tensor(wanted: Wanted, step: Any, shapes: dict[str, tuple[int, ...]], path:
         ) from None
 
 
-class Messages:
-    """Serialised requests, and the shared memory that they speak of; to be used in a `with` statement."""
+Request = tuple[list[grpcclient.InferInput], list[grpcclient.InferRequestedOutput] | None]
+"""Inputs, and the outputs that are asked for; None: all."""
+
+
+class Requests:
+    """What is sent in turn, and the shared memory that it speaks of; to be used in a `with` statement."""
 
     def __init__(self, client: grpcclient.InferenceServerClient, model: Model, plan: LoadPlan) -> None:
         self._model = model
@@ -156,7 +162,6 @@ class Messages:
         self._region: Any = nullcontext()
         if plan.shared:
             self._region = self._shared(client)
-        self.rows = plan.rows if model.batches else 1
 
     def _shared(self, client: grpcclient.InferenceServerClient) -> AbstractContextManager[Any]:
         arrays: dict[str, Any] = {}
@@ -177,23 +182,18 @@ class Messages:
         except RuntimeError as error:
             raise Misused(f"--shared-memory cuda: {error}") from None
 
-    def __enter__(self) -> list[bytes]:
+    def __enter__(self) -> list[Request]:
         try:
             region = self._region.__enter__()
         except RuntimeError as error:
             raise CallFailed(f"--shared-memory {self._plan.shared}: {error}") from None
-        found = []
-        for i, tensors in enumerate(self._tensors):
-            if region is None:
-                inputs, outputs = inputs_of(self._model, tensors), None
-            else:
-                inputs = [region.input(name, f"{i}/{name}") for name in tensors]
-                outputs = [region.output(name, f"output/{name}") for name, _, _ in self._model.outputs]
-            pieces = request_pieces(
-                self._plan.model, inputs, self._plan.version, outputs, "", 0, False, False, 0, None, None
-            )
-            found.append(b"".join(bytes(piece) for piece in pieces)[5:])
-        return found
+        if region is None:
+            return [(inputs_of(self._model, tensors), None) for tensors in self._tensors]
+        outputs = [region.output(name, f"output/{name}") for name, _, _ in self._model.outputs]
+        return [
+            ([region.input(name, f"{i}/{name}") for name in tensors], outputs)
+            for i, tensors in enumerate(self._tensors)
+        ]
 
     def __exit__(self, *error: Any) -> None:
         self._region.__exit__(*error)
@@ -207,3 +207,11 @@ def inputs_of(model: Model, tensors: Tensors) -> list[grpcclient.InferInput]:
         )
         for each in model.inputs
     ]
+
+
+def serialised(plan: LoadPlan, request: Request) -> bytes:
+    """The message of a unary call."""
+    inputs, outputs = request
+    said = dict(plan.parameters)
+    pieces = request_pieces(plan.model, inputs, plan.version, outputs, "", 0, False, False, 0, None, said)
+    return b"".join(bytes(piece) for piece in pieces)[5:]

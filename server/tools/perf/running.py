@@ -14,7 +14,7 @@ from server.errors import Misused
 from server.tools.perf.measuring import Accounts, Level, Load, Subject, Unary, measure, process_of
 from server.tools.perf.plan import Files, LoadPlan
 from server.tools.perf.report import histogram_text, level_table, remarks, write
-from server.tools.perf.requests import Messages, Model, model_of, tensors_of
+from server.tools.perf.requests import Model, Requests, model_of, serialised
 from server.tools.perf.streaming import Streams
 from server.tools.reach import CallFailed, Reach, failure
 
@@ -105,14 +105,16 @@ def _levels(
         makers: list[Callable[[float], Load]] = []
         for plan, model in zip(plans, models, strict=True):
             accounts = Accounts(client, plan, reach.metadata, process)
-            if plan.streaming or model.decoupled:
-                makers.append(partial(Streams, reach, plan, model, tensors_of(model, plan), accounts))
+            streams = plan.streaming or model.decoupled
+            if model.sequences and plan.compression and not streams:
+                raise Misused(
+                    "--grpc-compression-algorithm: requests of sequences are compressed with --streaming only"
+                )
+            requests = stack.enter_context(Requests(client, model, plan))
+            if streams:
+                makers.append(partial(Streams, reach, plan, model, requests, accounts))
             else:
-                if model.sequences and plan.compression:
-                    raise Misused(
-                        "--grpc-compression-algorithm: requests of sequences are compressed with --streaming only"
-                    )
-                messages = stack.enter_context(Messages(client, model, plan))
+                messages = [serialised(plan, each) for each in requests]
                 makers.append(partial(Unary, reach, plan, model, messages, accounts))
         return _swept(plans, ends, makers, quiet)
 

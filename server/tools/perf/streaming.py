@@ -6,44 +6,125 @@ import itertools
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import inferd_client.grpc as grpcclient
 from inferd_client.driver.report import Latency, Report
+from inferd_client.utils import InferenceServerException
 from server.tools.perf.measuring import Accounts, Window
 from server.tools.perf.plan import LoadPlan
-from server.tools.perf.requests import Model, Tensors, inputs_of
+from server.tools.perf.requests import Model, Request
 from server.tools.reach import Reach
+
+UNKNOWN = 2  # gRPC's status of an answer that says what went wrong
 
 
 class Streams:
-    """So many streams, each of a client of its own."""
+    """Streams, each of a client of its own: so many, or with a rate as many as the requests that are due need.
+
+    With a rate, a request that is due while no stream is free waits, and its wait counts.
+
+    Args:
+        level: of streams, or requests per second.
+    """
 
     def __init__(
-        self, reach: Reach, plan: LoadPlan, model: Model, tensors: Sequence[Tensors], accounts: Accounts, level: float
+        self, reach: Reach, plan: LoadPlan, model: Model, requests: Sequence[Request], accounts: Accounts, level: float
     ) -> None:
-        self._accounts = accounts
-        requests = [inputs_of(model, each) for each in tensors]
-        lengths = random.Random(1)
         first, last = plan.sequence_ids
         ids = itertools.cycle(range(first, last + 1))
-        self._streams = [Stream(reach, plan, model, requests, i, ids, lengths) for i in range(max(1, round(level)))]
+        self._make = partial(Stream, reach, plan, model, requests, ids, random.Random(1), self._over)
+        self._accounts = accounts
+        self._rate = level if plan.rate is not None else 0.0
+        self._scattered = plan.scattered
+        self._most = plan.sequences if model.sequences else plan.most_in_flight
+        self._chance = random.Random(2)
+        self._quiet = threading.Condition()
+        self._streams: list[Stream] = []
+        self._free: deque[Stream] = deque()
+        self._waiting: deque[float] = deque()  # when requests were due
+        self._busy = 0
+        self._ends = 0.0
+        if not self._rate:
+            for _ in range(max(1, round(level))):
+                self._free.append(self._another())
 
-    def window(self, seconds: float, requests: int) -> Window:  # noqa: ARG002 - streams end their requests
+    def _another(self) -> Stream:
+        made = self._make(len(self._streams))
+        self._streams.append(made)
+        return made
+
+    def window(self, seconds: float, requests: int) -> Window:
         """See Load; it ends when the requests that are under way have."""
+        found = self._measured(seconds)
+        while found.report.requests < requests and found.report.requests > found.report.lost:
+            seconds = max(seconds, seconds * (requests - found.report.requests) / found.report.requests)
+            found = self._measured(seconds)
+        return found
+
+    def _measured(self, seconds: float) -> Window:
+        for each in self._streams:
+            each.reset()
         before, cpu, started = self._accounts.look(), time.process_time(), time.perf_counter()
-        for each in self._streams:
-            each.begin(started + seconds)
-        for each in self._streams:
-            each.idle.wait()
+        self._ends = started + seconds
+        if self._rate:
+            self._pace(started)
+        self._go_on()
+        with self._quiet:
+            self._quiet.wait_for(lambda: self._busy == 0)
+            self._waiting.clear()  # there is no stream left for them
         elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-        ended = sorted(value for each in self._streams for value in each.whole)
         first = tuple(value for each in self._streams for value in each.first)
         between = tuple(value for each in self._streams for value in each.between)
-        failed = sum(each.failed for each in self._streams)
-        return Window(_report(ended, failed, elapsed, cpu), self._accounts.look().since(before), first, between)
+        return Window(_report(self._streams, elapsed, cpu), self._accounts.look().since(before), first, between)
+
+    def _pace(self, due: float) -> None:
+        """Have requests sent when they are due, until the window's end."""
+        while True:
+            due += self._chance.expovariate(self._rate) if self._scattered else 1 / self._rate
+            if due >= self._ends:
+                break
+            time.sleep(max(due - time.perf_counter(), 0.0))
+            with self._quiet:
+                stream = self._free.popleft() if self._free else None
+                if stream is None and sum(not each.lost for each in self._streams) >= self._most:
+                    self._waiting.append(due)
+                    continue
+                self._busy += 1
+            (stream or self._another()).send(due)
+        time.sleep(max(self._ends - time.perf_counter(), 0.0))
+
+    def _go_on(self) -> None:
+        """Have streams without a request send those that belong to the window, all the same."""
+        now = time.perf_counter()
+        with self._quiet:
+            chosen = [each for each in self._free if not self._rate or each.amid_sequence]
+            for each in chosen:
+                self._free.remove(each)
+            self._busy += len(chosen)
+        for each in chosen:
+            each.send(now)
+
+    def _over(self, stream: Stream) -> None:
+        """A stream's request has ended, or the stream itself."""
+        due = now = time.perf_counter()
+        with self._quiet:
+            if not stream.lost and self._waiting:
+                due = self._waiting.popleft()
+            elif stream.lost or not self._goes_on(stream, now):
+                if not stream.lost:
+                    self._free.append(stream)
+                self._busy -= 1
+                self._quiet.notify()
+                return
+        stream.send(due)
+
+    def _goes_on(self, stream: Stream, now: float) -> bool:
+        """Whether its next request follows at once: after the window's end only what ends its sequence."""
+        return not self._rate if now < self._ends else stream.amid_sequence
 
     def close(self) -> None:
         """End them."""
@@ -52,11 +133,18 @@ class Streams:
 
 
 class Stream:
-    """A stream that sends the next request when the one before is answered to its end.
+    """A stream, which is told when to send a request, and tells when that is answered to its end.
 
     Args:
         turn: the request to begin with.
         ids, lengths: of sequences, for all streams.
+        over: is called with the stream when its request has ended.
+
+    Attributes:
+        whole, first, between: microseconds from when a request was due to its end and to its first answer, and from
+            answer to answer.
+        statuses: of requests that have ended.
+        lost: the stream itself has ended.
     """
 
     def __init__(
@@ -64,52 +152,66 @@ class Stream:
         reach: Reach,
         plan: LoadPlan,
         model: Model,
-        requests: Sequence[Any],
-        turn: int,
+        requests: Sequence[Request],
         ids: Iterator[int],
         lengths: random.Random,
+        over: Callable[[Stream], None],
+        turn: int,
     ) -> None:
-        self.idle = threading.Event()
         self._plan = plan
         self._model = model
         self._requests = requests
         self._turn = turn
         self._ids = ids
         self._lengths = lengths
+        self._over = over
         self._sequence = self._step = self._steps = 0
-        self._ends = self._sent = self._last = 0.0
-        self._reset()
+        self._due = self._last = 0.0
+        self._pending = self._failed = False
+        self.lost = False
+        self.reset()
         self._client = reach.client()
         self._client.start_stream(self._told, headers=reach.metadata, compression_algorithm=plan.compression or None)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget what was measured."""
         self.whole: list[float] = []
         self.first: list[float] = []
         self.between: list[float] = []
-        self.failed = 0
+        self.statuses: Counter[int] = Counter()
+        self.losses = 0
+        self.sample = ""
 
-    def begin(self, ends: float) -> None:
-        """Send requests until then."""
-        self._reset()
-        self._ends = ends
-        self.idle.clear()
-        self._send()
+    @property
+    def amid_sequence(self) -> bool:
+        """Whether the sequence that it is in has further requests."""
+        return self._step != self._steps
 
-    def _send(self) -> None:
+    def send(self, due: float) -> None:
+        """Send the next request, which was due then."""
         self._turn += 1
-        self._sent = time.perf_counter()
+        self._due = due
         self._last = 0.0
-        self._client.async_stream_infer(
-            self._plan.model,
-            self._requests[self._turn % len(self._requests)],
-            self._plan.version,
-            enable_empty_final_response=self._model.decoupled,
-            **(self._place() if self._model.sequences else {}),
-        )
+        self._failed = False
+        self._pending = True
+        inputs, outputs = self._requests[self._turn % len(self._requests)]
+        place = self._place() if self._model.sequences else {}
+        try:
+            self._client.async_stream_infer(
+                self._plan.model,
+                inputs,
+                self._plan.version,
+                outputs,
+                enable_empty_final_response=self._model.decoupled,
+                parameters=dict(self._plan.parameters),
+                **place,
+            )
+        except InferenceServerException as error:
+            self._lose(error)
 
     def _place(self) -> dict[str, Any]:
         """Of the next request, in a sequence."""
-        if self._step == self._steps:
+        if not self.amid_sequence:
             least, most = (self._plan.sequence_length * (1 + way * self._plan.sequence_variation) for way in (-1, 1))
             self._steps = self._lengths.randint(max(1, int(least)), max(1, int(most)))
             self._sequence, self._step = next(self._ids), 0
@@ -117,39 +219,56 @@ class Stream:
         return {
             "sequence_id": self._sequence,
             "sequence_start": self._step == 1,
-            "sequence_end": self._step == self._steps,
+            "sequence_end": not self.amid_sequence,
         }
 
-    def _told(self, result: grpcclient.InferResult | None, error: Exception | None) -> None:
+    def _told(self, result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
         now = time.perf_counter()
+        if not self._pending and (error is None or error.status() is None):
+            return  # an answer more than one was to be expected
+        final = not self._model.decoupled
         if error is not None:
-            self.failed += 1
+            self.sample = self.sample or str(error)
+            if error.status() is not None:
+                self._lose(error)
+                return
+            self._failed = True
             self._step = self._steps  # the server has ended its sequence, too
-            if self._model.decoupled:
-                return  # its end follows
-        elif result is not None and result.names:
-            if self._last:
-                self.between.append((now - self._last) * 1e6)
-            else:
-                self.first.append((now - self._sent) * 1e6)
-            self._last = now
-        if self._model.decoupled and not (
-            result is not None and result.get_response().parameters["triton_final_response"].bool_param
-        ):
-            return
-        self.whole.append((now - self._sent) * 1e6)
-        if now < self._ends or self._step != self._steps:
-            self._send()
-        else:
-            self.idle.set()
+        elif result is not None:
+            if result.names:
+                if self._last:
+                    self.between.append((now - self._last) * 1e6)
+                else:
+                    self.first.append((now - self._due) * 1e6)
+                self._last = now
+            final = final or result.get_response().parameters["triton_final_response"].bool_param
+        if final:
+            self.whole.append((now - self._due) * 1e6)
+            self.statuses[UNKNOWN if self._failed else 0] += 1
+            self._pending = False
+            self._over(self)
+
+    def _lose(self, error: InferenceServerException) -> None:
+        """The stream has ended, and with it the request that is under way."""
+        self.sample = self.sample or str(error)
+        pending, self._pending = self._pending, False
+        if not self.lost:
+            self.lost = True
+            self._step = self._steps
+        if pending:
+            self.losses += 1
+            self._over(self)
 
     def close(self) -> None:
         """End it."""
         self._client.close()
 
 
-def _report(ended: Sequence[float], failed: int, seconds: float, cpu: float) -> Report:
+def _report(streams: Sequence[Stream], seconds: float, cpu: float) -> Report:
     """As the driver has it."""
+    ended = sorted(value for each in streams for value in each.whole)
+    lost = sum(each.losses for each in streams)
+    statuses: Counter[int] = sum((each.statuses for each in streams), Counter())
 
     def at(share: float) -> float:
         return ended[min(len(ended) - 1, int(share * len(ended)))] if ended else 0.0
@@ -158,16 +277,16 @@ def _report(ended: Sequence[float], failed: int, seconds: float, cpu: float) -> 
     latency = Latency(mean, at(0.5), at(0.9), at(0.95), at(0.99), at(0.999), ended[-1] if ended else 0.0)
     histogram = sorted(Counter(float(f"{value:.3g}") for value in ended).items())
     return Report(
-        requests=len(ended),
+        requests=len(ended) + lost,
         answered=len(ended),
         cancelled=0,
         reset=0,
-        lost=0,
-        correct=len(ended) - failed,
+        lost=lost,
+        correct=statuses[0],
         deadlines=0,
-        statuses={0: len(ended) - failed, **({2: failed} if failed else {})},
+        statuses=dict(statuses),
         wrong={},
-        samples=[],
+        samples=[each.sample for each in streams if each.sample][:1],
         seconds=seconds,
         rate=len(ended) / seconds,
         bytes_sent=0,

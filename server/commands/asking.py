@@ -1,4 +1,4 @@
-"""The commands that ask a server, of this project or another that speaks the v2 protocol; `server.cli` has the others.
+"""The commands that ask a server, of this project or another that speaks the v2 protocol.
 
 What they need is imported when one of them is run.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from server.errors import Misused
 
@@ -27,7 +27,8 @@ class Server:
 
     Attributes:
         url: HOST:PORT, or unix:PATH.
-        root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
+        root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
+        tls: Use TLS; without --root-cert whom the system trusts is trusted.
         client_cert: PEM file of who asks, where the server wants to know.
         client_key: PEM file of its key.
         header: KEY=VALUE, such as authorization; may be given several times.
@@ -36,6 +37,7 @@ class Server:
 
     url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001"
     root_cert: Path | None = None
+    tls: Switch = False
     client_cert: Path | None = None
     client_key: Path | None = None
     header: Several = ()
@@ -45,7 +47,8 @@ class Server:
         """The same, checked."""
         from server.tools.reach import Reach
 
-        return Reach(self.url, self.root_cert, self.client_cert, self.client_key, metadata(self.header), self.timeout)
+        headers = metadata(self.header)
+        return Reach(self.url, self.root_cert, self.client_cert, self.client_key, headers, self.timeout, self.tls)
 
 
 def metadata(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -66,10 +69,70 @@ def metadata(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 HERE = Server()
 Format = Literal["table", "json"]
 
-models = App(name="models", help="The models of a server, and new ones.")
+
+def health(
+    *,
+    url: Annotated[str, Parameter(name=("--url", "-u"))] = "127.0.0.1:8001",
+    service: str = "",
+    timeout: float = 2.0,
+    root_cert: Path | None = None,
+    header: Several = (),
+) -> int:
+    """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
+
+    Args:
+        url: HOST:PORT, or unix:PATH.
+        service: A model, or MODEL/VERSION; the server itself unless said otherwise.
+        timeout: Seconds to wait for the answer.
+        root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
+        header: KEY=VALUE, such as what a restricted protocol asks for; may be given several times.
+    """
+    from server.tools.health import HealthCheck, ask
+
+    ask(HealthCheck(url, service, timeout, root_cert, metadata(header)))
+    print(f"{url}: {service or 'the server'} is SERVING")
+    return 0
 
 
-@models.command
+def top(
+    url: Annotated[
+        str, Parameter(help="Where metrics are served, or grpc://HOST:PORT of a v2 server.")
+    ] = "http://localhost:8002/metrics",
+    *,
+    interval: float = 1.0,
+    once: bool = False,
+    format: Literal["table", "json"] = "table",  # noqa: A002 - the option's name
+    root_cert: Path | None = None,
+    header: Several = (),
+) -> int:
+    """Show what a server does: requests, times, batches and instances of each model.
+
+    It reads the metrics of this server or of tritonserver, or asks any v2 server by gRPC for its statistics. What those
+    do not tell is shown as -.
+
+    Args:
+        interval: Seconds between two looks.
+        once: Print what was done in one interval, and end.
+        format: Of what --once prints; json implies it.
+        root_cert: PEM file to check a v2 server's certificate against; without it the connection is plain text.
+        header: KEY=VALUE for a v2 server, such as authorization; may be given several times.
+    """
+    from server.tools.looking import target_of
+    from server.tools.top import once as print_once
+    from server.tools.top import watch
+
+    if interval <= 0:
+        raise Misused("--interval: expected more than 0 seconds")
+    try:
+        target = target_of(url, root_cert, metadata(header))
+    except (OSError, ValueError) as error:
+        raise Misused(f"top: {url}: {error}") from None
+    return print_once(target, interval, format) if once or format == "json" else watch(target, interval)
+
+
+# ---- models -------------------------------------------------------------------------------------------------------
+
+
 def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002 - the option's name
     """List the repository's models and their states.
 
@@ -82,7 +145,6 @@ def ls(*, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
     return 0
 
 
-@models.command
 def load(*model: str, server: Server = HERE, model_config: Path | None = None) -> int:
     """Load models, or load them anew, on a server with --model-control-mode=explicit.
 
@@ -96,7 +158,6 @@ def load(*model: str, server: Server = HERE, model_config: Path | None = None) -
     return 0
 
 
-@models.command
 def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> int:
     """Unload models, on a server with --model-control-mode=explicit.
 
@@ -110,7 +171,6 @@ def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> in
     return 0
 
 
-@models.command
 def describe(
     model: str,
     *,
@@ -133,7 +193,6 @@ def describe(
     return 0
 
 
-@models.command
 def stats(model: str = "", *, server: Server = HERE, format: Format = "table") -> int:  # noqa: A002
     """Tell what models have done since they were loaded.
 
@@ -147,13 +206,13 @@ def stats(model: str = "", *, server: Server = HERE, format: Format = "table") -
     return 0
 
 
-@models.command
 def init(
     file: Path,
     *,
     repository: Path = Path("models"),
     name: str = "",
     max_batch_size: int | None = None,
+    input: Several = (),  # noqa: A002 - the option's name
     force: Switch = False,
 ) -> int:
     """Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.
@@ -163,11 +222,16 @@ def init(
         repository: The folder of model folders.
         name: Of the model; the file's unless given.
         max_batch_size: The largest batch; what the model file allows unless given.
+        input: NAME:DATATYPE:SIZE,SIZE of an input of a TorchScript file, with -1 for sizes that vary, and without the
+            batch unless --max-batch-size is 0; they are guessed unless given.
         force: Write over what is there.
     """
     from server.authoring import make_model
 
-    return make_model(file, repository, name, max_batch_size, force=force)
+    return make_model(file, repository, name, max_batch_size, input, force=force)
+
+
+# ---- requests -----------------------------------------------------------------------------------------------------
 
 
 def infer(
@@ -224,6 +288,7 @@ def perf(
     measurement_interval: Annotated[int, Parameter(name=("--measurement-interval", "-p"))] = 1000,
     measurement_mode: Literal["time_windows", "count_windows"] = "time_windows",
     measurement_request_count: int = 50,
+    request_count: int = 0,
     stability_percentage: Annotated[float, Parameter(name=("--stability-percentage", "-s"))] = 10.0,
     max_trials: Annotated[int, Parameter(name=("--max-trials", "-r"))] = 10,
     percentile: int = 0,
@@ -234,6 +299,8 @@ def perf(
     shape: Several = (),
     input_data: str = "random",
     string_length: int = 128,
+    string_data: str = "",
+    request_parameter: Several = (),
     shared_memory: Literal["none", "system", "cuda"] = "none",
     output_shared_memory_size: int = 102400,
     cuda_device: int = 0,
@@ -264,6 +331,7 @@ def perf(
         measurement_interval: Milliseconds of a window.
         measurement_mode: With count_windows, a window has at least --measurement-request-count requests.
         measurement_request_count: See --measurement-mode.
+        request_count: One window of so many requests or a few more, in place of those that agree.
         stability_percentage: Per cent by which the last three windows of a level may differ.
         max_trials: Windows of a level at most.
         percentile: 50, 90, 95 or 99: must be stable, and is held against the threshold; the mean unless given.
@@ -274,6 +342,9 @@ def perf(
         shape: INPUT:SIZE,SIZE where the model leaves it open.
         input_data: random, zero, or a JSON file as perf_analyzer reads it.
         string_length: Letters of strings that are made up.
+        string_data: In place of such strings.
+        request_parameter: NAME:VALUE:TYPE of each request: string, bool, int, uint or double; may be given several
+            times.
         shared_memory: Tensors are in a region of shared memory: system, or cuda, which is memory of a GPU.
         output_shared_memory_size: Bytes of an output in it whose size the model does not tell.
         cuda_device: The GPU of --shared-memory cuda.
@@ -285,7 +356,7 @@ def perf(
         num_of_sequences: With a rate, how many there are at a time; else as many as requests in flight.
         out: .json or .csv file of the results; may be given several times.
     """
-    from server.tools.perf.plan import Files, LoadPlan, ids_of, range_of
+    from server.tools.perf.plan import Files, LoadPlan, ids_of, parameters_of, range_of
     from server.tools.perf.running import run
 
     names = (*model, *model_name)
@@ -301,9 +372,9 @@ def perf(
         connections=connections,
         most_in_flight=max_in_flight,
         window=measurement_interval / 1000,
-        window_requests=measurement_request_count if measurement_mode == "count_windows" else 0,
+        window_requests=request_count or (measurement_request_count if measurement_mode == "count_windows" else 0),
         stability=stability_percentage / 100,
-        trials=max_trials,
+        trials=1 if request_count else max_trials,
         percentile=percentile,
         limit_ms=latency_threshold,
         search=binary_search,
@@ -312,6 +383,8 @@ def perf(
         shapes=shape,
         data=input_data,
         letters=string_length,
+        text=string_data,
+        parameters=parameters_of(request_parameter),
         shared="" if shared_memory == "none" else shared_memory,
         device=cuda_device,
         output_bytes=output_shared_memory_size,
@@ -401,12 +474,3 @@ def tune(
         serve_option,
     )
     return look(wanted, write=write, out=out)
-
-
-def register(app: App) -> None:
-    """Add the commands to the program's."""
-    app.command(models)
-    app.command(infer)
-    app.command(perf)
-    app.command(plot)
-    app.command(tune)

@@ -1,0 +1,162 @@
+"""The program `inferd`: its commands by their names, and where each is.
+
+A command is imported when it is used, and so is cyclopts, which parses its options: the list of the commands is printed
+at once, and a container's `inferd health` does not pay for the server's options.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from cyclopts import App
+    from cyclopts.argument import ArgumentCollection
+
+MEANING = "A gRPC inference server for Triton model repositories, and the tools around it."
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        place: MODULE:FUNCTION; the function's arguments are the options, its docstring the help.
+        summary: the first sentences of that.
+        usage: what follows the command's name, where the arguments do not say it.
+    """
+
+    place: str
+    summary: str
+    usage: str = ""
+
+
+SERVING, ASKING = "server.commands.serving", "server.commands.asking"
+
+GROUPS: dict[tuple[str, ...], str] = {
+    ("models",): "The models of a server, and new ones.",
+    ("config",): "The options of the server.",
+}
+"""Names before those of commands, and what such commands are about."""
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+    ("serve",): Command(
+        f"{SERVING}:serve", "Serve the models of a repository until told to stop.", "[REPOSITORY...] [OPTIONS]"
+    ),
+    ("check",): Command(
+        f"{SERVING}:check",
+        "Tell what would keep each model of a repository from being served, and what of its configuration is ignored.",
+        "REPOSITORY... [OPTIONS]",
+    ),
+    ("health",): Command(
+        f"{ASKING}:health", "Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise."
+    ),
+    ("infer",): Command(f"{ASKING}:infer", "Ask a model of a server and print its answer."),
+    ("models", "ls"): Command(f"{ASKING}:ls", "List the repository's models and their states."),
+    ("models", "load"): Command(
+        f"{ASKING}:load", "Load models, or load them anew, on a server with --model-control-mode=explicit."
+    ),
+    ("models", "unload"): Command(f"{ASKING}:unload", "Unload models, on a server with --model-control-mode=explicit."),
+    ("models", "describe"): Command(f"{ASKING}:describe", "Tell what a model takes and gives."),
+    ("models", "stats"): Command(f"{ASKING}:stats", "Tell what models have done since they were loaded."),
+    ("models", "init"): Command(
+        f"{ASKING}:init",
+        "Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.",
+    ),
+    ("top",): Command(
+        f"{ASKING}:top", "Show what a server does: requests, times, batches and instances of each model."
+    ),
+    ("perf",): Command(
+        f"{ASKING}:perf",
+        "Put a model under load: requests per second, latencies, and where the server spends the time.",
+    ),
+    ("plot",): Command(
+        f"{ASKING}:plot", "Draw what `inferd perf --out run.json` has written; several runs beside each other."
+    ),
+    ("tune",): Command(
+        f"{ASKING}:tune",
+        "Find the batch size, instances, queue delay and threads with which a model gives the most throughput.",
+    ),
+    ("config", "show"): Command(
+        f"{SERVING}:show_config",
+        "Tell each option of `inferd serve`, what it would be, and where that is from.",
+        "[OPTIONS OF serve]",
+    ),
+    ("check-backend",): Command(
+        f"{SERVING}:check_backend",
+        "Load the models of a repository and tell whether their backend keeps to its contract; for who writes one.",
+        "REPOSITORY... [OPTIONS]",
+    ),
+    ("build-engine",): Command(
+        f"{SERVING}:build_engine", "Build a plan of TensorRT from an ONNX model, for the GPU of this machine."
+    ),
+    ("completion",): Command(
+        "server.program:completion",
+        "Print what a shell needs to complete commands and options: `source <(inferd completion bash)`.",
+    ),
+}
+
+
+def named(tokens: list[str]) -> tuple[str, ...]:
+    """The command or group that the tokens begin with; () for the program itself."""
+    chain = tuple(tokens[:2])
+    while chain and chain not in COMMANDS and chain not in GROUPS:
+        chain = chain[:-1]
+    return chain
+
+
+@cache
+def program() -> App:
+    """The commands for cyclopts."""
+    from cyclopts import App, Parameter
+    from cyclopts.config import Env
+
+    root = App(
+        name="inferd",
+        help=MEANING,
+        default_parameter=Parameter(negative=()),
+        config=[Env("INFERD_", command=False), from_file],
+        suppress_keyboard_interrupt=False,  # it is the caller's
+    )
+    groups: dict[tuple[str, ...], App] = {(): root}
+    for chain, meaning in GROUPS.items():
+        groups[chain] = App(name=chain[-1], help=meaning)
+        root.command(groups[chain])
+    for chain, command in COMMANDS.items():
+        groups[chain[:-1]].command(command.place, name=chain[-1])
+    return root
+
+
+def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill what neither flags nor environment gave from the TOML file that --config names.
+
+    Raises:
+        Misused: it cannot be read, or has what is no option.
+    """
+    tokens = [token for argument in arguments if argument.name == "--config" for token in argument.tokens]
+    if not tokens:
+        return
+    import tomllib
+    from pathlib import Path
+
+    from cyclopts import CycloptsError
+    from cyclopts.config import Toml
+
+    from server.errors import Misused
+
+    path = Path(tokens[0].value)
+    if not path.is_file():
+        raise Misused(f"--config: there is no file {path}")
+    try:
+        Toml(path, use_commands_as_keys=False)(app, commands, arguments)
+    except (tomllib.TOMLDecodeError, CycloptsError) as error:
+        raise Misused(f"--config: {path}: {error}") from None
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print what a shell needs to complete commands and options: `source <(inferd completion bash)`.
+
+    Args:
+        shell: Which one.
+    """
+    print(program().generate_completion(shell=shell))
+    return 0
