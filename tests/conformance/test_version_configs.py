@@ -158,9 +158,9 @@ def test_a_change_of_a_versions_configuration_loads_that_version_alone(server) -
 
 
 WRONG = {
-    "policy": ("\nversion_policy { latest { } }", r":2: version_policy is the same for all versions of a model"),
-    "name": ('name: "other"', r":1: name is the same for all versions of a model"),
-    "ensemble": ('platform: "ensemble"', r":1: an ensemble is one in all of its versions"),
+    "policy": ("\nversion_policy { latest { } }", r":2: version_policy is the same for all versions of model 'policy'"),
+    "name": ('name: "other"', r":1: name is the same for all versions of model 'name'"),
+    "ensemble": ('platform: "ensemble"', r":1: all versions of model 'ensemble' are ensembles, or none is"),
     "typo": ("max_batch: 3", r":1:\d+: .*'max_batch_size'"),
     "rule": ("\n\nmax_batch_size: -1", r":3: .*max_batch_size"),
 }

@@ -85,9 +85,9 @@ def _not_for_a_version(
 ) -> Iterator[Finding]:
     for name in ("name", *OF_THE_MODEL):
         if name in written and getattr(merged, name) != getattr(config, name):
-            text = f"{name} is the same for all versions of a model"
-            yield Finding((name,), text, f"write it into {path} alone")
+            text = f"{name} is the same for all versions of model '{config.name}'"
+            yield Finding((name,), text, f"write it into {path} alone", names_model=True)
     if is_ensemble(merged) != is_ensemble(config):
         field = "ensemble_scheduling" if "ensemble_scheduling" in written else "platform"
-        text = "an ensemble is one in all of its versions, which have one configuration"
-        yield Finding((field,), text, f"write it into {path} alone")
+        text = f"all versions of model '{config.name}' are ensembles, or none is"
+        yield Finding((field,), text, f"write it into {path} alone", names_model=True)
