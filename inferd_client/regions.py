@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from multiprocessing import shared_memory
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from inferd_client._tensors import InferInput, InferRequestedOutput, host_array
 from inferd_client.utils import InferenceServerException, np_to_triton_dtype, raise_error
@@ -16,10 +16,24 @@ from inferd_client.utils import InferenceServerException, np_to_triton_dtype, ra
 if TYPE_CHECKING:
     import numpy as np
 
-    from inferd_client.grpc import InferenceServerClient
-
 ALIGNMENT = 64
 """Bytes; each array begins at a multiple of it."""
+
+
+class Registry(Protocol):
+    """A client, as far as regions need one; see `inferd_client.grpc.InferenceServerClient`."""
+
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> Any:
+        """Register a shared memory object."""
+
+    def unregister_system_shared_memory(self, name: str) -> Any:
+        """Unregister it."""
+
+    def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> Any:
+        """Register memory of a device."""
+
+    def unregister_cuda_shared_memory(self, name: str) -> Any:
+        """Unregister it."""
 
 
 class SharedArrays:
@@ -41,7 +55,7 @@ class SharedArrays:
         InferenceServerException: an array has a datatype that shared memory has not, or the server refuses.
     """
 
-    def __init__(self, client: InferenceServerClient, arrays: Mapping[str, Any], name: str | None = None) -> None:
+    def __init__(self, client: Registry, arrays: Mapping[str, Any], name: str | None = None) -> None:
         import numpy as np
 
         self.name = name or f"inferd-client-{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -137,9 +151,7 @@ class DeviceArrays(SharedArrays):
         RuntimeError: cuda-bindings is not installed.
     """
 
-    def __init__(
-        self, client: InferenceServerClient, arrays: Mapping[str, Any], name: str | None = None, device: int = 0
-    ) -> None:
+    def __init__(self, client: Registry, arrays: Mapping[str, Any], name: str | None = None, device: int = 0) -> None:
         from inferd_client.utils import cuda_shared_memory
 
         super().__init__(client, arrays, name)

@@ -45,9 +45,9 @@ def parameters() -> str:
 
 
 def options() -> str:
-    """The fields of Settings in their parts, with their defaults and the texts below them, as the source has them."""
+    """The fields of Options in their parts, with their defaults and the texts below them, as the source has them."""
     tree = ast.parse((ROOT / "server" / "settings" / "options.py").read_text())
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Options")
     meanings = {
         ast.unparse(field.target): " ".join(str(text.value.value).split())
         for field, text in pairwise(body)

@@ -140,7 +140,7 @@ class Engine:
             on_loaded: called when they are loaded, before the server is ready.
         """
         loop = asyncio.get_running_loop()
-        self._loader.serve(EngineServices(self))
+        self._loader.serve(EngineServices(self, self.measures, self.infer.entrance))
         loop.add_reader(self._bridge.event_fd, self._on_finished)
         loop.add_reader(self._bridge.timers.fd, self._on_timer)
         if self._store is not None:

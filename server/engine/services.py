@@ -5,26 +5,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from backends.api import BackendError
+from server.engine.measures import Measures
+from server.engine.version import LoadedVersion
 from server.errors import InvalidArgument, ServerError
 
-if TYPE_CHECKING:
-    from server.engine.engine import Engine
+
+class ModelService(Protocol):
+    """What models may ask about models; see `server.engine.engine.Engine`."""
+
+    async def load(
+        self, name: str, config: str = "", files: Mapping[str, bytes] | None = None, *, asked_by: str = ""
+    ) -> None:
+        """Load a model, or load it anew."""
+
+    async def unload(self, name: str, *, dependents: bool = False, asked_by: str = "") -> None:
+        """Unload a model, and its dependents with it."""
+
+    def model(self, name: str, version: str = "") -> LoadedVersion:
+        """A ready version; raises ServerError where there is none."""
 
 
 class EngineServices:
-    """Safe to use from any thread; made on the loop that the engine lives on."""
+    """Safe to use from any thread; made on the loop that the engine lives on.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Args:
+        models: who loads, unloads and finds models.
+        measures: metrics of models' own.
+        entrance: capsule of the submission, for models' requests.
+    """
+
+    def __init__(self, models: ModelService, measures: Measures, entrance: object) -> None:
+        self._models = models
+        self._measures = measures
+        self._entrance = entrance
         self._loop = asyncio.get_running_loop()
 
     @property
     def entrance(self) -> object:
         """See Services."""
-        return self._engine.infer.entrance
+        return self._entrance
 
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """See Services."""
@@ -32,11 +54,11 @@ class EngineServices:
 
     def measure(self, user: object, change: Mapping[str, object]) -> None:
         """See Services."""
-        self._engine.measures.change(user, change)
+        self._measures.change(user, change)
 
     def forget_measures(self, user: object) -> None:
         """See Services."""
-        self._engine.measures.release(user)
+        self._measures.release(user)
 
     async def _answer(self, what: str, arguments: Mapping[str, object]) -> object:
         if what == "metric_value":
@@ -48,23 +70,23 @@ class EngineServices:
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "load_model":
                 files = _files(arguments.get("files"))
-                await self._engine.load(name, str(arguments.get("config", "")), files, asked_by=asked_by)
+                await self._models.load(name, str(arguments.get("config", "")), files, asked_by=asked_by)
             case "unload_model":
                 dependents = bool(arguments.get("unload_dependents"))
-                await self._engine.unload(name, dependents=dependents, asked_by=asked_by)
+                await self._models.unload(name, dependents=dependents, asked_by=asked_by)
             case _:
                 raise BackendError(f"{what} is not served")
         return None
 
     def _metric_value(self, family: str, labels: Mapping[str, str]) -> float:
         try:
-            return self._engine.measures.value(family, labels)
+            return self._measures.value(family, labels)
         except KeyError:
             raise BackendError(f"metric {dict(labels)} of family '{family}' is not counted; the log says why") from None
 
     async def _is_model_ready(self, name: str, version: str) -> object:
         try:
-            return await self._engine.model(name, version).check()
+            return await self._models.model(name, version).check()
         except InvalidArgument:
             raise
         except ServerError:

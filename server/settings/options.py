@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from server.addresses import Address, Bind, parse_address, parse_bind
 from server.caching import CacheConfig, parse_cache_config
-from server.settings import rules
 from server.settings.tracing import TraceConfig, parse_trace_config
 from server.settings.values import (
     parse_backend_config,
@@ -45,12 +44,8 @@ SECTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How one server runs.
-
-    Raises:
-        SettingsError: the value of an option is out of its range.
-    """
+class Options:
+    """How one server runs, as somebody wrote it; `server.settings.Settings` are options whose values are allowed."""
 
     # -- Models --
 
@@ -382,7 +377,7 @@ class Settings:
     """Log inference requests that take longer than so many milliseconds; 0 for none."""
 
     def __post_init__(self) -> None:
-        rules.check(self)
+        """Where `Settings` checks them: the constructor of a dataclass calls it only if there is one from the start."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -448,7 +443,7 @@ def sections() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:
     """The options in their parts, each with its heading."""
     part: list[dataclasses.Field[Any]] = []
     heading = ""
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(Options):
         if field.name in SECTIONS:
             if part:
                 yield heading, part

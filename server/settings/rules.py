@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from server.addresses import Rules, SettingsError
 from server.caching import CacheConfigError, RedisCache, parse_cache_config
+from server.settings.options import Options
 from server.settings.tracing import parse_trace_config
 from server.settings.values import (
     parse_backend_config,
@@ -17,9 +17,6 @@ from server.settings.values import (
     parse_pools,
     parse_restricted_protocols,
 )
-
-if TYPE_CHECKING:
-    from server.settings.options import Settings
 
 MOST_REGIONS = 4096  # that can be guarded against clients that shorten them
 
@@ -79,19 +76,19 @@ NATIVE_ONLY = (
 """Options that gRPC's C core has nothing for."""
 
 
-def check(settings: Settings) -> None:
+def check(options: Options) -> None:
     """Look at every value.
 
     Raises:
         SettingsError: some are out of their ranges, or do not go with others; a line for each.
     """
     wrong: list[str] = []
-    failed: set[Callable[[Settings], None]] = set()
+    failed: set[Callable[[Options], None]] = set()
     for rule in RULES:
         if rule in OF_ADDRESSES and _check_addresses in failed:
             continue
         try:
-            rule(settings)
+            rule(options)
         except SettingsError as error:
             failed.add(rule)
             wrong.append(str(error))
@@ -99,99 +96,99 @@ def check(settings: Settings) -> None:
         raise SettingsError("\n".join(wrong))
 
 
-def _check_values(settings: Settings) -> None:
-    parse_backend_config(settings.backend_config)
-    parse_pools(settings.cuda_memory_pool_byte_size)
-    parse_fractions(settings.model_load_gpu_limit)
-    parse_restricted_protocols(settings.grpc_restricted_protocol)
-    _check_metrics(settings)
-    _check_traces(settings)
+def _check_values(options: Options) -> None:
+    parse_backend_config(options.backend_config)
+    parse_pools(options.cuda_memory_pool_byte_size)
+    parse_fractions(options.model_load_gpu_limit)
+    parse_restricted_protocols(options.grpc_restricted_protocol)
+    _check_metrics(options)
+    _check_traces(options)
     try:
-        cache = parse_cache_config(settings.cache_config)
+        cache = parse_cache_config(options.cache_config)
     except CacheConfigError as error:
         raise SettingsError(f"cache-config: {error}") from error
-    if settings.cache_per_caller and isinstance(cache, RedisCache):
+    if options.cache_per_caller and isinstance(cache, RedisCache):
         raise SettingsError("cache-per-caller: it needs the local cache: other servers do not know who calls here")
 
 
-def _check_repository(settings: Settings) -> None:
-    if not settings.model_repository:
+def _check_repository(options: Options) -> None:
+    if not options.model_repository:
         raise SettingsError("model-repository: give at least one folder")
-    if not all(map(str.strip, map(str, settings.model_repository))):
+    if not all(map(str.strip, map(str, options.model_repository))):
         raise SettingsError("model-repository: expected a path or a URL, got an empty text: is a variable not set?")
-    name = settings.model_config_name
+    name = options.model_config_name
     if set(name) & set(" /\\") or name in {".", ".."}:
         raise SettingsError(f"model-config-name: expected a name without folder, got {name!r}")
-    if settings.load_model and settings.model_control_mode not in ("explicit", "lazy"):
+    if options.load_model and options.model_control_mode not in ("explicit", "lazy"):
         raise SettingsError("load-model: it needs --model-control-mode explicit or lazy; else every model is loaded")
-    if settings.model_memory_budget and settings.model_control_mode != "lazy":
+    if options.model_memory_budget and options.model_control_mode != "lazy":
         raise SettingsError("model-memory-budget: it needs --model-control-mode lazy")
-    if "*" in settings.load_model and len(settings.load_model) > 1:
+    if "*" in options.load_model and len(options.load_model) > 1:
         raise SettingsError("load-model: Wildcard model name '*' must be the ONLY startup model if specified at all.")
-    least = 1 if settings.model_control_mode == "poll" else 0
-    if settings.repository_poll_secs < least:
-        raise SettingsError(f"repository-poll-secs: expected {least} or more, got {settings.repository_poll_secs}")
-    if settings.model_load_thread_count < 1:
-        raise SettingsError(f"model-load-thread-count: expected 1 or more, got {settings.model_load_thread_count}")
+    least = 1 if options.model_control_mode == "poll" else 0
+    if options.repository_poll_secs < least:
+        raise SettingsError(f"repository-poll-secs: expected {least} or more, got {options.repository_poll_secs}")
+    if options.model_load_thread_count < 1:
+        raise SettingsError(f"model-load-thread-count: expected 1 or more, got {options.model_load_thread_count}")
 
 
-def _check_numbers(settings: Settings) -> None:
+def _check_numbers(options: Options) -> None:
     for name in AT_LEAST_0:
-        if getattr(settings, name) < 0:
-            raise SettingsError(f"{_option(name)}: expected 0 or more, got {getattr(settings, name)}")
-    if 0 < settings.max_held_bytes < LEAST_HELD:
+        if getattr(options, name) < 0:
+            raise SettingsError(f"{_option(name)}: expected 0 or more, got {getattr(options, name)}")
+    if 0 < options.max_held_bytes < LEAST_HELD:
         raise SettingsError(
             f"max-held-bytes: expected {LEAST_HELD} or more, or 0 for a share of the memory, got "
-            f"{settings.max_held_bytes}: larger requests and answers could not be served"
+            f"{options.max_held_bytes}: larger requests and answers could not be served"
         )
     for least, names in enumerate((INT32_FROM_0, INT32_FROM_1)):
         for name in names:
-            if not least <= getattr(settings, name) < 2**31:
-                raise SettingsError(f"{_option(name)}: expected {least} to 2147483647, got {getattr(settings, name)}")
+            if not least <= getattr(options, name) < 2**31:
+                raise SettingsError(f"{_option(name)}: expected {least} to 2147483647, got {getattr(options, name)}")
 
 
-def _check_addresses(settings: Settings) -> None:
-    if not 0 <= settings.grpc_port <= 65535:
-        raise SettingsError(f"grpc-port: expected 0 to 65535, got {settings.grpc_port}")
-    if not settings.grpc_address:
+def _check_addresses(options: Options) -> None:
+    if not 0 <= options.grpc_port <= 65535:
+        raise SettingsError(f"grpc-port: expected 0 to 65535, got {options.grpc_port}")
+    if not options.grpc_address:
         raise SettingsError("grpc-address: give at least one")
-    if len(set(settings.addresses)) < len(settings.addresses) and settings.grpc_port:
-        raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, settings.addresses))}")
+    if len(set(options.addresses)) < len(options.addresses) and options.grpc_port:
+        raise SettingsError(f"grpc-address: given twice: {', '.join(map(str, options.addresses))}")
 
 
-def _check_metrics(settings: Settings) -> None:
-    parse_metrics_config(settings.metrics_config)
-    if not 0 <= settings.metrics_port <= 65535:
-        raise SettingsError(f"metrics-port: expected 0 to 65535, got {settings.metrics_port}")
-    if settings.allow_metrics and settings.metrics_port and settings.metrics_bind in settings.addresses:
-        raise SettingsError(f"metrics-port: gRPC is served at {settings.metrics_bind}")
+def _check_metrics(options: Options) -> None:
+    parse_metrics_config(options.metrics_config)
+    if not 0 <= options.metrics_port <= 65535:
+        raise SettingsError(f"metrics-port: expected 0 to 65535, got {options.metrics_port}")
+    if options.allow_metrics and options.metrics_port and options.metrics_bind in options.addresses:
+        raise SettingsError(f"metrics-port: gRPC is served at {options.metrics_bind}")
 
 
-def _check_traces(settings: Settings) -> None:
-    config = parse_trace_config(settings.trace_config)
+def _check_traces(options: Options) -> None:
+    config = parse_trace_config(options.trace_config)
     if config.on and config.mode == "triton" and not config.file:
         raise SettingsError("trace-config: write triton,file=PATH, where traces go, or mode=opentelemetry")
 
 
-def _check_unix_mode(settings: Settings) -> None:
+def _check_unix_mode(options: Options) -> None:
     try:
-        valid = 0 < settings.unix_mode <= 0o777
+        valid = 0 < options.unix_mode <= 0o777
     except ValueError:
         valid = False
     if not valid:
-        raise SettingsError(f"grpc-unix-mode: expected an octal mode such as 0660, got {settings.grpc_unix_mode!r}")
+        raise SettingsError(f"grpc-unix-mode: expected an octal mode such as 0660, got {options.grpc_unix_mode!r}")
 
 
-def _check_tls(settings: Settings) -> None:
+def _check_tls(options: Options) -> None:
     given = {
-        "grpc-server-cert": settings.grpc_server_cert,
-        "grpc-server-key": settings.grpc_server_key,
-        "grpc-root-cert": settings.grpc_root_cert,
+        "grpc-server-cert": options.grpc_server_cert,
+        "grpc-server-key": options.grpc_server_key,
+        "grpc-root-cert": options.grpc_root_cert,
     }
-    encrypted = settings.grpc_use_ssl or any(bind.rules.tls for bind in settings.binds)
-    needed = list(given)[: 3 if settings.grpc_use_ssl_mutual else 2 if encrypted else 0]
-    switch = "--grpc-use-ssl-mutual" if settings.grpc_use_ssl_mutual else "--grpc-use-ssl"
-    if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
+    encrypted = options.grpc_use_ssl or any(bind.rules.tls for bind in options.binds)
+    needed = list(given)[: 3 if options.grpc_use_ssl_mutual else 2 if encrypted else 0]
+    switch = "--grpc-use-ssl-mutual" if options.grpc_use_ssl_mutual else "--grpc-use-ssl"
+    if not options.grpc_use_ssl and not options.grpc_use_ssl_mutual:
         switch = "tls=on of --grpc-address"
     for name, path in given.items():
         if name in needed and path is None:
@@ -201,46 +198,46 @@ def _check_tls(settings: Settings) -> None:
             raise SettingsError(f"{name}: it is of no use without {switch}")
 
 
-def _check_grpcio(settings: Settings) -> None:
+def _check_grpcio(options: Options) -> None:
     """What only the native door has must not be asked of the other."""
-    if settings.transport != "grpcio":
+    if options.transport != "grpcio":
         return
-    for bind in settings.binds:
+    for bind in options.binds:
         known = dataclasses.replace(bind.rules, tls=None, mode=None, owner=None)
         if known != Rules():
             raise SettingsError(
                 f"grpc-address: {bind.address}: gRPC's C core has only tls, mode and owner for one address, "
                 f"got {str(known)[1:]}; use --transport native"
             )
-    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in NATIVE_ONLY:
-        if getattr(settings, name) != defaults[name]:
+        if getattr(options, name) != defaults[name]:
             raise SettingsError(f"{_option(name)}: gRPC's C core has no such limit; use --transport native")
-    if settings.grpc_max_decompressed_size != defaults["grpc_max_decompressed_size"]:
+    if options.grpc_max_decompressed_size != defaults["grpc_max_decompressed_size"]:
         raise SettingsError(
             "grpc-max-decompressed-size: gRPC's C core has one limit for messages before and after decompression: "
             "with --transport=grpcio set --grpc-max-message-size"
         )
 
 
-def _check_shared_memory(settings: Settings) -> None:
-    if settings.client_shm_max_regions > MOST_REGIONS:
+def _check_shared_memory(options: Options) -> None:
+    if options.client_shm_max_regions > MOST_REGIONS:
         raise SettingsError(
-            f"client-shm-max-regions: expected at most {MOST_REGIONS}, got {settings.client_shm_max_regions}"
+            f"client-shm-max-regions: expected at most {MOST_REGIONS}, got {options.client_shm_max_regions}"
         )
-    for prefix in settings.client_shm_prefix:
+    for prefix in options.client_shm_prefix:
         if not prefix or "/" in prefix:
             raise SettingsError(f"client-shm-prefix: expected the beginning of a name, got {prefix!r}")
 
 
-def _check_header_pattern(settings: Settings) -> None:
+def _check_header_pattern(options: Options) -> None:
     try:
-        re.compile(settings.grpc_header_forward_pattern)
+        re.compile(options.grpc_header_forward_pattern)
     except re.error as error:
         raise SettingsError(f"grpc-header-forward-pattern: not a regular expression: {error}") from None
 
 
-RULES: tuple[Callable[[Settings], None], ...] = (
+RULES: tuple[Callable[[Options], None], ...] = (
     _check_repository,
     _check_numbers,
     _check_addresses,

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.settings.options import Settings, written
+from server.settings.options import written
+from server.settings.settings import Settings
 
 log = logging.getLogger("inferd.settings")
 

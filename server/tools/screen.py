@@ -11,7 +11,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from server.tools.looking import Target
 from server.tools.rates import Look, between
-from server.tools.top import COLUMNS, cells, summary
+from server.tools.rows import COLUMNS, cells, summary
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT = 20
