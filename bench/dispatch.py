@@ -35,8 +35,8 @@ from bench.repository import Identity, write
 from inferd_client.driver import Driver, Fixed
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.instances import Hardware
-from server.engine.resources import Resources
+from server.engine.instances.instances import Hardware
+from server.engine.instances.resources import Resources
 from server.pb import grpc_service_pb2 as pb
 
 SLEEP_US = 5000

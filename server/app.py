@@ -21,17 +21,17 @@ from _native.memory.resource import live_counters
 from _native.service.forwarding import Forwarder
 from backends.loader import BUILTIN, BackendLoader
 from server.addresses import Bind
-from server.engine.collecting import set_aside
 from server.engine.config import Options
-from server.engine.config.variables import Variables
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.hosts import HostPolicyError, parse_host_policies
-from server.engine.idle import look_after_memory
-from server.engine.instances import Hardware
-from server.engine.repository_sources import open_sources
-from server.engine.resources import ResourceError, Resources, parse_limits
+from server.engine.housekeeping.collecting import set_aside
+from server.engine.housekeeping.idle import look_after_memory
+from server.engine.instances.gpu import GpuPolicy, Gpus
+from server.engine.instances.hosts import HostPolicyError, parse_host_policies
+from server.engine.instances.instances import Hardware
+from server.engine.instances.resources import ResourceError, Resources, parse_limits
+from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.pbtxt.variables import Variables
+from server.engine.repository.sources import open_sources
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import ConfigError, ServerError
 from server.front.access import Access

@@ -19,8 +19,8 @@ from backends.api import BackendError, ModelSource, ModelSpec, Signature, Tensor
 from server.app import make_loader, model_options
 from server.engine import config as configuration
 from server.engine.config.datatypes import TYPE_OF
-from server.engine.gpu import Gpus
-from server.engine.repository import ModelFolder, check_name
+from server.engine.instances.gpu import Gpus
+from server.engine.repository.folders import ModelFolder, check_name
 from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
 from server.pb import model_config_pb2 as pb
 from server.settings import Settings

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from server.app import make_engine, make_loader, model_options
 from server.engine.checking import Report, check
-from server.engine.gpu import Gpus
-from server.engine.repository_sources import Repositories, open_sources
+from server.engine.instances.gpu import Gpus
+from server.engine.repository.sources import Repositories, open_sources
 from server.errors import ConfigError
 from server.settings import Settings
 

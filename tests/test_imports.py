@@ -309,7 +309,7 @@ def test_an_allowed_import_passes(tmp_path: Path, file: str, text: str) -> None:
 DEPENDENCIES = {"cyclopts", "google", "grpc", "grpc_health", "grpc_reflection", "numpy", "uvloop"}
 """Packages that `dependencies` of pyproject.toml installs, by their import names."""
 
-ON_DEMAND = ("server.observe.tracing.otel", "server.tools.screen", "server.engine.remote")
+ON_DEMAND = ("server.observe.tracing.otel", "server.tools.screen", "server.engine.repository.remote")
 """Modules that are imported by the function that needs them, with the package of an extra."""
 
 

@@ -27,8 +27,8 @@ from backends.tensorrt.library import is_installed
 from bench.memory_speed import pair_ns
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import Gpus
+from server.engine.instances.instances import Hardware
 from server.pb import grpc_service_pb2 as pb
 
 MIB = 1 << 20

@@ -180,7 +180,7 @@ def build_engine(
 
     from backends.api import BackendError, EngineSpec
     from backends.loader import BackendLoader
-    from server.engine.gpu import GpuPolicy, Gpus
+    from server.engine.instances.gpu import GpuPolicy, Gpus
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     _ = Gpus(GpuPolicy(library=cuda_driver) if cuda_driver else None).count  # the driver is asked before TensorRT is

@@ -15,8 +15,8 @@ from functools import partial
 from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.engine import config as configuration
-from server.engine.repository import ModelFolder
-from server.engine.repository_sources import Repositories
+from server.engine.repository.folders import ModelFolder
+from server.engine.repository.sources import Repositories
 from server.errors import ConfigError, ServerError
 
 

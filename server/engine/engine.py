@@ -21,25 +21,25 @@ from _native.service.infer import InferService, Ticket
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
-from server.engine import overview
-from server.engine.candidates import Failure, Maker
-from server.engine.collecting import bring_back
-from server.engine.control import ControlMode, ModelControl, Poller
-from server.engine.demand import Demand
-from server.engine.instances import Hardware
-from server.engine.lifecycle import Allowed, Lifecycle, anything
+from server.engine.caching.redis_store import RedisStore
+from server.engine.housekeeping.collecting import bring_back
+from server.engine.housekeeping.slices import slices
+from server.engine.housekeeping.threads import on_thread
+from server.engine.instances.instances import Hardware
+from server.engine.loading.candidates import Failure, Maker
+from server.engine.loading.control import ControlMode, ModelControl, Poller
+from server.engine.loading.demand import Demand
+from server.engine.loading.lifecycle import Allowed, Lifecycle, anything
+from server.engine.loading.overrides import NOTHING, read_override
 from server.engine.measures import Measures
-from server.engine.models import UNLOADED, IndexEntry, Models, Watcher
-from server.engine.overrides import NOTHING, read_override
-from server.engine.redis_store import RedisStore
+from server.engine.models import overview
+from server.engine.models.registry import UNLOADED, IndexEntry, Models, Watcher
+from server.engine.models.version import LoadedVersion
 from server.engine.refusals import RefusalLog
-from server.engine.repository import AMBIGUOUS, ModelFolder, check_name
-from server.engine.repository_sources import Repositories, RepositorySource
+from server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
+from server.engine.repository.sources import Repositories, RepositorySource
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
-from server.engine.slices import slices
-from server.engine.threads import on_thread
-from server.engine.version import LoadedVersion
 from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
 from server.pb import model_config_pb2
 

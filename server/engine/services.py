@@ -9,7 +9,7 @@ from typing import Protocol
 
 from backends.api import BackendError
 from server.engine.measures import Measures
-from server.engine.version import LoadedVersion
+from server.engine.models.version import LoadedVersion
 from server.errors import InvalidArgument, ServerError
 
 

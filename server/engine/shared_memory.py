@@ -21,7 +21,7 @@ from _native.cuda.driver import CudaError
 from _native.cuda.region import add_cuda
 from _native.memory.shm import CUDA, DISABLED, NONE, SHARED, SYSTEM, RegionError, Regions, RegionStatus
 from _native.service.infer import InferService
-from server.engine.gpu import Gpus
+from server.engine.instances.gpu import Gpus
 from server.errors import (
     AlreadyExists,
     Denied,

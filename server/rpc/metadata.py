@@ -15,7 +15,7 @@ from server.rpc.call import Call
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
-    from server.engine.version import LoadedVersion
+    from server.engine.models.version import LoadedVersion
 
 EXTENSIONS = (
     "classification",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from server.engine.listing import encoded_index
-from server.engine.models import READY, IndexEntry
-from server.engine.slices import slices
+from server.engine.housekeeping.slices import slices
+from server.engine.models.listing import encoded_index
+from server.engine.models.registry import READY, IndexEntry
 from server.errors import InvalidArgument, Unimplemented
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call

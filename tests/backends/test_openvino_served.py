@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from _native.memory.resource import live_counters
 from backends.loader import BackendLoader
 from server.engine.config import Options
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
+from server.engine.loading.control import ControlMode, ModelControl
 from tests.backends.models import onnx_bytes
 from tests.engine.placing import Served, memory, placed
 from tests.engine.serving import infer, request

@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from backends.api import ModelSpec
-from server.engine.models import IndexEntry
+from server.engine.models.registry import IndexEntry
 from server.engine.shared_memory import SharedMemory
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable, Unimplemented
 from server.pb import grpc_service_pb2 as pb

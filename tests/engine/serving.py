@@ -21,9 +21,9 @@ from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig
 from server.engine.config import Options
-from server.engine.control import ModelControl
 from server.engine.engine import Engine
-from server.engine.instances import Hardware
+from server.engine.instances.instances import Hardware
+from server.engine.loading.control import ModelControl
 from server.pb import grpc_service_pb2 as pb
 
 Execute = Callable[[Batch], None]

@@ -12,8 +12,8 @@ from _native.cuda import closing
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import GpuPolicy, Gpus
+from server.engine.instances.instances import Hardware
 from server.engine.shared_memory import CUDA, SYSTEM, SharedMemoryPolicy
 from server.errors import AlreadyExists, InvalidArgument, NotFound, Status, Unimplemented
 from tests import gpu_stub

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from backends.api import BackendError, ModelSource
-from server.engine import demand
 from server.engine import engine as engine_module
 from server.engine.config import Options
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import ON_DEMAND, Engine
+from server.engine.loading import demand
+from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import NotFound, Status, Unavailable
 from server.front.health import follow
 from tests.engine.serving import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.control import ControlMode, ModelControl
+from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import ServerError
 from tests.engine.serving import CONFIG, Pending, request, row, serving
 from tests.engine.test_ensembles import ensemble, model, step

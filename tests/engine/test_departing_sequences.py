@@ -16,8 +16,8 @@ from collections.abc import Callable
 import pytest
 
 from _native.execution.batch import Batch
-from server.engine.control import ALL, ControlMode, ModelControl
 from server.engine.engine import Engine
+from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Status
 from tests.engine.serving import Answer, Gate, Pending, infer, request, row, serving
 

@@ -6,8 +6,8 @@ test, where a request is to leave for another reason.
 
 import pytest
 
-from server.engine.instances import Hardware
-from server.engine.resources import Resources
+from server.engine.instances.instances import Hardware
+from server.engine.instances.resources import Resources
 from server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, request, row, serving
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from server.engine.config import Options
-from server.engine.control import ALL, ControlMode, ModelControl
 from server.engine.engine import Engine
+from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Status, Unavailable
 from tests.engine.serving import Gate, Loader, Pending, echo, infer, infer_all, request, row, serving
 

@@ -16,8 +16,8 @@ from _native.execution import batchlog
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import GpuPolicy, Gpus
+from server.engine.instances.instances import Hardware
 from server.errors import Status
 from tests import gpu_stub
 from tests.engine.serving import Pending, infer, infer_all, request

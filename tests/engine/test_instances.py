@@ -9,10 +9,10 @@ import pytest
 
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError
-from server.engine.control import ControlMode, ModelControl
-from server.engine.hosts import HostPolicy, HostPolicyError, parse_host_policies
-from server.engine.instances import Hardware
-from server.engine.resources import ResourceError, Resources, parse_limits
+from server.engine.instances.hosts import HostPolicy, HostPolicyError, parse_host_policies
+from server.engine.instances.instances import Hardware
+from server.engine.instances.resources import ResourceError, Resources, parse_limits
+from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import ConfigError, ServerError, Status
 from tests.engine.serving import CONFIG, Gate, Pending, PuppetModel, echo, infer, infer_all, request, row, serving
 

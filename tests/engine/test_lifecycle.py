@@ -12,7 +12,7 @@ import pytest
 
 from _native.memory.resource import live_counters
 from backends.api import BackendError
-from server.engine.control import ALL, ControlMode, ModelControl
+from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving

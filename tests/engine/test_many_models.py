@@ -13,14 +13,14 @@ from _native.protobuf.listing import encode_index
 from backends.loader import BackendLoader
 from bench import steps
 from server.engine import config as configuration
-from server.engine import repository as folders
-from server.engine.collecting import set_aside
 from server.engine.config import Options
-from server.engine.control import ALL, ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.models import ModelState
-from server.engine.slices import SLICE
-from server.engine.version import LoadedVersion
+from server.engine.housekeeping.collecting import set_aside
+from server.engine.housekeeping.slices import SLICE
+from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.engine.models.registry import ModelState
+from server.engine.models.version import LoadedVersion
+from server.engine.repository import folders
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.metadata import Identity, Information
 from server.rpc.repository import Repository
@@ -139,7 +139,7 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
     def refuse(*_):
         raise AssertionError("nothing is wrong")
 
-    monkeypatch.setattr("server.engine.config.source._tokens", refuse)
+    monkeypatch.setattr("server.engine.pbtxt.source._tokens", refuse)
     engine = await started(repository(tmp_path, 2))
     await engine.close()
 

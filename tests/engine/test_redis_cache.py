@@ -10,7 +10,7 @@ import redis
 
 from _native.caching.store import AnswerStore
 from server.caching import RedisCache
-from server.engine import circuit, redis_store
+from server.engine.caching import circuit, redis_store
 from server.engine.config import Options
 from server.engine.engine import Engine
 from server.pb import grpc_service_pb2 as pb

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.repository import (
+from server.engine.repository.folders import (
     AMBIGUOUS,
     CONFIGURATION,
     REST,
@@ -231,7 +231,7 @@ def test_marks_do_not_leave_by_a_link_to_what_is_around(tmp_path: Path) -> None:
 
 
 def test_marks_of_very_many_files_end(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("server.engine.repository.MAX_FILES", 5)
+    monkeypatch.setattr("server.engine.repository.folders.MAX_FILES", 5)
     folder = make(tmp_path, "m", "1")
     for number in range(9):
         (folder / "1" / f"part {number}").touch()

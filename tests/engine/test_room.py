@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from server.engine.room import Room
+from server.engine.loading.room import Room
 
 
 class Visits:

@@ -10,9 +10,9 @@ import pytest
 
 from backends.loader import BackendLoader
 from server.engine.config import Options
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.repository_sources import Repositories, open_sources
+from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.repository.sources import Repositories, open_sources
 from server.errors import ConfigError, InvalidArgument
 from tests.backends.models import identity_onnx
 from tests.engine.serving import infer, request

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from server.engine.config import Options
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
+from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import ServerError
 from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, serving
 

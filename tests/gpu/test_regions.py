@@ -6,8 +6,8 @@ import pytest
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import Gpus
+from server.engine.instances.instances import Hardware
 from server.engine.shared_memory import SharedMemoryPolicy
 from server.errors import Status
 from tests.engine.region_owner import SIZE, placed

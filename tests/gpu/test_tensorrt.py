@@ -13,8 +13,8 @@ from backends.loader import BackendLoader
 from backends.tensorrt.library import is_installed
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import Gpus
+from server.engine.instances.instances import Hardware
 from server.errors import Status
 from tests.backends.tensorrt import models
 from tests.engine.serving import infer, infer_all, request

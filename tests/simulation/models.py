@@ -32,9 +32,9 @@ from backends.api import (
     TensorSpec,
 )
 from backends.identity import IdentityInstance
-from server.engine.instances import Hardware
-from server.engine.resources import Resources
-from server.engine.version import LoadedVersion
+from server.engine.instances.instances import Hardware
+from server.engine.instances.resources import Resources
+from server.engine.models.version import LoadedVersion
 from server.pb import model_config_pb2
 from tests.simulation.world import World
 

@@ -16,7 +16,7 @@ from _native.service.infer import InferService
 from _native.service.table import ModelTable
 from _native.transport.client import ClientUse
 from _native.transport.connection import Endpoint
-from server.engine.resources import Resources
+from server.engine.instances.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.desk import Desk
 from tests.simulation.hostile import Hostile
@@ -196,7 +196,7 @@ class Simulation:
         self.oracle.unloaded(name)
 
     def _depart(self, name: str, old: Version | None) -> None:
-        """It is not served any more, but for its sequences, as the engine does it (`server.engine.lifecycle`)."""
+        """It is not served any more, but for its sequences; see `server.engine.loading.lifecycle`."""
         drains = old is not None and old.loaded.sequences > 0 and self.random.random() < 0.8
         if old is not None and drains:
             old.loaded.drain()

@@ -13,13 +13,13 @@ import pytest
 from backends.loader import BackendLoader
 from server.engine.checking import check
 from server.engine.config import Options
-from server.engine.control import ControlMode, ModelControl
 from server.engine.engine import Engine
-from server.engine.remote import mirror, stores
-from server.engine.remote.mirror import CloudSource
-from server.engine.remote.stores import parse_url
-from server.engine.repository import CONFIGURATION
-from server.engine.repository_sources import Repositories, open_sources
+from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.repository.folders import CONFIGURATION
+from server.engine.repository.remote import mirror, stores
+from server.engine.repository.remote.mirror import CloudSource
+from server.engine.repository.remote.stores import parse_url
+from server.engine.repository.sources import Repositories, open_sources
 from server.errors import ConfigError, InvalidArgument
 from tests.engine.serving import infer, request, row
 from tests.storage.stores import Stub, azure, azurite, gcs, s3

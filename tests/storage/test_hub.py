@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.remote.hub import download
-from server.engine.repository_sources import open_sources
+from server.engine.repository.remote.hub import download
+from server.engine.repository.sources import open_sources
 from server.errors import ConfigError
 from tests.backends.models import identity_onnx
 from tests.engine.test_single_model import answers

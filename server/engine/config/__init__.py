@@ -2,7 +2,7 @@
 
 `prepare` takes a model's folder through all steps, each of which is a module of this package:
 
-    reading (files → messages, with the line of each field: parse, source) → overlay (a version's over the model's)
+    reading (files → messages, by `server.engine.pbtxt`) → overlay (a version's over the model's)
     → defaults (what was not written) → refused (what is not served) → completion (from the model file) → rules (what
     must hold) → specification
 

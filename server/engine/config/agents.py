@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from server.engine.config.files import inside
 from server.engine.config.findings import Finding, raise_any
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.files import inside
+from server.engine.pbtxt.source import FieldPath, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

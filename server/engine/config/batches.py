@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import of_server
-from server.engine.config.source import FieldPath
+from server.engine.pbtxt.source import FieldPath
 from server.pb import model_config_pb2 as pb
 
 UNPADDED = {pb.TYPE_STRING, pb.TYPE_BF16}

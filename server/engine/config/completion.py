@@ -9,8 +9,8 @@ from backends.api import Signature, TensorSpec
 from server.engine.config.datatypes import TYPE_OF
 from server.engine.config.defaults import fill_defaults
 from server.engine.config.findings import Finding, error_of
-from server.engine.config.source import NOWHERE, Source
 from server.engine.config.supplied import supplied_inputs
+from server.engine.pbtxt.source import NOWHERE, Source
 from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput

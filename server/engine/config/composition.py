@@ -10,7 +10,7 @@ from backends.api import EnsembleSpec, ModelSpec, StepSpec, TensorSpec
 from server.engine.config.ensemble import step_path
 from server.engine.config.findings import Finding, error_of
 from server.engine.config.prepared import Prepared
-from server.engine.config.source import FieldPath
+from server.engine.pbtxt.source import FieldPath
 from server.errors import ConfigError
 
 

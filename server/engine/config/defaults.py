@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
 from server.engine.config.findings import Finding, error_of
-from server.engine.config.source import Source
+from server.engine.pbtxt.source import Source
 from server.pb import model_config_pb2 as pb
 
 ENSEMBLE = "ensemble"

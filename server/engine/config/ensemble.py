@@ -20,7 +20,7 @@ from backends.api import EnsembleSpec, StepSpec
 from server.engine.config.defaults import ENSEMBLE
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import of_backend
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.source import FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.source import FieldPath, Source
 from server.errors import ConfigError
 
 

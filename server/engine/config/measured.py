@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from server.engine.config.findings import Finding
-from server.engine.config.source import FieldPath
+from server.engine.pbtxt.source import FieldPath
 from server.pb import model_config_pb2 as pb
 
 HISTOGRAMS: Mapping[str, int] = MappingProxyType(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE
-from server.engine.config.parse import NO_VARIABLES
-from server.engine.config.variables import Variables
+from server.engine.pbtxt.parse import NO_VARIABLES
+from server.engine.pbtxt.variables import Variables
 
 
 @dataclass(frozen=True, slots=True)

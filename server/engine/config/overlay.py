@@ -12,7 +12,7 @@ from pathlib import Path
 
 from server.engine.config.ensemble import is_ensemble
 from server.engine.config.findings import Finding, raise_any
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.source import FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
 OF_THE_MODEL = ("version_policy", "model_repository_agents")

@@ -25,9 +25,9 @@ from server.engine.config.reading import config_path, read_own, read_written, se
 from server.engine.config.refused import refusals, warn_carried
 from server.engine.config.rules import excessive, validate
 from server.engine.config.runtimes import broken_runtime_rules
-from server.engine.config.source import Source
 from server.engine.config.specification import to_spec
-from server.engine.repository import ModelFolder, select_versions, warn_misnamed_versions
+from server.engine.pbtxt.source import Source
+from server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
 from server.errors import ConfigError, ServerError
 from server.pb import model_config_pb2 as pb
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from backends.api import ModelSpec
-from server.engine.config.source import Source
+from server.engine.pbtxt.source import Source
 from server.pb import model_config_pb2 as pb
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from backends.api import QueuePolicySpec, QueueSpec
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import QUEUE_PREFIX, of_server
-from server.engine.config.source import FieldPath
+from server.engine.pbtxt.source import FieldPath
 from server.pb import model_config_pb2 as pb
 
 MAX_LEVELS = 256

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from server.engine.config.defaults import fill_defaults, identify
 from server.engine.config.options import Options
-from server.engine.config.parse import parse_file
 from server.engine.config.paths import check_paths
-from server.engine.config.source import Source
-from server.engine.repository import CONFIG_FILE, NAMED_CONFIGS
+from server.engine.pbtxt.parse import parse_file
+from server.engine.pbtxt.source import Source
+from server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

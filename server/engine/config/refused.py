@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from server.engine.config.findings import Finding
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.source import FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.config")

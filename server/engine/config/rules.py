@@ -1,4 +1,4 @@
-"""The rules for the fields that are served. Those that are not: server.engine.config.refuse."""
+"""The rules for the fields that are served. Those that are not: server.engine.config.refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from server.engine.config.plans import broken_plan_rules
 from server.engine.config.queueing import queue_rules
 from server.engine.config.refused import refusals
 from server.engine.config.sequences import broken_sequence_rules
-from server.engine.config.source import NOWHERE, FieldPath, Source
 from server.engine.config.warmup import too_many_warmups, wrong_warmup
+from server.engine.pbtxt.source import NOWHERE, FieldPath, Source
 from server.pb import model_config_pb2 as pb
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput

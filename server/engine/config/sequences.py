@@ -12,11 +12,11 @@ from pathlib import Path
 
 from backends.api import SequenceSpec, StateSpec
 from server.engine.config.datatypes import NAME_OF, SIZE_OF
-from server.engine.config.files import read_bytes
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import of_server
-from server.engine.config.source import FieldPath, Source
 from server.engine.config.supplied import END_REASON
+from server.engine.pbtxt.files import read_bytes
+from server.engine.pbtxt.source import FieldPath, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

@@ -18,13 +18,13 @@ from backends.api import (
 )
 from server.engine.config.datatypes import NAME_OF
 from server.engine.config.ensemble import ensemble_spec
-from server.engine.config.files import read_text
 from server.engine.config.parameters import of_backend, of_server
 from server.engine.config.queueing import queue_spec
 from server.engine.config.sequences import broken_sequence_rules, sequence_spec
-from server.engine.config.source import NOWHERE, Source
 from server.engine.config.supplied import kept_outputs, supplied_inputs
 from server.engine.config.warmup import warmup_specs
+from server.engine.pbtxt.files import read_text
+from server.engine.pbtxt.source import NOWHERE, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from backends.api import WarmupInput, WarmupSpec
 from server.engine.config.datatypes import NAME_OF, SIZE_OF
-from server.engine.config.files import inside
 from server.engine.config.findings import Finding
 from server.engine.config.parameters import ALL, of_server, wrong
-from server.engine.config.source import FieldPath, Source
+from server.engine.pbtxt.files import inside
+from server.engine.pbtxt.source import FieldPath, Source
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

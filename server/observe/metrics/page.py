@@ -18,7 +18,7 @@ from server.observe.metrics.text import Family, Sample
 from server.observe.metrics.versions import OTHERS, Versions
 
 if TYPE_CHECKING:
-    from server.engine.version import LoadedVersion
+    from server.engine.models.version import LoadedVersion
 
 GZIP = 16 + zlib.MAX_WBITS
 """zlib's `wbits` for the format of gzip."""

@@ -17,7 +17,7 @@ from server.observe.metrics.exemplars import Exemplars
 from server.observe.metrics.text import Family, Sample, written
 
 if TYPE_CHECKING:
-    from server.engine.version import LoadedVersion
+    from server.engine.models.version import LoadedVersion
 
 LOAD = Family("nv_model_load_duration_secs", "Time that loading took, with warm-up")
 INSTANCES = Family("inferd_instances", "Instances of the version")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from backends.loader import BackendLoader
 from server.engine.config import Options
-from server.engine.control import ModelControl
 from server.engine.engine import Engine
+from server.engine.loading.control import ModelControl
 from tests.engine.serving import Answer, infer, request, row
 
 CONFIG = """

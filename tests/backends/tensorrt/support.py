@@ -15,8 +15,8 @@ from backends.loader import BackendLoader
 from backends.tensorrt import library
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.gpu import GpuPolicy, Gpus
-from server.engine.instances import Hardware
+from server.engine.instances.gpu import GpuPolicy, Gpus
+from server.engine.instances.instances import Hardware
 from tests import gpu_stub
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from backends.api import Backend, Model, ModelSource, Signature
 from server.engine.config import Options, Prepared, prepare
-from server.engine.repository import ModelFolder, versions_of
+from server.engine.repository.folders import ModelFolder, versions_of
 
 
 class FakeBackend(Backend):

@@ -4,7 +4,7 @@ import pytest
 
 from backends.loader import BackendLoader
 from server.engine.config import Options, prepare
-from server.engine.repository import ModelFolder
+from server.engine.repository.folders import ModelFolder
 from server.errors import ConfigError
 
 CONFIG = """backend: "{backend}"

@@ -6,7 +6,7 @@ import pytest
 
 from server.engine.config import Options
 from server.engine.config.reading import read_written, settle
-from server.engine.repository import versions_of
+from server.engine.repository.folders import versions_of
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 

@@ -7,7 +7,7 @@ import pytest
 from backends.loader import BackendLoader
 from server import cli
 from server.engine.config import Options, compose, prepare
-from server.engine.repository import scan
+from server.engine.repository.folders import scan
 from server.errors import ConfigError
 
 MODEL = """backend: "identity"

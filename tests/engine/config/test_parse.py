@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.config.parse import MAX_FILE_SIZE, parse_file
-from server.engine.config.source import locate
+from server.engine.pbtxt.parse import MAX_FILE_SIZE, parse_file
+from server.engine.pbtxt.source import locate
 from server.errors import ConfigError
 from server.pb import pool
 

@@ -8,7 +8,7 @@ import pytest
 from backends.api import BackendError
 from backends.loader import BackendLoader
 from server.engine.config import Options, prepare
-from server.engine.repository import ModelFolder
+from server.engine.repository.folders import ModelFolder
 from server.errors import ConfigError
 
 SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds" / "configs"

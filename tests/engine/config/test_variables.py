@@ -6,7 +6,7 @@ import pytest
 
 from server.engine.config import Options
 from server.engine.config.reading import read_written
-from server.engine.config.variables import Variables
+from server.engine.pbtxt.variables import Variables
 from server.errors import ConfigError
 
 FILE = Path("config.pbtxt")

@@ -13,13 +13,13 @@ from backends.api import BackendError, ModelSource
 from backends.loader import BackendLoader
 from server.caching import CacheConfig, RedisCache
 from server.engine import config as configuration
-from server.engine.fingerprint import fingerprint
-from server.engine.instances import Hardware
-from server.engine.models import UNAVAILABLE, VersionState
-from server.engine.repository import Marks, ModelFolder
-from server.engine.threads import on_thread
-from server.engine.version import LoadedVersion
-from server.engine.warmup import Halt, warm_up_ensemble
+from server.engine.housekeeping.threads import on_thread
+from server.engine.instances.instances import Hardware
+from server.engine.instances.warmup import Halt, warm_up_ensemble
+from server.engine.models.registry import UNAVAILABLE, VersionState
+from server.engine.models.version import LoadedVersion
+from server.engine.repository.fingerprint import fingerprint
+from server.engine.repository.folders import Marks, ModelFolder
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from _native.scheduling.lane import LaneHandle
 from _native.service.table import ModelTable
 from server.engine import config as configuration
-from server.engine.repository import Marks, ModelFolder
-from server.engine.version import LoadedVersion
+from server.engine.models.version import LoadedVersion
+from server.engine.repository.folders import Marks, ModelFolder
 from server.errors import Internal, InvalidArgument, NotFound, ServerError, Status, Unavailable
 
 Watcher = Callable[[str, int | None, bool], None]

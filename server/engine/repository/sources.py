@@ -16,11 +16,12 @@ from typing import Protocol
 from google.protobuf import text_format
 
 from backends.loader import BUILTIN, model_files
-from server.engine import repository
-from server.engine.remote.hub import HUB, download, name_of
-from server.engine.remote.mirror import CloudSource
-from server.engine.remote.stores import SCHEMES
-from server.engine.repository import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
+from server.engine.pbtxt.parse import parse_file
+from server.engine.repository import folders
+from server.engine.repository.folders import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
+from server.engine.repository.remote.hub import HUB, download, name_of
+from server.engine.repository.remote.mirror import CloudSource
+from server.engine.repository.remote.stores import SCHEMES
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 
@@ -66,11 +67,11 @@ class FolderSource:
 
     def scan(self, but: Set[str] = frozenset()) -> list[ModelFolder]:
         """See RepositorySource."""
-        return repository.scan([self._path], but)
+        return folders.scan([self._path], but)
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource."""
-        return repository.find([self._path], name)
+        return folders.find([self._path], name)
 
     def has(self, name: str) -> bool:
         """See RepositorySource."""
@@ -104,7 +105,7 @@ class SingleModelSource:
         self._path = path
         self._file = path if path.is_file() else lone_model_file(path)
         self._name = name or (path.stem if path.is_file() else _configured_name(path) or usual or path.resolve().name)
-        repository.check_name(self._name)
+        folders.check_name(self._name)
         self._is_renamed = bool(name)
         self._held = tempfile.TemporaryDirectory(prefix="inferd-model-")
         self._root = Path(self._held.name)
@@ -123,7 +124,7 @@ class SingleModelSource:
             return None
         try:
             self._lay(self._root / name)
-            folder = repository.find([self._root], name)
+            folder = folders.find([self._root], name)
             if folder is None or not self._path.exists():
                 raise ConfigError(f"{self._path}: there is no such file or folder any more")
             return replace(
@@ -165,9 +166,9 @@ class SingleModelSource:
         """Of a file: those of itself and of what lies beside it under a name that begins like its own."""
         if self._file is None:
             return None
-        found = repository.marks_of(self._file.parent, self._file.stem)
-        configuration = repository.marks_of(model, CONFIG_FILE)
-        return {repository.CONFIGURATION: configuration, repository.REST: frozenset(), "1": found}
+        found = folders.marks_of(self._file.parent, self._file.stem)
+        configuration = folders.marks_of(model, CONFIG_FILE)
+        return {folders.CONFIGURATION: configuration, folders.REST: frozenset(), "1": found}
 
     def close(self) -> None:
         """See RepositorySource."""
@@ -208,8 +209,6 @@ def is_model_folder(path: Path) -> bool:
 
 def _configured_name(path: Path) -> str:
     """What the configuration in a folder calls the model; empty when it does not say, or cannot be read."""
-    from server.engine.config.parse import parse_file
-
     try:
         return parse_file(path / CONFIG_FILE, path)[0].name
     except ConfigError:

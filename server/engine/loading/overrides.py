@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from server.engine.config import config_from_json
-from server.engine.repository import ModelFolder, versions_of
+from server.engine.repository.folders import ModelFolder, versions_of
 from server.errors import Internal, InvalidArgument
 from server.pb import model_config_pb2 as pb
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from server.engine.models import LOADING, Models
-from server.engine.version import LoadedVersion
+from server.engine.models.registry import LOADING, Models
+from server.engine.models.version import LoadedVersion
 
 SHOWN = 8
 """Names of models in a line."""

@@ -18,9 +18,9 @@ from _native.sequences.sequencer import SequenceLane
 from _native.service.infer import InferService
 from backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec, WorkerStatus
 from server.engine.config.measured import bounds_of
-from server.engine.instances import Hardware, Instances, Use
-from server.engine.resources import Resources
-from server.engine.warmup import Halt
+from server.engine.instances.instances import Hardware, Instances, Use
+from server.engine.instances.resources import Resources
+from server.engine.instances.warmup import Halt
 from server.pb import grpc_service_pb2 as pb
 from server.pb import model_config_pb2
 

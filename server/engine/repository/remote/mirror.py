@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from server.engine import repository
-from server.engine.remote.stores import MOUNTS, explained, open_store, parse_url
-from server.engine.repository import CONFIGURATION, REST, Marks, ModelFolder, part_of
+from server.engine.repository import folders
+from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, part_of
+from server.engine.repository.remote.stores import MOUNTS, explained, open_store, parse_url
 from server.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Changed(Exception):
 
 
 class CloudSource:
-    """A `server.engine.repository_sources.RepositorySource` in an object store.
+    """A `server.engine.repository.sources.RepositorySource` in an object store.
 
     Args:
         url: of the repository.
@@ -89,10 +89,10 @@ class CloudSource:
         models: dict[str, dict[str, Object]] = {}
         for path, found in self._list(""):
             name, _, file = path.partition("/")
-            if file and name not in but and not name.startswith(".") and name not in repository.NOT_MODELS:
+            if file and name not in but and not name.startswith(".") and name not in folders.NOT_MODELS:
                 models.setdefault(name, {})[file] = found
-        folders = [self._folder(name, self._root / name, listing) for name, listing in models.items()]
-        return sorted(folders, key=lambda folder: folder.name)
+        present = [self._folder(name, self._root / name, listing) for name, listing in models.items()]
+        return sorted(present, key=lambda folder: folder.name)
 
     def has(self, name: str) -> bool:
         """See RepositorySource."""
@@ -206,9 +206,9 @@ class CloudSource:
 
     def _folder(self, name: str, path: Path, listing: Listing) -> ModelFolder:
         versions = {PurePosixPath(file).parts[0] for file in listing if "/" in file}
-        numbers = sorted(int(version) for version in versions if repository.is_version(version))
+        numbers = sorted(int(version) for version in versions if folders.is_version(version))
         try:
-            repository.check_name(name)
+            folders.check_name(name)
         except InvalidArgument as error:
             return ModelFolder(name, path, self._root, problem=str(error))
         return ModelFolder(
@@ -246,7 +246,7 @@ def _digest(name: str, listing: Listing) -> str:
 
 def _is_name(name: str) -> bool:
     try:
-        repository.check_name(name)
+        folders.check_name(name)
     except InvalidArgument:
         return False
     return True

@@ -11,14 +11,14 @@ from typing import Protocol
 
 from backends.api import BackendError
 from server.engine import config as configuration
-from server.engine.candidates import Candidate, Failure, Maker
-from server.engine.model_locks import ModelLock
-from server.engine.models import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
-from server.engine.repository import REST
-from server.engine.room import Room
-from server.engine.threads import on_thread
-from server.engine.version import LoadedVersion
-from server.engine.warmup import Halt
+from server.engine.housekeeping.threads import on_thread
+from server.engine.instances.warmup import Halt
+from server.engine.loading.candidates import Candidate, Failure, Maker
+from server.engine.loading.model_locks import ModelLock
+from server.engine.loading.room import Room
+from server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
+from server.engine.models.version import LoadedVersion
+from server.engine.repository.folders import REST
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.engine.lifecycle import Lifecycle
-from server.engine.repository import Marks, ModelFolder, marks
-from server.engine.repository_sources import Repositories
-from server.engine.threads import on_thread
+from server.engine.housekeeping.threads import on_thread
+from server.engine.loading.lifecycle import Lifecycle
+from server.engine.repository.folders import Marks, ModelFolder, marks
+from server.engine.repository.sources import Repositories
 from server.errors import ServerError
 
 log = logging.getLogger("inferd.repository")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from _native.protobuf.listing import encode_index
-from server.engine.models import IndexEntry
-from server.engine.slices import slices
+from server.engine.housekeeping.slices import slices
+from server.engine.models.registry import IndexEntry
 
 
 async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from _native.caching.store import AnswerStore, Lookup
 from server.caching import RedisCache
-from server.engine.circuit import Circuit
+from server.engine.caching.circuit import Circuit
 from server.errors import ConfigError
 from server.pb import grpc_service_pb2 as pb
 

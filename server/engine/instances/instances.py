@@ -15,10 +15,10 @@ from _native.scheduling.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus
-from server.engine.gpu import Gpus
-from server.engine.hosts import HostPolicy, HostPolicyError
-from server.engine.resources import Resources
-from server.engine.warmup import Halt, warm_up
+from server.engine.instances.gpu import Gpus
+from server.engine.instances.hosts import HostPolicy, HostPolicyError
+from server.engine.instances.resources import Resources
+from server.engine.instances.warmup import Halt, warm_up
 
 log = logging.getLogger("inferd.engine")
 

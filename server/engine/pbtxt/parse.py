@@ -8,9 +8,9 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from server.engine.config.files import read_text
-from server.engine.config.source import Source, locate
-from server.engine.config.variables import Variables
+from server.engine.pbtxt.files import read_text
+from server.engine.pbtxt.source import Source, locate
+from server.engine.pbtxt.variables import Variables
 from server.errors import ConfigError
 from server.pb import model_config_pb2 as pb
 from server.pb import pool

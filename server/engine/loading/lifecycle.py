@@ -8,12 +8,12 @@ instances, instances are added or taken away.
 A sequence stays with the version that it has begun on. A version with live sequences departs when it is replaced or
 unloaded: their requests still find it (`_native.service.table`), until they have ended or their time is over.
 
-Loads and unloads of the same models happen one after the other (`server.engine.model_locks`), others beside each other.
-An ensemble is loaded under one lock with the models of its steps, and with a model the ensembles are completed anew
-that have it as a step. An unload, and the end of the server, wait for a load that is under way, but not for the rest of
-its warm-up. None of this waits for the end of what was replaced: a model may have itself or its callers reloaded. Only
-a client's load that takes instances away returns when these have ended; and where MOST_REPLACED of one model still
-finish their requests, a load waits for one of them, or fails if it is a model's own.
+Loads and unloads of the same models happen one after the other (`server.engine.loading.model_locks`), others beside
+each other. An ensemble is loaded under one lock with the models of its steps, and with a model the ensembles are
+completed anew that have it as a step. An unload, and the end of the server, wait for a load that is under way, but not
+for the rest of its warm-up. None of this waits for the end of what was replaced: a model may have itself or its callers
+reloaded. Only a client's load that takes instances away returns when these have ended; and where MOST_REPLACED of one
+model still finish their requests, a load waits for one of them, or fails if it is a model's own.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, TypeVar
 
 from backends.api import BackendError
 from server.engine import config as configuration
-from server.engine.candidates import Candidate, Failure, Maker
-from server.engine.loading import Loading
-from server.engine.model_locks import Deadlock, ModelLock, ModelLocks
-from server.engine.models import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
-from server.engine.overrides import NOTHING, Override, write_files
-from server.engine.repository import Marks, ModelFolder, marks
-from server.engine.repository_sources import Repositories
-from server.engine.room import Room
-from server.engine.threads import on_thread
-from server.engine.version import LoadedVersion
-from server.engine.warmup import Halt
+from server.engine.housekeeping.threads import on_thread
+from server.engine.instances.warmup import Halt
+from server.engine.loading.candidates import Candidate, Failure, Maker
+from server.engine.loading.load import Loading
+from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
+from server.engine.loading.overrides import NOTHING, Override, write_files
+from server.engine.loading.room import Room
+from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
+from server.engine.models.version import LoadedVersion
+from server.engine.repository.folders import Marks, ModelFolder, marks
+from server.engine.repository.sources import Repositories
 from server.errors import ConfigError, Denied, Status, Unavailable
 
 log = logging.getLogger("inferd.engine")

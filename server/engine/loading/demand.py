@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable
 
 from _native.service.infer import InferService
 from server.engine import config as configuration
-from server.engine.lifecycle import Lifecycle
-from server.engine.models import Models
-from server.engine.repository import ModelFolder, marks
-from server.engine.repository_sources import Repositories
-from server.engine.threads import on_thread
+from server.engine.housekeeping.threads import on_thread
+from server.engine.loading.lifecycle import Lifecycle
+from server.engine.models.registry import Models
+from server.engine.repository.folders import ModelFolder, marks
+from server.engine.repository.sources import Repositories
 from server.errors import ConfigError, Exhausted, NotFound, ServerError, Unavailable
 
 log = logging.getLogger("inferd.engine")

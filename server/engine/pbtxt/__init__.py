@@ -1,0 +1,1 @@
+"""config.pbtxt as text: read, its variables filled in, parsed, with the line of each field."""

@@ -1,0 +1,1 @@
+"""What lies in model repositories, in folders and elsewhere. Nothing is loaded here."""
