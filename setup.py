@@ -54,6 +54,8 @@ C_SOURCES = {
         f"backends/triton_api/{name}.c" for name in ("models", "requests", "responses", "server", "unsupported")
     ],
 }
+# A library without the interpreter, for the interpreters of workers; sanitizers are the server's.
+PLAIN = {"backends.python.worker._outlive": "backends/python/worker/_outlive.c"}
 LINK_FLAGS = {"backends.triton_api._host": ["-Wl,-soname,libtritonserver.so"]}
 
 
@@ -97,7 +99,12 @@ def extensions() -> list[Extension]:
         folders += ["bench", "tests"]  # of the source tree, no parts of the package
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.pyx"))]
     only = os.environ.get("INFERD_ONLY")
-    return [extension(path) for path in paths if not only or module_name(path) in only.split(",")]
+    found = {module_name(path): extension(path) for path in paths}
+    for name, source in PLAIN.items():
+        found[name] = Extension(
+            name, [source], py_limited_api=True, extra_compile_args=["-std=c11", "-Wall", *FLAGS["release"]]
+        )
+    return [each for name, each in found.items() if not only or name in only.split(",")]
 
 
 def note_build() -> None:

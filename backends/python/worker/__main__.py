@@ -1,6 +1,10 @@
-"""Start of a worker process: `<python> <this folder> WORK SIDE CALLS ARENA`, the numbers of inherited descriptors."""
+"""Start of a worker process: `<python> <this folder> WORK SIDE CALLS ARENA`, the numbers of inherited descriptors.
+
+`multiprocessing` runs it, too, in the processes that it does not fork, under a name of its own.
+"""
 
 import importlib
+import importlib.util
 import os
 import sys
 
@@ -24,5 +28,17 @@ def main() -> int:
     return int(worker.Worker(link.Link(work, side, calls, arena, lambda: os._exit(1))).run())
 
 
+def help_one() -> None:
+    """Have a process that `multiprocessing` has started outlive signals as the worker does."""
+    # Without its package, of which a task need not use anything.
+    spec = importlib.util.spec_from_file_location("inferd_signals", __file__.rpartition("/")[0] + "/signals.py")
+    assert spec is not None and spec.loader is not None
+    signals = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(signals)
+    signals.outlive_as_helper()
+
+
 if __name__ == "__main__":
     sys.exit(main())
+if __name__ == "__mp_main__":
+    help_one()

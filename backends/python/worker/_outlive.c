@@ -1,0 +1,89 @@
+/* Processes that a model forks outlive signals that are for the whole service, and obey those of the model.
+
+   A library of its own, without the interpreter: it is loaded by whatever interpreter a model has. The handler decides by
+   the sender, which the kernel names, and at once, whatever the interpreter is doing: where a process obeys, it ends as one
+   without a handler does. A handler is handed on to no other program. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SIGNALS = 65, MOST_ANCESTORS = 64, STAT_TEXT = 512 };
+
+static pid_t family;                            /* the ancestor of all processes of the model */
+static struct sigaction without[SIGNALS];       /* what each signal does without this */
+
+static char *put_text(char *at, const char *text) {
+    while (*text) *at++ = *text++;
+    *at = 0;
+    return at;
+}
+
+static char *put_number(char *at, pid_t number) {
+    char digits[12];
+    int count = 0;
+    do digits[count++] = (char)('0' + number % 10); while (number /= 10);
+    while (count) *at++ = digits[--count];
+    return at;
+}
+
+/* Its parent; 0: it has none that can be seen from here; -1: the process is gone. Nothing but system calls. */
+static pid_t parent_of(pid_t pid) {
+    char path[32], text[STAT_TEXT];
+    put_text(put_number(put_text(path, "/proc/"), pid), "/stat");
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    ssize_t size = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (size <= 0) return -1;
+    text[size] = 0;
+    const char *at = strrchr(text, ')');        /* "<pid> (<any name>) <state> <parent> ..." */
+    if (!at || strlen(at) < 5) return -1;
+    pid_t parent = 0;
+    for (at += 4; *at >= '0' && *at <= '9'; at++) parent = parent * 10 + (*at - '0');
+    return parent;
+}
+
+/* Whether somebody outside of the model has sent it. Of a sender that is gone nobody can tell. */
+static int is_from_outside(const siginfo_t *info) {
+    if (info->si_code != SI_USER && info->si_code != SI_QUEUE && info->si_code != SI_TKILL) return 0;
+    pid_t sender = info->si_pid;                /* 0: of another namespace */
+    for (int i = 0; i < MOST_ANCESTORS && sender > 0; i++) {
+        if (sender == family) return 0;
+        sender = parent_of(sender);
+    }
+    return sender >= 0;
+}
+
+static void on_signal(int number, siginfo_t *info, void *context) {
+    int kept = errno;
+    const struct sigaction *before = &without[number];
+    if (is_from_outside(info)) {
+        ;
+    } else if (before->sa_flags & SA_SIGINFO) {
+        before->sa_sigaction(number, info, context);
+    } else if (before->sa_handler == SIG_DFL) {
+        signal(number, SIG_DFL);
+        raise(number);                          /* it comes when this returns */
+    } else if (before->sa_handler != SIG_IGN) {
+        before->sa_handler(number);
+    }
+    errno = kept;
+}
+
+/* From now on a signal does what it does now only if a descendant of `ancestor` sends it. 0: done; else errno. */
+int inferd_outlive(int number, int ancestor) {
+    struct sigaction action;
+    if (sigaction(number, NULL, &action)) return errno;
+    if ((action.sa_flags & SA_SIGINFO) && action.sa_sigaction == on_signal) return 0;
+    without[number] = action;
+    family = ancestor;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    return sigaction(number, &action, NULL) ? errno : 0;
+}
