@@ -23,6 +23,7 @@ CONNECTIONS = (1, 8, 64, 512)
 IN_FLIGHT = 64
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 SECONDS = 1.0
+DEPTHS = (1, 2, 4, 8, 16)
 FIRST = 16  # elements that the Python model answers with
 PYTHON = f"""import triton_python_backend_utils as pb_utils
 
@@ -34,6 +35,27 @@ class TritonPythonModel:
     def answer(self, request):
         values = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values[:{FIRST}].copy())])
+"""
+CALLER = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.depth = int(args["model_name"].removeprefix("calls"))
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        values = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        if self.depth:
+            call = pb_utils.InferenceRequest(
+                model_name=f"calls{self.depth - 1}",
+                inputs=[pb_utils.Tensor("INPUT0", values)],
+                requested_output_names=["OUTPUT0"],
+            )
+            values = pb_utils.get_output_tensor_by_name(call.exec(), "OUTPUT0").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)])
 """
 TENSORS = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
@@ -51,8 +73,8 @@ ensemble_scheduling {{
 
 
 @contextmanager
-def _served() -> Iterator[tuple[ServerProcess, str]]:
-    """A server with the models, and the address of its unix socket."""
+def _served(callers: int = 0) -> Iterator[tuple[ServerProcess, str]]:
+    """A server with the models, so many of which call each other, and the address of its unix socket."""
     models = (
         Identity("identity", (("FP32", 1),), parameters=GATHER),
         Identity("native", (("FP32", 1),), max_batch_size=0, parameters=GATHER),
@@ -63,6 +85,10 @@ def _served() -> Iterator[tuple[ServerProcess, str]]:
             (root / name / "1").mkdir(parents=True)
             (root / name / "config.pbtxt").write_text(config)
         (root / "python/1/model.py").write_text(PYTHON)
+        for depth in range(callers):
+            (root / f"calls{depth}" / "1").mkdir(parents=True)
+            (root / f"calls{depth}" / "config.pbtxt").write_text(f'backend: "python"{TENSORS}')
+            (root / f"calls{depth}" / "1/model.py").write_text(CALLER)
         unix = f"unix:{folder}/socket"
         options = ["--grpc-address", "127.0.0.1", "--grpc-address", unix, "--client-shm-access", "map"]
         server = inferd.start(root, Path(folder, "log"), options=options)
@@ -93,6 +119,23 @@ def regions() -> Curve:
 def steps() -> Curve:
     """The input of a Python model behind the native step of an ensemble, beside the same on the wire."""
     return _inputs("steps", "a Python model's input from an ensemble's step, one at a time", "ensemble")
+
+
+def calls() -> Curve:
+    """Python models that call each other, one request at a time: what each level adds to the round trip."""
+    points = []
+    with _served(DEPTHS[-1] + 1) as (server, unix):
+        times = {}
+        for depth in (0, *DEPTHS):
+            exchange = _exchange(f"calls{depth}", messages.floats(FIRST))
+            times[depth] = measure(
+                server, Fixed([exchange.request], [exchange.response]), (1, 1), SECONDS, address=unix
+            )
+        for depth in DEPTHS:
+            more = times[depth].p50_us - times[0].p50_us, times[depth].cpu_us - times[0].cpu_us
+            points.append(Point(depth, more[0] / depth, more[1] / depth))
+    title = "Python models that call each other, by levels, one request at a time"
+    return Curve("calls", title, "us of the round trip a level", tuple(points), "us of CPU, with the workers'")
 
 
 def _inputs(name: str, title: str, model: str, *, in_region: bool = False) -> Curve:

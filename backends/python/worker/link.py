@@ -31,6 +31,47 @@ class Packet:
         self.data = bytearray(received[_HEAD_SIZE:])
 
 
+MOST_MISSES = 6
+"""In a row: the time for which nobody looks grows until then."""
+
+
+class Look:
+    """Looks for the next packet of a socket before a thread sleeps, as long as packets come so soon.
+
+    Where they do not, the time would be taken from whoever has work to do, such as the models that a model waits for.
+    So after looks in vain ever more are left out.
+    """
+
+    __slots__ = ("_left_out", "_misses", "_of")
+
+    def __init__(self, of: socket.socket) -> None:
+        self._of = of
+        self._misses = 0  # in a row
+        self._left_out = 0  # that are still to be left out
+
+    def for_packet(self, buffer: memoryview, patience: float) -> int:
+        """The size of a packet that comes within so many seconds; 0: none has come, or none will any more."""
+        if self._left_out:
+            self._left_out -= 1
+            return 0
+        until = time.monotonic() + patience
+        while True:
+            try:
+                size = self._of.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # noqa: PERF203 (it is what is waited for)
+                if time.monotonic() >= until:
+                    self._missed()
+                    return 0
+                os.sched_yield()  # to whoever has work for this core, perhaps the packet itself
+            else:
+                self._misses = 0
+                return size
+
+    def _missed(self) -> None:
+        self._misses = min(self._misses + 1, MOST_MISSES)
+        self._left_out = (1 << self._misses) - 2  # the first time none: anything may take longer once
+
+
 class Link:
     """Sockets and arena. Sending is safe from any thread: a packet goes out whole.
 
@@ -50,6 +91,8 @@ class Link:
         self.work = socket.socket(fileno=work)
         self.side = socket.socket(fileno=side)
         self.calls = socket.socket(fileno=calls)
+        # On these something follows what was sent.
+        self._looks = {each: Look(each) for each in (self.work, self.calls)}
         self.arena = mmap.mmap(arena, 0)
         self.memory = memoryview(self.arena)
         os.close(arena)
@@ -105,7 +148,8 @@ class Link:
         if self.forked:
             self.require()
         try:
-            size = self._look(of, buffer) or of.recv_into(buffer)
+            look = self._looks.get(of) if self.patience else None
+            size = (look is not None and look.for_packet(buffer, self.patience)) or of.recv_into(buffer)
         except OSError:
             size = 0
         if size == 0:
@@ -120,19 +164,6 @@ class Link:
         """
         if self.forked:
             raise TritonModelException("a process that the model has forked has no connection to the server")
-
-    def _look(self, of: socket.socket, buffer: memoryview) -> int:
-        """The size of a packet that comes soon; 0: none has come, or none will any more."""
-        if not self.patience or of is self.side:  # nothing follows there from what was sent
-            return 0
-        until = time.monotonic() + self.patience
-        while True:
-            try:
-                return of.recv_into(buffer, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:  # noqa: PERF203 (it is what is waited for)
-                if time.monotonic() >= until:
-                    return 0
-                os.sched_yield()  # to whoever has work for this core, perhaps the packet itself
 
 
 class Reader:

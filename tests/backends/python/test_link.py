@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from backends.python.worker import protocol
-from backends.python.worker.link import Link
+from backends.python.worker.link import Link, Look
 
 NUMBER = 7
 
@@ -50,3 +50,30 @@ def test_the_end_of_the_server_is_seen(sockets, patience):
     server.close()
     with pytest.raises(EOFError):
         link.receive_work()
+
+
+class Silent:
+    """A socket that has nothing; it counts who looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.packet = 0
+
+    def recv_into(self, *_: object) -> int:
+        self.looks += 1
+        if not self.packet:
+            raise BlockingIOError
+        return self.packet
+
+
+def test_looks_in_vain_are_left_out_until_one_finds_something():
+    """Models that wait for others for longer than one looks would take the time from those."""
+    silent = Silent()
+    look = Look(silent)
+    assert [look.for_packet(memoryview(b""), 0.0) for _ in range(2)] == [0, 0] and silent.looks == 2
+    for _ in range(998):
+        look.for_packet(memoryview(b""), 0.0)
+    assert silent.looks < 30
+    silent.packet = 7
+    assert 7 in [look.for_packet(memoryview(b""), 0.0) for _ in range(100)]
+    assert look.for_packet(memoryview(b""), 0.0) == 7
