@@ -35,6 +35,7 @@ cdef struct Region:
     Str key
     uint64_t offset          # of the region in the object
     Mapping *mapping
+    int fd                   # the object of a trusted client, for workers that map it, too; -1: none
 
     # CUDA
     int32_t device

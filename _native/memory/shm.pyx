@@ -13,6 +13,7 @@ from libc.errno cimport errno
 from libc.stdint cimport SIZE_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
+from posix.unistd cimport close
 
 from _native.atomic cimport fetch_add32, fetch_add64, load64
 from _native.memory.mapping cimport mapping_broken, mapping_free, mapping_guard, mapping_new
@@ -183,6 +184,7 @@ cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, v
     region.key.data = text + len(name)
     region.key.size = <uint32_t>len(key)
     region.kind = kind
+    region.fd = -1
     region.scope = scope
     region.size = size
     return region
@@ -285,6 +287,8 @@ cdef void placements_free(Placement *placement) noexcept nogil:
 cdef void close_system(Region *region) noexcept nogil:
     if region.mapping != NULL:
         mapping_free(region.mapping)
+    if region.fd >= 0:
+        close(region.fd)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -493,6 +497,8 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
             f"process address space: {os.strerror(errno)}")
     region.block.data = region.mapping.data
     region.block.sharing = SHARED_WITH_FRIEND if trusted else SHARED_WITH_STRANGER
+    if trusted:
+        region.fd = os.dup(fd)
     return 0
 
 

@@ -65,6 +65,7 @@ cdef struct Channel:
     int supervisor           # the socket to its supervisor, which ends it when this is shut down; -1: a thread
     bint killed              # it is being ended
     bint executing           # an execution is under way: `work` is used by the instance's thread, or by the loop
+    bint maps_regions        # the worker reaches shared memory of trusted clients; written while nothing is executed
     bint leaving             # wait for no further worker
     Slots slots
     Ledger ledger
@@ -106,8 +107,8 @@ cdef void channel_give(Channel *channel) noexcept nogil
 
 # A worker was started, and is reached by these descriptors until channel_down. From the attendant's thread.
 cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil
-# It has loaded its model. From the attendant's thread.
-cdef void channel_up(Channel *channel) noexcept nogil
+# It has loaded its model; `maps_regions`: it can map shared memory of clients. From the attendant's thread.
+cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil
 # The worker is gone: `why` (from malloc, taken over) is what its requests are answered. When it returns, nobody uses
 # the descriptors any more, and what the worker held is given back. From the attendant's thread.
 cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil

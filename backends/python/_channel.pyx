@@ -165,8 +165,9 @@ cdef void enter(Channel *channel, ChannelState state) noexcept nogil:
     notify_all(&channel.changed)
 
 
-cdef void channel_up(Channel *channel) noexcept nogil:
+cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil:
     lock(&channel.guard)
+    channel.maps_regions = maps_regions
     enter(channel, CHANNEL_UP)
     unlock(&channel.guard)
 

@@ -11,7 +11,8 @@ from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
 from _native.execution.shape cimport reshape
 from _native.memory.arena cimport arena_holds
-from _native.memory.resource cimport Block
+from _native.memory.resource cimport SHARED_WITH_FRIEND, Block
+from _native.memory.shm cimport REGION_SYSTEM, Placement, Region
 from _native.request.record cimport Record
 from _native.request.request cimport InputData, Request
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
@@ -23,11 +24,14 @@ from backends.python._wire cimport (
     PLACE_ARENA,
     PLACE_CUDA,
     PLACE_INLINE,
+    PLACE_REGION,
     WIRE_SEQUENCE_END,
     WIRE_SEQUENCE_START,
     CudaMemory,
     ExecuteHead,
     ExtraRecord,
+    PlaceRecord,
+    RegionMemory,
     RequestRecord,
     TensorRecord,
     aligned,
@@ -38,6 +42,7 @@ cdef enum:
     TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context without baggage
     BAGGAGE_TEXT = 13                    # and of what is around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
+    MAP_FROM = 64 << 10      # tensors in a trusted client's region from this size on are the worker's to read and write
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -50,6 +55,39 @@ cdef bint record_refers(const Channel *channel, const InputData *input) noexcept
 
 cdef inline bint is_on_device(const InputData *input) noexcept nogil:
     return input.region != NULL and input.size > 0
+
+
+cdef inline const Region *mapped_region(const Channel *channel, const InputData *input) noexcept nogil:
+    # the region that the worker maps to read this input; NULL: it gets it in another way
+    cdef const Region *region
+    if input.size < MAP_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
+        return NULL
+    region = <const Region *>input.block.owner
+    return region if is_reached(channel, region) else NULL
+
+
+cdef inline bint is_reached(const Channel *channel, const Region *region) noexcept nogil:
+    return channel.maps_regions and region.kind == REGION_SYSTEM and region.fd >= 0
+
+
+cdef inline bint is_written_there(const Channel *channel, const Request *request,
+                                  const Placement *placement) noexcept nogil:
+    # an output that the worker may write to its place
+    return (placement.output and placement.size >= MAP_FROM and not request.signature.decoupled
+            and placement.region.block.sharing == SHARED_WITH_FRIEND and is_reached(channel, placement.region))
+
+
+cdef inline size_t places_size(const Channel *channel, const Request *request) noexcept nogil:
+    cdef const Placement *placement = request.placements
+    cdef size_t size = 0
+    while placement != NULL:
+        size += sizeof(PlaceRecord) if is_written_there(channel, request, placement) else 0
+        placement = placement.next
+    return size
+
+
+cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
+    return mapped_region(channel, input) != NULL
 
 
 cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nogil:
@@ -108,7 +146,7 @@ cdef inline uint32_t seen_rank(const TensorSignature *tensor, const InputData *d
     return data.rank - tensor.rank + tensor.model_rank if tensor.reshaped else data.rank
 
 
-cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noexcept nogil:
+cdef size_t heads_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
     # of the record without tensors
     cdef size_t size = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
     cdef const Request *request
@@ -116,12 +154,13 @@ cdef size_t heads_size(const NativeBatch *batch, const InputData *supplied) noex
     cdef uint32_t i, input, wanted
     for i in range(batch.count):
         request = batch.requests[i]
-        size += sizeof(RequestRecord)
+        size += sizeof(RequestRecord) + places_size(channel, request)
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
             if data.present:
                 size += sizeof(TensorRecord) + seen_rank(&batch.signature.inputs[input], data) * sizeof(int64_t)
                 size += sizeof(CudaMemory) if is_on_device(data) else 0
+                size += sizeof(RegionMemory) if is_mapped(channel, data) else 0
         wanted = wanted_outputs(request)
         if has_extra(request, wanted):
             size += extra_size(request, wanted)
@@ -136,7 +175,7 @@ cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const
     for i in range(batch.count):
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
-            if data.present and not is_on_device(data) and not (
+            if data.present and not is_on_device(data) and not is_mapped(channel, data) and not (
                     input < batch.signature.input_count and record_refers(channel, data)):
                 size += aligned(data.size, TENSOR_ALIGNMENT)
     return size
@@ -149,14 +188,14 @@ cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noex
     for i in range(batch.count):
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
-            if data.present and not record_refers(channel, data):
+            if data.present and not record_refers(channel, data) and not is_mapped(channel, data):
                 size += data.size
     return size
 
 
 cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
     cdef RecordSize size
-    size.heads = aligned(heads_size(batch, supplied), TENSOR_ALIGNMENT)
+    size.heads = aligned(heads_size(channel, batch, supplied), TENSOR_ALIGNMENT)
     size.all = size.heads + tensors_size(channel, batch, supplied)
     return size
 
@@ -181,12 +220,20 @@ cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogi
     writer.at += sizeof(CudaMemory)
 
 
+cdef void write_region_memory(Writer *writer, const Region *region) noexcept nogil:
+    cdef RegionMemory *out = <RegionMemory *>(writer.record + writer.at)
+    out.descriptor = <uint32_t>region.fd
+    out.reserved = 0
+    writer.at += sizeof(RegionMemory)
+
+
 cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t index,
                        const InputData *data) noexcept nogil:
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
     cdef int64_t seen[MAX_RANK]
     cdef const int64_t *shape = data.shape
+    cdef const Region *region = mapped_region(writer.channel, data)
     cdef bint batches = signature.max_batch_size > 0
     out.index = <uint16_t>index
     out.datatype = <uint8_t>tensor.datatype
@@ -195,6 +242,9 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     if is_on_device(data):
         out.place = PLACE_CUDA
         out.offset = data.address - data.region.address
+    elif region != NULL:
+        out.place = PLACE_REGION
+        out.offset = region.offset + <uint64_t>(data.data - region.block.data)
     elif index < signature.input_count and record_refers(writer.channel, data):
         out.place = PLACE_ARENA
         out.offset = <uint64_t>(data.data - writer.channel.arena.base)
@@ -213,6 +263,24 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     writer.at += out.rank * sizeof(int64_t)
     if is_on_device(data):
         write_cuda_memory(writer, data)
+    elif region != NULL:
+        write_region_memory(writer, region)
+
+
+cdef void write_places(Writer *writer, const Request *request, RequestRecord *out) noexcept nogil:
+    cdef const Placement *placement = request.placements
+    cdef PlaceRecord *place
+    while placement != NULL:
+        if is_written_there(writer.channel, request, placement):
+            place = <PlaceRecord *>(writer.record + writer.at)
+            place.index = <uint16_t>placement.tensor
+            place.reserved = 0
+            place.descriptor = <uint32_t>placement.region.fd
+            place.offset = placement.region.offset + placement.offset
+            place.room = placement.size
+            out.placed += 1
+            writer.at += sizeof(PlaceRecord)
+        placement = placement.next
 
 
 cdef void trace_write(const Request *request, uint8_t *at) noexcept nogil:
@@ -276,6 +344,7 @@ cdef void write_request(Writer *writer, const NativeBatch *batch, const InputDat
         if data.present:
             out.inputs += 1
             write_tensor(writer, request.signature, i, data)
+    write_places(writer, request, out)
     if has_extra(request, wanted):
         out.extra = <uint32_t>writer.at
         write_extra(writer, request, wanted)

@@ -24,6 +24,7 @@ from _native.protobuf.codec cimport (
 from _native.protobuf.datatype cimport DT_BF16, DT_BYTES, DT_UINT16, Datatype, datatype_name, datatype_size
 from _native.request.request cimport OutputData, Request, Response, response_fail
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
+from _native.service.placement cimport place_of_output
 from _native.status cimport (
     STATUS_CANCELLED,
     STATUS_INTERNAL,
@@ -44,6 +45,7 @@ from backends.python._wire cimport (
     CODE_UNSUPPORTED,
     PLACE_ARENA,
     PLACE_INLINE,
+    PLACE_REGION,
     RESPONSE_ERROR,
     RESPONSE_OK,
     RESPONSE_RESCHEDULE,
@@ -104,8 +106,11 @@ cdef Block *content_of(const Origin *origin, const Request *request, const Tenso
                        const uint8_t **data) noexcept nogil:
     # The block that the tensor lies in, with one more reference; NULL: the worker may not put it there. BYTES tensors
     # have lengths in them, which must stay as they were checked, so the worker must not reach them any more.
-    cdef Block *block
+    cdef Block *block = NULL
     cdef Block *copy
+    if record.place == PLACE_REGION and record.datatype != DT_BYTES:
+        data[0] = place_of_output(request, record.index, record.size, &block)
+        return block_share(block) if data[0] != NULL else NULL
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
         data[0] = origin.record + record.offset
         return block_share(origin.record_block)

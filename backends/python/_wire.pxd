@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    WIRE_VERSION = 4
+    WIRE_VERSION = 5
     PACKET = 64 << 10
     SLOT_MASK = 0xffff
     SLOTS = SLOT_MASK + 1
@@ -50,6 +50,7 @@ cdef enum:
     PLACE_INLINE = 0
     PLACE_ARENA = 1
     PLACE_CUDA = 2
+    PLACE_REGION = 3
 
 cdef enum:
     # statuses of a response
@@ -92,9 +93,9 @@ cdef struct RequestRecord:
     uint64_t number
     uint32_t flags
     uint16_t inputs
-    uint16_t reserved
+    uint16_t placed
     uint32_t extra
-    uint32_t reserved_too
+    uint32_t reserved
 
 cdef struct ExtraRecord:
     uint64_t timeout_us
@@ -118,6 +119,17 @@ cdef struct TensorRecord:
 cdef struct CudaMemory:
     uint8_t handle[64]
     uint32_t device
+    uint32_t reserved
+
+cdef struct PlaceRecord:
+    uint16_t index
+    uint16_t reserved
+    uint32_t descriptor
+    uint64_t offset
+    uint64_t room
+
+cdef struct RegionMemory:
+    uint32_t descriptor
     uint32_t reserved
 
 cdef struct ResponseRecord:

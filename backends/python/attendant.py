@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from _native.memory.arena import ArenaHandle
 from backends.api import BackendError, WorkerStatus
-from backends.python._attend import Link, TeamHandle
+from backends.python._link import Link, TeamHandle
 from backends.python.output import Lines
 from backends.python.process import AnyWorker, Interrupted, Launch, Worker, WorkerError, bring_up, bury
 from backends.python.thread import ThreadWorker
@@ -198,7 +198,7 @@ class Attendant:
 
     def _come_up(self, worker: AnyWorker) -> None:
         log.info("%s: %s is ready", self._name, worker)
-        self.link.up()
+        self.link.up(self.said.get("regions") is True)
         self._set_up(True)
         if not self._loaded.done():
             self._loaded.set_result(None)

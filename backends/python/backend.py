@@ -23,7 +23,7 @@ from backends.api import (
     Services,
     TensorSpec,
 )
-from backends.python._attend import TeamHandle
+from backends.python._link import TeamHandle
 from backends.python.arenas import arena_of
 from backends.python.attendant import Post
 from backends.python.completion import complete, may_complete

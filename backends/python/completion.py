@@ -9,7 +9,7 @@ from typing import Any
 
 from _native.memory.arena import ArenaHandle
 from backends.api import BackendError
-from backends.python._attend import Link, TeamHandle
+from backends.python._link import Link, TeamHandle
 from backends.python.output import Lines
 from backends.python.process import Launch, Worker, WorkerError, bring_up, bury
 from backends.python.worker import protocol

@@ -20,7 +20,7 @@ from typing import Any
 
 from _native.memory.arena import ArenaHandle
 from backends.python import _spawn
-from backends.python._attend import Link
+from backends.python._link import Link
 from backends.python._spawn import spawn
 from backends.python.environment import Environment, passed_on
 from backends.python.worker import protocol
@@ -225,6 +225,12 @@ def _readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: ", as the system does when memory runs out",
+    signal.SIGBUS: ", as when a client shortens shared memory that a request refers to",
+}
+
+
 def how_ended(status: int) -> str:
     """What the status of `waitpid` says, for people."""
     if os.WIFSIGNALED(status):
@@ -233,7 +239,7 @@ def how_ended(status: int) -> str:
             name = signal.Signals(number).name
         except ValueError:
             name = "a real-time signal"
-        hint = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+        hint = _HINTS.get(number, "")
         return f"was killed by signal {number} ({name}){hint}"
     return f"exited with status {os.waitstatus_to_exitcode(status)}"
 
@@ -254,6 +260,8 @@ def bring_up(link: Link, launch: Launch) -> dict[str, Any]:
     if kind != protocol.HELLO or number != protocol.VERSION:
         raise WorkerError(f"it speaks version {number} of the protocol, expected {protocol.VERSION}")
     configuration = {**launch.configuration, "flags": link.flags}
+    if not launch.in_process and launch.configuration["mode"] == "serve":
+        configuration.update(descriptors=f"/proc/{os.getpid()}/fd", arena=link.arena_fd)
     link.send_work(protocol.CONFIGURE, json.dumps(configuration).encode())
     event, kind, _, record = link.attend(True)
     _expect(event, "")

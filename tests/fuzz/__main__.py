@@ -42,6 +42,7 @@ TARGETS = {
         "backends.python._done",
         "backends.python._execute",
         "backends.python._grants",
+        "backends.python._link",
         "backends.python._loans",
         "backends.python._record",
         "backends.python._responses",

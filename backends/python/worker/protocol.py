@@ -29,6 +29,10 @@ beginning of the record) or in the arena (place ARENA, `offset` from the beginni
 on the wire of the v2 protocol: each element a 4-byte length and its bytes. Shapes include the batch dimension.
 An input of EXECUTE may also lie where a client has put it on the GPU of the instance (place CUDA, `offset` from where
 the handle in CUDA_MEMORY points): the worker opens that memory itself, reads it until the request ends, and closes it.
+Or it lies in shared memory of a client that the server trusts (place REGION, `offset` from the beginning of the object;
+REGION_MEMORY has the server's descriptor of it), if READY has said that the worker can open that. The worker maps it
+for itself, and what it writes there stays its own. Its client may change the object once the EXECUTE has its DONE: what
+the worker keeps of it for longer has to be a copy by then.
 
 **Memory.** The server owns every byte of the arena; the worker has no allocator.
 
@@ -92,10 +96,11 @@ text), "config" (mode "complete": the model configuration as an object, what Mod
 "outputs" (lists of {"name", "datatype" (number), "dims"} in the order of the indices), "max_batch_size", "decoupled",
 "flags" (offset in the arena), "window" (responses that a sender may have waiting for one request), "log_verbose"
 (bool), "cuda_driver" (the CUDA driver's library, to be loaded when it is first needed), "patience" (seconds for which a
-worker looks for its next packet before it sleeps).
+worker looks for its next packet before it sleeps), "descriptors" (the folder that has the server's descriptors by their
+numbers, /proc/<pid>/fd) and "arena" (the number of the arena there; both only for a process in mode "serve").
 
-READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); mode
-"complete": "config": the object that the model returned.
+READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": the model has is_ready(); "regions": the
+worker can open what "descriptors" has; mode "complete": "config": the object that the model returned.
 
 CALL: "load_model" (name, config, files: {path: bytes}; the files follow the JSON, in order), "unload_model" (name,
 unload_dependents), "is_model_ready" (name, version) → bool, "metric_value" (family, labels) → number. METRIC: {"op":
@@ -111,7 +116,7 @@ from __future__ import annotations
 
 import struct
 
-VERSION = 4
+VERSION = 5
 
 PACKET = 64 << 10  # bytes of a packet at most
 SLOT_MASK = 0xFFFF
@@ -166,8 +171,8 @@ EXECUTE_HEAD = struct.Struct("<IIQQ")
 """requests, rows over all requests, offset and bytes of the grant for outputs (0 bytes: none)"""
 
 REQUEST = struct.Struct("<QIHHII")
-"""number, flags (SEQUENCE_*), inputs, reserved, offset of EXTRA in the record (0: all its fields have their defaults),
-reserved. `inputs` TENSORs with their shapes follow."""
+"""number, flags (SEQUENCE_*), inputs, placed outputs, offset of EXTRA in the record (0: all its fields have their
+defaults), reserved. `inputs` TENSORs with their shapes follow, then the PLACEs of the placed outputs."""
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -186,9 +191,17 @@ are the numbers of DataType in model_config.proto."""
 INLINE = 0
 ARENA = 1
 CUDA = 2
+REGION = 3
 
 CUDA_MEMORY = struct.Struct("<64sII")
 """a cudaIpcMemHandle_t, the device by the server's numbers, reserved. Follows the shape of a tensor at place CUDA."""
+
+PLACE = struct.Struct("<HHIQQ")
+"""index of the output, reserved, the server's descriptor of an object of a trusted client, offset in it, bytes that
+have room. The worker may write an output of DONE there, whose TENSOR then has the place REGION."""
+
+REGION_MEMORY = struct.Struct("<II")
+"""the server's descriptor of the object, reserved. Follows the shape of a tensor at place REGION."""
 
 # -- responses, worker to server
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -12,6 +12,7 @@ from .datatypes import BYTES
 from .errors import TritonModelException
 from .memory import ANY_MEMORY
 from .received import ReceivedRequest
+from .regions import Mapped, Place, Regions
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace
 from .response import InferenceResponse
 from .sender import make_sender
@@ -89,18 +90,30 @@ class RequestReader:
         names: of inputs and outputs.
         model_name, model_version: of the model.
         decoupled: each request may have any number of responses.
+        regions: reaches shared memory of clients.
 
     Attributes:
         reached_gpu: some request had an input on a GPU.
+        unreadable: why requests of the last record cannot be executed, by their keys.
     """
 
-    def __init__(self, runtime: Runtime, names: Names, model_name: str, model_version: int, decoupled: bool) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        names: Names,
+        model_name: str,
+        model_version: int,
+        decoupled: bool,
+        regions: Regions,
+    ) -> None:
         self._runtime = runtime
         self._names = names
         self._model = model_name
         self._version = model_version
         self._decoupled = decoupled
+        self._regions = regions
         self.reached_gpu = False
+        self.unreadable: dict[int, str] = {}
 
     def read(self, record: bytearray | memoryview, arena: Callable[[], Any]) -> list[ReceivedRequest]:
         """The requests.
@@ -115,7 +128,7 @@ class RequestReader:
         ]
 
     def _request(self, record: bytearray | memoryview, at: int, arena: Callable[[], Any]) -> ReceivedRequest:
-        number, flags, count, _, extra, _ = _REQUEST.unpack_from(record, at)
+        number, flags, count, placed, extra, _ = _REQUEST.unpack_from(record, at)
         at += _REQUEST_SIZE
         names = self._names.inputs
         inputs = []
@@ -124,11 +137,20 @@ class RequestReader:
             at += _TENSOR_SIZE
             shape = SHAPES[rank].unpack_from(record, at)
             at += rank << 3
-            if place != p.CUDA:
+            if place < p.CUDA:
                 inputs.append(received(names[index], datatype, shape, arena() if place else record, offset, size))
-            else:
+            elif place == p.CUDA:
                 inputs.append(self._on_gpu(record, at, names[index], datatype, shape, offset))
                 at += p.CUDA_MEMORY.size
+            else:
+                descriptor, _ = p.REGION_MEMORY.unpack_from(record, at)
+                at += p.REGION_MEMORY.size
+                try:
+                    memory, offset = self._regions.map(descriptor, offset, size)
+                except TritonModelException as error:
+                    self.unreadable[number] = f"input '{names[index]}' cannot be read: {error}"
+                else:
+                    inputs.append(received(names[index], datatype, shape, memory, offset, size))
             count -= 1
         request = _new_request(ReceivedRequest)
         request._runtime = self._runtime
@@ -136,6 +158,7 @@ class RequestReader:
         request._inputs = inputs
         request._flags = flags
         request._release = RELEASE_ALL
+        request._places = self._read_places(record, at, placed) if placed else None
         request._decoupled = self._decoupled
         request._model_name = self._model
         request._model_version = self._version
@@ -160,6 +183,14 @@ class RequestReader:
         self.reached_gpu = True
         handle, device, _ = p.CUDA_MEMORY.unpack_from(record, at)
         return received_on_gpu(name, SharedTensor(handle, device, offset, datatype, shape))
+
+    def _read_places(self, record: bytearray | memoryview, at: int, count: int) -> dict[int, Place]:
+        """Where in shared memory of the client outputs go, by their indices."""
+        places = {}
+        for each in range(at, at + count * p.PLACE.size, p.PLACE.size):
+            index, _, *place = p.PLACE.unpack_from(record, each)
+            places[index] = Place(self._regions, *place)
+        return places
 
     def _read_extra(self, request: ReceivedRequest, record: bytearray | memoryview, at: int) -> None:
         timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
@@ -251,13 +282,20 @@ class ResponseWriter:
             self._parts[at] = _TENSOR.pack(index, datatype, rank, place, copy, size)
         self._borrowed.clear()
 
-    def add(self, response: InferenceResponse, wanted: frozenset[int] | None, inputs: Sequence[Tensor] = ()) -> None:
+    def add(
+        self,
+        response: InferenceResponse,
+        wanted: frozenset[int] | None,
+        inputs: Sequence[Tensor] = (),
+        places: Mapping[int, Place] | None = None,
+    ) -> None:
         """A response, without the outputs that nobody asked for.
 
         Args:
             response: it.
             wanted: indices of the outputs that were asked for; None for every one.
             inputs: of the request, among which an output may lie.
+            places: of outputs in shared memory of the client.
 
         Raises:
             TritonModelException: there is no memory for an output, or it has too many dimensions.
@@ -279,19 +317,22 @@ class ResponseWriter:
                     )
                 tensors.append((index, tensor))
         if len(tensors) == 1 and response._parameters is None:
-            self._add_one(*tensors[0], inputs)
+            self._add_one(*tensors[0], inputs, places)
         else:
-            self._add_tensors(tensors, response._parameters, inputs)
+            self._add_tensors(tensors, response._parameters, inputs, places)
 
-    def _add_one(self, index: int, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
+    def _add_one(
+        self, index: int, tensor: Tensor, inputs: Sequence[Tensor], places: Mapping[int, Place] | None
+    ) -> None:
         # The common case, without the lists of the general one.
         shape = tensor._shape
         rank = len(shape)
         layout = _ONE_OUTPUT[rank]
         head = layout.size
-        place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs)
+        own = places.get(index) if places else None
+        place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs, own)
         if borrowed:
-            self._add_tensors([(index, tensor)], None, inputs)
+            self._add_tensors([(index, tensor)], None, inputs, None)
             return
         inline = len(data)
         total = (head + inline + 7) & -8
@@ -300,7 +341,11 @@ class ResponseWriter:
         self.size += total
 
     def _add_tensors(
-        self, tensors: list[tuple[int, Tensor]], parameters: dict[str, Any] | None, inputs: Sequence[Tensor]
+        self,
+        tensors: list[tuple[int, Tensor]],
+        parameters: dict[str, Any] | None,
+        inputs: Sequence[Tensor],
+        places: Mapping[int, Place] | None,
     ) -> None:
         encoded = b"".join(_parameter(*item) for item in parameters.items()) if parameters else b""
         head = sum(_TENSOR_SIZE + (len(tensor._shape) << 3) for _, tensor in tensors)
@@ -309,7 +354,8 @@ class ResponseWriter:
         datas: list[bytes] = []
         for index, tensor in tensors:
             shape = tensor._shape
-            place, offset, size, data, borrowed = self._place(tensor, at, inputs)
+            own = places.get(index) if places else None
+            place, offset, size, data, borrowed = self._place(tensor, at, inputs, own)
             if borrowed:
                 fields = (index, tensor._dtype, len(shape), place, offset, size)
                 self._borrowed.append((len(self._parts) + 1 + len(heads), fields))
@@ -328,9 +374,11 @@ class ResponseWriter:
         self._parts += (head, *heads, text, parameters, _PADDING[-body & 7], *datas)
         self.size += total
 
-    def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
+    def _place(
+        self, tensor: Tensor, at: int, inputs: Sequence[Tensor], own: Place | None
+    ) -> tuple[int, int, int, bytes, bool]:
         """Where a tensor lies: place, offset, bytes, its data if that goes into the record, where it would be `at`, and
-        whether it lies among the inputs.
+        whether it lies among the inputs. It is written to its `own` place, if it has one.
         """
         array = tensor._array
         if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
@@ -340,6 +388,8 @@ class ResponseWriter:
         size = view.nbytes
         if size <= SMALL:
             return p.INLINE, at, size, view.tobytes(), False
+        if own is not None and tensor._dtype != BYTES and own.write(view.cast("B")):
+            return p.REGION, 0, size, b"", False
         found = _among(inputs, tensor, size)
         if found is not None:
             return p.ARENA, found, size, b"", True
@@ -353,12 +403,15 @@ def address_of(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+_ELSEWHERE = (bytearray, Mapped)  # of inputs that do not lie in the arena, but in the record or a client's memory
+
+
 def _among(inputs: Sequence[Tensor], tensor: Tensor, size: int) -> int | None:
     """Where in the arena a tensor lies whose data is an input's, or a part of it."""
     array = tensor._array
     for each in inputs:
         whole = each._buffer
-        if whole is None or whole.__class__ is bytearray:  # on a GPU, or in the record
+        if whole is None or whole.__class__ in _ELSEWHERE:
             continue
         if array is None:
             offset = tensor._offset if tensor._buffer is whole else -1

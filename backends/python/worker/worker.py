@@ -10,11 +10,12 @@ from typing import Any
 from . import driver
 from . import protocol as p
 from .connection import Connection
-from .errors import TritonModelException, exception_text
+from .errors import TritonError, TritonModelException, exception_text
 from .forked import Forks
 from .host import Host, ModelFailed
 from .link import INLINE_LIMIT, Link, Packet, no_memory
 from .received import ReceivedRequest
+from .regions import Regions
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
 from .serialization import Names, RequestReader, ResponseWriter
@@ -114,6 +115,7 @@ class Worker:
         self._host: Any = None
         self._connection: Connection
         self._reader: RequestReader
+        self._regions: Regions
 
     def run(self) -> int:
         """Serve until the server says that it is enough.
@@ -178,13 +180,16 @@ class Worker:
             said = {"error": exception_text(error) if error.__traceback__ else str(error), "code": p.CODE_INTERNAL}
         except BaseException as error:
             said = {"error": exception_text(error), "code": p.CODE_INTERNAL}
+        self._regions = Regions(config.get("descriptors", ""))
+        if "descriptors" in config and self._regions.reaches(config["arena"]):
+            said["regions"] = True
         if self._host.has_is_ready:
             self._connection.on_is_ready = self._check_ready
             self._connection.expect_questions()
         if config["mode"] == "serve":
             self._link.patience = config["patience"]
             self._reader = RequestReader(
-                self._host.runtime, self._names, args.get("model_name", ""), int(version), decoupled
+                self._host.runtime, self._names, args.get("model_name", ""), int(version), decoupled, self._regions
             )
         self._send_text(p.READY, json.dumps(said).encode())
         return "error" not in said and config["mode"] == "serve"
@@ -226,15 +231,18 @@ class Worker:
         try:
             requests = self._reader.read(record, lease.arena)
         except ImportError as error:
+            self._reader.unreadable.clear()
             text = f"inputs of this size need numpy in the environment of model '{self._host.name}': {error}"
             self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
             return
         writer = ResponseWriter(self._names, link.memory, memory.take)
         try:
-            self._write_responses(writer, requests, self._host.execute(requests))
+            execute = self._execute_readable if self._reader.unreadable else self._host.execute
+            self._write_responses(writer, requests, execute(requests))
         except ModelFailed as error:
             self._write_failures(writer, requests, str(error))
         del requests
+        self._regions.let_go()
         if self._reader.reached_gpu:
             from .device import synchronize_all
 
@@ -245,6 +253,20 @@ class Worker:
         flags = p.KEPT if kept else 0
         self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
 
+    def _execute_readable(self, requests: list[ReceivedRequest]) -> list[InferenceResponse | None]:
+        """What the model says to the requests whose inputs can be read, and an error for each of the others."""
+        unreadable, self._reader.unreadable = self._reader.unreadable, {}
+        readable = [request for request in requests if request._key not in unreadable]
+        responses = iter(self._host.execute(readable) if readable else ())
+        return [
+            self._refuse(request, unreadable[request._key]) if request._key in unreadable else next(responses)
+            for request in requests
+        ]
+
+    def _refuse(self, request: ReceivedRequest, text: str) -> InferenceResponse:
+        self._host.unanswered(request)  # from here on
+        return InferenceResponse(error=TritonError(text, TritonError.INVALID_ARG))
+
     def _write_responses(
         self, writer: ResponseWriter, requests: list[ReceivedRequest], responses: list[InferenceResponse | None]
     ) -> None:
@@ -253,7 +275,8 @@ class Worker:
                 self._write_open(writer, request)
                 continue
             try:
-                writer.add(response, request._wanted, request._inputs)
+                places = None if request.is_cancelled() else request._places  # its client may use them otherwise by now
+                writer.add(response, request._wanted, request._inputs, places)
             except Exception as error:
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
                 writer.add_error(p.CODE_INTERNAL, text)

@@ -19,6 +19,8 @@ STRUCTS = {
     "ResponseRecord": protocol.RESPONSE_HEAD,
     "BlsRecord": protocol.BLS_HEAD,
     "CudaMemory": protocol.CUDA_MEMORY,
+    "PlaceRecord": protocol.PLACE,
+    "RegionMemory": protocol.REGION_MEMORY,
 }
 NAMES = {
     "WIRE_VERSION": "VERSION",
@@ -26,6 +28,7 @@ NAMES = {
     "PLACE_INLINE": "INLINE",
     "PLACE_ARENA": "ARENA",
     "PLACE_CUDA": "CUDA",
+    "PLACE_REGION": "REGION",
     "RESPONSE_OK": "STATUS_OK",
     "RESPONSE_ERROR": "STATUS_ERROR",
     "RESPONSE_OPEN": "STATUS_OPEN",

@@ -1,0 +1,222 @@
+"""Inputs in shared memory of clients that are trusted: the worker maps them, and no one else notices."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.loader import BackendLoader
+from server.engine.config import Options
+from server.engine.engine import Engine
+from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy
+from server.errors import Status
+from tests.backends.python.served import add_model, wait_for
+from tests.conformance.shared import Object
+from tests.engine.region_owner import placed
+from tests.engine.serving import infer, infer_all, request
+
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "order" data_type: TYPE_INT64 dims: [ 1 ] }
+input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "maps" data_type: TYPE_INT64 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+dynamic_batching { max_queue_delay_microseconds: 20000 }
+"""
+DECOUPLED = (
+    CONFIG
+    + """
+model_transaction_policy { decoupled: true }
+parameters { key: "decoupled_model_infer" value { string_value: "true" } }
+"""
+)
+ECHO, WRITE, KEEP, KEPT, WAIT = range(5)
+CODE = """
+import os, pathlib, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+ECHO, WRITE, KEEP, KEPT, WAIT = range(5)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+        self.kept = None
+
+    def execute(self, requests):
+        responses = [self.answer(request) for request in requests]
+        if not pb_utils.using_decoupled_model_transaction_policy(self.config):
+            return responses
+        for request, response in zip(requests, responses):
+            request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    config = {"model_transaction_policy": {"decoupled": DECOUPLED}}
+
+    def answer(self, request):
+        [order, x] = [tensor.as_numpy() for tensor in request.inputs()]
+        maps = pathlib.Path("/proc/self/maps").read_text().count("/dev/shm/inferd-test")
+        order = order[0, 0]
+        if order == WRITE:
+            x += 1
+        elif order == KEEP:
+            self.kept = x
+        elif order == KEPT:
+            x, self.kept = self.kept, None
+        elif order == WAIT:
+            (self.folder / "executing").touch()
+            while not (self.folder / "go").exists():
+                time.sleep(0.001)
+            (self.folder / "go").unlink()
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("y", x), pb_utils.Tensor("maps", np.array([[maps]], np.int64))])
+"""
+X = np.arange(1 << 14).reshape(1, -1)  # 128 KiB
+SHIFT = 24  # of the region in its object, and of the tensor in its region
+
+
+@pytest.fixture
+def made():
+    with Object(b"*" * 2 * SHIFT + X.tobytes() + b"-" * X.nbytes) as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(root, made, access="map"):
+    """The models "m" and "decoupled", and the region "r"."""
+    add_model(root, "m", CODE.replace("DECOUPLED", "False"), CONFIG)
+    add_model(root, "decoupled", CODE.replace("DECOUPLED", "True"), DECOUPLED)
+    policy = SharedMemoryPolicy(shared=True, access=access)
+    engine = Engine([root], BackendLoader(), Options(), shared_memory=policy)
+    try:
+        assert await engine.start() == []
+        engine.shared_memory.register_system(None, "r", made.key, SHIFT, SHIFT + 2 * X.nbytes)
+        yield engine
+    finally:
+        await engine.close()
+
+
+def message(order, columns=X.size, model="m", in_region=True, out=None):
+    """With `out` y is wanted at this place of the region."""
+    built = request(model, order=np.array([[order]]), x=X[:, :columns])
+    if in_region:
+        del built.raw_input_contents[1]
+        placed(built.inputs[1], "r", 8 * columns, SHIFT)
+    if out is not None:
+        placed(built.outputs.add(name="y"), "r", 8 * columns, out)
+        built.outputs.add(name="maps")
+    return built
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def ask(engine, order, columns=X.size, **how):
+    """What the model answers, and how many parts of the object it sees mapped."""
+    answer = await infer(engine, message(order, columns, **how))
+    assert answer.status == Status.OK, answer.text
+    return answer.array(), int(answer.array("maps")[0, 0])
+
+
+async def test_they_are_mapped_and_what_the_model_writes_there_is_its_own(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        for order, more in ((ECHO, 0), (WRITE, 1), (WRITE, 1), (ECHO, 0)):
+            found, maps = await ask(engine, order)
+            assert (found == X + more).all() and maps == 1
+        assert made.read(2 * SHIFT, X.nbytes) == X.tobytes()
+        assert (await ask(engine, ECHO, in_region=False))[1] == 0, "unmapped when the model has let go of it"
+        found, maps = await ask(engine, ECHO, columns=100)
+        assert (found == X[:, :100]).all() and maps == 0, "to copy little costs less"
+
+
+async def test_the_regions_of_others_are_copied(tmp_path, made):
+    async with serving(tmp_path, made, access="copy") as engine:
+        found, maps = await ask(engine, WRITE)
+        assert (found == X + 1).all() and maps == 0
+        assert made.read(2 * SHIFT, X.nbytes) == X.tobytes()
+
+
+async def test_what_the_model_keeps_is_a_copy_once_it_has_answered(tmp_path, made):
+    """Its client may write there as soon as it has the answer."""
+    async with serving(tmp_path, made) as engine:
+        await ask(engine, KEEP)
+        made.write((-X).tobytes(), 2 * SHIFT)
+        found, maps = await ask(engine, KEPT)
+        assert (found == X).all() and maps == 2
+        found, maps = await ask(engine, ECHO)
+        assert (found == -X).all() and maps == 1
+
+
+async def test_a_region_is_used_to_the_end_of_its_request(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        asked = asyncio.ensure_future(ask(engine, WAIT))
+        await asyncio.to_thread(wait_for, tmp_path / "m" / "executing")
+        descriptors = open_descriptors()
+        engine.shared_memory.unregister(None, SYSTEM, "r")
+        made.path.unlink()
+        assert engine.shared_memory.regions.count == 1
+        (tmp_path / "m" / "go").touch()
+        assert ((await asked)[0] == X).all()
+        assert engine.shared_memory.regions.count == 0
+        assert open_descriptors() == descriptors - 1
+
+
+async def test_a_shortened_object_fails_the_requests_that_lie_in_it(tmp_path, made):
+    """Others of their batches are answered, and the worker lives on."""
+    async with serving(tmp_path, made) as engine:
+        os.truncate(made.path, 4096)
+        answers = await infer_all(engine, message(ECHO), message(ECHO, in_region=False), message(ECHO))
+        assert [answer.status for answer in answers] == [Status.INVALID_ARGUMENT, Status.OK, Status.INVALID_ARGUMENT]
+        assert "input 'x' cannot be read: its shared memory has been shortened" in answers[0].text
+        assert (answers[1].array() == X).all()
+        answer = await infer(engine, message(ECHO, model="decoupled"))
+        assert answer.status == Status.INVALID_ARGUMENT
+        assert [instance.worker.restarts for instance in engine.model("m")._instances.live] == [0]
+
+
+async def test_an_object_that_is_shortened_while_it_is_used_ends_the_worker_alone(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        asked = asyncio.ensure_future(infer(engine, message(WAIT)))
+        await asyncio.to_thread(wait_for, tmp_path / "m" / "executing")
+        os.truncate(made.path, 4096)
+        (tmp_path / "m" / "go").touch()
+        answer = await asked
+        assert answer.status == Status.UNAVAILABLE
+        assert "signal 7 (SIGBUS), as when a client shortens shared memory" in answer.text
+        found, _ = await ask(engine, ECHO, in_region=False)
+        assert (found == X).all()
+
+
+BEHIND = SHIFT + X.nbytes
+
+
+@pytest.mark.parametrize("access", ["map", "copy"])
+async def test_outputs_go_to_their_places(tmp_path, made, access):
+    """Also to the place of the input, or to one that overlaps it."""
+    async with serving(tmp_path, made, access) as engine:
+        for out, order, found in (
+            (BEHIND, WRITE, X + 1),
+            (BEHIND, ECHO, X),
+            (SHIFT, WRITE, X + 1),
+            (SHIFT + 8, ECHO, X + 1),
+        ):
+            answer = await infer(engine, message(order, out=out))
+            assert answer.status == Status.OK, answer.text
+            assert answer.response.raw_output_contents[0] == b""
+            assert made.read(SHIFT + out, X.nbytes) == found.tobytes()
+
+
+async def test_what_does_not_fit_its_place_fails_as_it_does_elsewhere(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        short = message(ECHO, out=BEHIND)
+        short.outputs[0].parameters["shared_memory_byte_size"].int64_param = X.nbytes - 8
+        answer = await infer(engine, short)
+        assert answer.status == Status.INTERNAL and "should be at least 131072 bytes" in answer.text
+        os.truncate(made.path, 2 * SHIFT + X.nbytes)
+        answer = await infer(engine, message(ECHO, out=BEHIND))
+        assert answer.status == Status.INVALID_ARGUMENT and "shorten" in answer.text
+        assert made.path.stat().st_size == 2 * SHIFT + X.nbytes
