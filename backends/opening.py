@@ -1,16 +1,42 @@
-"""Opens a framework's native libraries before Python imports it.
+"""Imports a framework into a server that serves.
 
 An import opens libraries with the interpreter locked: with torch that is most of a second in which nothing that needs
-Python is answered. Opened here first, by a call that does not hold the lock, they are found already there.
+Python is answered. Opened here first, by a call that does not hold the lock, they are found already there. An import
+also makes so many objects (torch: 200,000) that the garbage collector looks at all of them several times, each time
+for up to two tenths of a second. It is off meanwhile, and does not look at these objects later: they stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
+import importlib
 import importlib.util
 import os
 import sys
 from pathlib import Path
+
+
+def import_framework(package: str, patterns: tuple[str, ...]) -> None:
+    """Import a package; one that cannot be imported is left to whoever uses it. One at a time, in whatever thread.
+
+    Args:
+        package: its import name. Nothing happens if it is imported already.
+        patterns: see `open_libraries`.
+    """
+    if package in sys.modules:
+        return
+    open_libraries(package, patterns)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with contextlib.suppress(Exception):
+            importlib.import_module(package)
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def open_libraries(package: str, patterns: tuple[str, ...]) -> None:

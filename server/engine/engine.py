@@ -22,7 +22,7 @@ from backends.loader import BackendLoader
 from server.caching import CacheConfig, LocalCache, RedisCache
 from server.engine import config as configuration
 from server.engine.caching.redis_store import RedisStore
-from server.engine.housekeeping.collecting import bring_back
+from server.engine.housekeeping.collecting import bring_back, collect_if_left
 from server.engine.housekeeping.slices import slices
 from server.engine.housekeeping.threads import on_thread
 from server.engine.instances.instances import Hardware
@@ -46,6 +46,7 @@ from server.pb import model_config_pb2
 log = logging.getLogger("inferd.engine")
 
 LOAD_PATIENCE = 30.0
+LEFT_AFTER = 1.0  # seconds after its end a version and its model must be gone, or the collector looks for them
 """Seconds for which a load on demand waits while none of those before it gets on: one of them may wait for it."""
 ON_DEMAND = "not loaded: a request for it has it loaded"
 
@@ -282,7 +283,7 @@ class Engine:
         await on_thread(version.close)
         await self._until(lambda: not version.lane.in_flight)
         self.infer.forget(version.lane)
-        bring_back()
+        asyncio.get_running_loop().call_later(LEFT_AFTER, collect_if_left, version.weak())
 
     async def _drained(self, version: LoadedVersion) -> None:
         """Return when no sequence is open on a version that drains."""

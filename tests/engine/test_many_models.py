@@ -144,20 +144,79 @@ async def test_positions_of_fields_are_looked_for_where_something_is_wrong(tmp_p
     await engine.close()
 
 
+def versions_looked_at():
+    """Of loaded versions, those that a full collection looks at."""
+    return sum(isinstance(each, LoadedVersion) for each in gc.get_objects())
+
+
 async def test_a_full_collection_does_not_look_at_models_that_stay(tmp_path):
-    """It holds the loop for as long as it looks; what ends must be found by the next one all the same."""
+    """It holds the loop for as long as it looks; nor does it after one of them has ended, which nothing keeps."""
     control = ModelControl(ControlMode.EXPLICIT, (ALL,))
     engine = Engine([repository(tmp_path, 40)], BackendLoader(), Options(), control=control)
     try:
         await engine.start(set_aside)
         assert gc.get_freeze_count() > 40 * 20
-        assert not any(isinstance(each, LoadedVersion) for each in gc.get_objects())
+        assert versions_looked_at() == 0
+        ended = engine.versions("m0")[0].weak()
+        gc.disable()
         await engine.unload("m0")
         async with asyncio.timeout(60):
-            while gc.get_freeze_count():  # noqa: ASYNC110 - nothing tells of the end
+            while any(each() is not None for each in ended):  # noqa: ASYNC110 - nothing tells of the end
                 await asyncio.sleep(0)
-        assert any(isinstance(each, LoadedVersion) for each in gc.get_objects())
+        assert versions_looked_at() == 0
     finally:
+        gc.enable()
+        gc.unfreeze()
+        await engine.close()
+
+
+CIRCULAR = """
+from backends.api import Backend, Instance, Model
+
+
+class CircularModel(Model):
+    def __init__(self):
+        self.own = self
+
+    def create_instance(self, spec):
+        return CircularInstance()
+
+
+class CircularInstance(Instance):
+    def execute(self, batch):
+        raise NotImplementedError
+
+
+class Circular(Backend):
+    name = "circular"
+
+    def load(self, source):
+        return CircularModel()
+"""
+
+
+async def test_a_model_whose_objects_refer_to_each_other_is_found_when_it_has_ended(tmp_path):
+    """What is set aside is looked at once then, without waiting for the collector's own time."""
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends/circular.py").write_text(CIRCULAR)
+    root = tmp_path / "models"
+    (root / "circular/1").mkdir(parents=True)
+    tensors = "".join(f'{what} {{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }}\n' for what in ("input", "output"))
+    (root / "circular/config.pbtxt").write_text(f'backend: "circular"\n{tensors}')
+    control = ModelControl(ControlMode.EXPLICIT, (ALL,))
+    engine = Engine([root], BackendLoader(directory=tmp_path / "backends"), Options(), control=control)
+    try:
+        await engine.start(set_aside)
+        ended = engine.versions("circular")[0].weak()
+        gc.disable()
+        await engine.unload("circular")
+        async with asyncio.timeout(60):
+            while any(each() is not None for each in ended):  # noqa: ASYNC110 - nothing tells of the end
+                await asyncio.sleep(0.01)
+        assert gc.get_freeze_count(), "what stays is set aside again"
+        assert versions_looked_at() == 0
+    finally:
+        gc.enable()
         gc.unfreeze()
         await engine.close()
 

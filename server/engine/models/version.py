@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -125,6 +126,11 @@ class LoadedVersion:
         self.lane.close()
         self._instances.join()
         self._close_model()
+
+    def weak(self) -> list[weakref.ref[object]]:
+        """References by which one sees whether this version and its model are still there."""
+        objects = (self, self._model)
+        return [weakref.ref(each) for each in objects if getattr(type(each), "__weakrefoffset__", 0)]
 
     def _close_model(self) -> None:
         if self._model is None:
