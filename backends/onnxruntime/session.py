@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.onnx"
 _LOCATION = re.compile(rb"\n\x08location\x12(?=.[^\0])", re.DOTALL)
 """In front of a file's name in the external_data of a TensorProto: an entry with the key "location"."""
+PIECE = 1 << 20
+LONGEST_ENTRY = 13 + (1 << 14)  # of such an entry: what is in front, the length, a name of 16,383 bytes
 
 
 def open_session(
@@ -66,20 +68,30 @@ def read_external_data(path: Path) -> dict[str, bytes]:
     Raises:
         OSError: a file cannot be read.
     """
-    model = path.read_bytes()
     folder = path.parent.resolve()
-    names = set()
-    for found in _LOCATION.finditer(model):
-        size, begin = model[found.end()], found.end() + 1
-        if size & 0x80:  # a varint of two bytes: no path is longer
-            size, begin = size & 0x7F | model[begin] << 7, begin + 1
-        names.add(model[begin : begin + size].decode(errors="surrogateescape"))
-    files = {name: folder / name for name in sorted(names) if "\0" not in name}
+    files = {name: folder / name for name in sorted(_named_files(path)) if "\0" not in name}
     return {
         name: file.read_bytes()
         for name, file in files.items()
         if file.is_file() and file.resolve().is_relative_to(folder)
     }
+
+
+def _named_files(path: Path) -> set[str]:
+    """What a model may name as places of its weights; it is searched in pieces, each of which holds the interpreter."""
+    names = set()
+    text = b""
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            text = text[-LONGEST_ENTRY:] + piece
+            for found in _LOCATION.finditer(text):
+                size, begin = text[found.end()], found.end() + 1
+                if size & 0x80:  # a varint of two bytes: no path is longer
+                    size, begin = size & 0x7F | text[begin] << 7, begin + 1
+                name = text[begin : begin + size]
+                if len(name) == size:  # else the rest of it comes with the next piece
+                    names.add(name.decode(errors="surrogateescape"))
+    return names
 
 
 def engine_cache(source: ModelSource) -> Path:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from backends.api import BackendError, InstanceSpec, TensorSpec
 from backends.onnxruntime import OnnxRuntimeBackend, options
+from backends.onnxruntime.session import PIECE, read_external_data
 from backends.parameters import Parameters, default_intra_op_threads
 from tests.backends.fake_batch import NUMPY_TYPES, FakeBatch
 from tests.backends.models import identity_onnx, instance, onnx_bytes, source
@@ -173,6 +174,16 @@ def test_external_data_inside_of_the_folder_is_read(backend, tmp_path):
     batch = FakeBatch({"x": np.zeros((1, 2), np.float32)}, {"y": "FP32"}, rows=1)
     runner.execute(batch)
     assert batch.outputs["y"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("name", ["weights", "w" * 200])
+def test_external_data_is_found_wherever_its_name_lies(tmp_path, name):
+    """A model is searched in pieces: a name may begin in one and end in the next."""
+    (tmp_path / name).write_bytes(b"data")
+    entry = external(name).SerializeToString()
+    for begin in range(PIECE - len(entry) - 1, PIECE + 2):
+        (tmp_path / "model.onnx").write_bytes(bytes(begin) + entry)
+        assert read_external_data(tmp_path / "model.onnx") == {name: b"data"}, begin
 
 
 # -- a configuration against the model
