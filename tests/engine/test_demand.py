@@ -150,6 +150,18 @@ async def test_a_model_that_fails_in_the_same_way_again_is_told_in_a_line(tmp_pa
         assert sum(record.exc_info is not None for record in told) == 1
 
 
+async def test_versions_that_can_be_loaded_answer_beside_one_that_cannot(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, a=CONFIG + "version_policy { all { } }") as (engine, shelf):
+        (tmp_path / "a" / "2").mkdir()
+        (tmp_path / "a" / "1" / "config.pbtxt").write_text("nonsense")
+        assert (await ask(engine, "a")).status == Status.OK
+        message = request("a", x=row(1))
+        message.model_version = "1"
+        answer = await infer(engine, message)
+        assert answer.status in (Status.NOT_FOUND, Status.UNAVAILABLE)
+        assert shelf.loads == {"a": 1}
+
+
 async def test_what_is_not_there_is_not_found(tmp_path, native_counters) -> None:
     async with lazy(tmp_path) as (engine, shelf):
         answer = await ask(engine, "nothing")

@@ -170,7 +170,7 @@ class Demand:
             failures = await self._lifecycle.load((name,))
         finally:
             self._coming.pop(name, None)
-        if failure := failures.get(name):
+        if (failure := failures.get(name)) and not self._models.versions(name):  # else some versions are served
             raise Unavailable(failure.answer)
         if self._budget:
             await self._make_room(name, 0)
