@@ -46,7 +46,7 @@ LEAN := 11.4.0.106
 TENSORFLOW := build/tensorflow
 TENSORFLOW_VERSION := 2.21.0
 RTX := 1.7.1.116
-CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 2>/dev/null) \
+CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null) \
     $(wildcard backends/triton_api/*.c)
 
 # The files below are stamps: empty, newer than what their step was made from.

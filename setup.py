@@ -51,7 +51,8 @@ NGHTTP2_USERS = {
 # Sources in C beside those in Cython, and what the linker is told: the library of a backend names this one.
 C_SOURCES = {
     "backends.triton_api._host": [
-        f"backends/triton_api/{name}.c" for name in ("models", "requests", "responses", "server", "unsupported")
+        f"backends/triton_api/{name}.c"
+        for name in ("answers", "calls", "models", "requests", "responses", "server", "unsupported")
     ],
 }
 # A library without the interpreter, for the interpreters of workers; sanitizers are the server's.

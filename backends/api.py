@@ -382,8 +382,9 @@ class Services(Protocol):
     def ask(self, what: str, arguments: Mapping[str, object]) -> Future[object]:
         """Have something done that is no inference.
 
-        "is_model_ready" (name, version), "load_model" (name, config, files: contents by "file:" and path),
-        "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that asks.
+        "is_model_ready" and "is_decoupled" (name, version), "load_model" (name, config, files: contents by "file:" and
+        path), "unload_model" (name, unload_dependents), "metric_value" (family, labels); "asked_by" is the model that
+        asks.
         The future's exception is a `BackendError`, or one with a `status`.
         """
 

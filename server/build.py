@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "_native" / "built.json"
 FOLDERS = ("_native", "backends", "inferd_client")
-SUFFIXES = {".c", ".pyx", ".pxd", ".h"}
+SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h"}
 FRAMEWORKS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "torch": ("torch",),

@@ -4,19 +4,27 @@ Runs in a worker process. The extension that this is a part of exports the funct
 the name of Triton's library, before the backend's: see `backends.triton_api.backend`.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from backends.triton_api.objects cimport (
     c_bool,
+    CallInput,
+    inferd_add_answered,
+    inferd_add_parameter,
     inferd_drop,
     inferd_free_tensors,
     inferd_host,
     inferd_message,
+    inferd_new_answer,
+    inferd_start_answer,
     MOST_DIMENSIONS,
+    Name,
+    Piece,
     Tensor,
     TRITONBACKEND_Backend,
     TRITONBACKEND_Input,
@@ -24,12 +32,16 @@ from backends.triton_api.objects cimport (
     TRITONBACKEND_ModelInstance,
     TRITONBACKEND_Request,
     TRITONBACKEND_Response,
+    TRITONSERVER_DataType,
     TRITONSERVER_DataTypeByteSize,
     TRITONSERVER_Error,
     TRITONSERVER_ERROR_INTERNAL,
     TRITONSERVER_ERROR_INVALID_ARG,
+    TRITONSERVER_ERROR_UNAVAILABLE,
     TRITONSERVER_ErrorDelete,
     TRITONSERVER_ErrorNew,
+    TRITONSERVER_InferenceRequest,
+    TRITONSERVER_InferenceResponse,
     TRITONSERVER_LOG_VERBOSE,
     TRITONSERVER_LogLevel,
     TRITONSERVER_Message,
@@ -42,6 +54,7 @@ from backends.triton_api.objects cimport (
     TRITONSERVER_PARAMETER_DOUBLE,
     TRITONSERVER_PARAMETER_INT,
     TRITONSERVER_PARAMETER_STRING,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     TRITONSERVER_TYPE_BYTES,
@@ -51,6 +64,8 @@ import atexit
 from threading import Lock
 
 import triton_python_backend_utils as pb_utils
+from inferd_worker.channel import Call
+from inferd_worker.runtime import PARENT, current
 from inferd_worker.tensor import received, wire_bytes
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -84,6 +99,11 @@ cdef object taken(TRITONSERVER_Error *error):
 cdef object error_of(TRITONSERVER_Error *error):
     code = error.code if 0 <= error.code <= 7 else TRITONSERVER_ERROR_INTERNAL
     return pb_utils.TritonError(text_of(error.text), code)
+
+
+cdef object failure(str text):
+    # A response that is an error.
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
 
 
 cdef int check(TRITONSERVER_Error *error) except -1:
@@ -175,6 +195,26 @@ cdef dict parameters_of(TRITONSERVER_Parameter *parameter):
 # ----------------------------------------------------------------------------------------------------------------------
 # Requests
 
+cdef class StateNames:
+    """The outputs that are states of sequences, also for the sources in C."""
+
+    cdef readonly frozenset names
+    cdef const char **pointers
+    cdef list _texts
+
+    def __cinit__(self, names):
+        self.names = frozenset(names)
+        self._texts = [name.encode() for name in self.names]
+        self.pointers = <const char **>calloc(len(self._texts) + 1, sizeof(char *))
+        if self.pointers == NULL:
+            raise MemoryError
+        for at, text in enumerate(self._texts):
+            self.pointers[at] = <const char *>(<bytes>text)
+
+    def __dealloc__(self):
+        free(self.pointers)
+
+
 cdef class Exchange:
     """A request as the backend knows it, and what has become of it.
 
@@ -193,14 +233,16 @@ cdef class Exchange:
     cdef bint released
     cdef bint answered  # for good
     cdef bint rescheduled
+    cdef str wrong  # why the backend's release of it is an error to its client
 
-    def __cinit__(self, request, bint decoupled, states):
+    def __cinit__(self, request, bint decoupled, StateNames states):
         self.request = request
         self.decoupled = decoupled
         self.sender = request.get_response_sender() if decoupled else None
         self.executing = True
-        self.kept = []
-        self._describe(states)
+        self.kept = [states]
+        self.c.state_names = states.pointers
+        self._describe(states.names)
         self._take_inputs()
         self._take_parameters()
 
@@ -298,9 +340,13 @@ cdef class Exchange:
         self.released = True
         self._free_inputs()
         self.request._inputs = ()
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self.executing:
+        if flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE or self.answered:
+            return
+        if self.executing:
             self.request.set_release_flags(flags)
             self.rescheduled = True
+        else:
+            self.wrong = "the backend rescheduled the request after its execution, expected before that returns"
 
     cdef object _response(self, TRITONBACKEND_Response *response, TRITONSERVER_Error *error):
         if error != NULL:
@@ -312,49 +358,64 @@ cdef class Exchange:
             tensor = tensor.next
         return pb_utils.InferenceResponse(outputs, parameters=parameters_of(response.parameters))
 
-    cdef int _add_states(self, response) except -1:
-        # Those that the backend has updated since the last response, to one that leaves now.
+    cdef list _updated(self):
+        # The states that the backend has updated since any last left, in the order in which they were made.
+        found = []
         cdef Tensor *tensor = self.c.states
-        if response.has_error():
-            return 0
         while tensor != NULL:
             if tensor.updated:
-                response.output_tensors().append(output_of(tensor))
                 tensor.updated = False
+                found.append(output_of(tensor))
             tensor = tensor.next
-        return 0
+        found.reverse()
+        return found
+
+    cdef object _with_states(self, response):
+        # The response that leaves now: with the states, or an error for those that are none.
+        if response.has_error():
+            return response
+        try:
+            response.output_tensors().extend(self._updated())
+        except pb_utils.TritonModelException as wrong:
+            return failure(str(wrong))
+        return response
 
     cdef int send(self, TRITONBACKEND_Response *response, uint32_t flags, TRITONSERVER_Error *error) except -1:
         cdef bint final = flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL
         if response == NULL:
-            if final and not self.answered:
+            if final and not self.answered and not self.rescheduled:
                 self.end("the backend ended the request without a response")
             return 0
         if self.answered:
             raise pb_utils.TritonModelException("the request has had its final response")
+        if self.rescheduled:
+            raise pb_utils.TritonModelException("the request has been rescheduled")
+        # Before anything that lets other threads run: they may send, too.
+        self.answered = final or not self.decoupled
         try:
             made = self._response(response, error)
         except pb_utils.TritonModelException as wrong:
-            made = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(wrong)))
+            made = failure(str(wrong))
         self._answer(made, final)
         return 0
 
     cdef int _answer(self, response, bint final) except -1:
-        self.answered = final or not self.decoupled
+        cdef bint last = final or not self.decoupled
+        self.answered = self.answered or last
         if self.executing and not self.decoupled:
             self.ready = response  # goes with those of the others
             return 0
         if self.sender is None:
             self.sender = self.request.get_response_sender()
-        self._add_states(response)
-        self.c.sent = self.answered
-        self.sender.send(response, 1 if self.answered else 0)
+        response = self._with_states(response)
+        self.c.sent = last
+        self.sender.send(response, 1 if last else 0)
         return 0
 
     cdef int end(self, str why) except -1:
         # No more responses will come: fine for a decoupled model, an error for another.
         if not self.decoupled:
-            return self._answer(pb_utils.InferenceResponse(error=pb_utils.TritonError(why)), True)
+            return self._answer(failure(why), True)
         self.answered = True
         self.sender.send(None, 1)
         return 0
@@ -362,8 +423,7 @@ cdef class Exchange:
     cdef int abandon(self) except -1:
         # The backend has let go of the request and of everything that could answer it.
         if not self.answered and not self.rescheduled:
-            why = "the backend released the request without a final response"
-            self._answer(pb_utils.InferenceResponse(error=pb_utils.TritonError(why)), True)
+            self._answer(failure(self.wrong or "the backend released the request without a final response"), True)
         return 0
 
     cdef object executed(self, failed):
@@ -371,6 +431,7 @@ cdef class Exchange:
         if failed is not None and not self.released:  # the request has stayed the server's
             if not self.answered:
                 self._answer(pb_utils.InferenceResponse(error=failed), True)
+            self.c.released = True
             self.release(0)
             inferd_drop(&self.c)
         # The sender says that it is answered later. It is made while a response of another thread still goes to
@@ -378,10 +439,22 @@ cdef class Exchange:
         if self.ready is None and not self.rescheduled and self.sender is None:
             self.sender = self.request.get_response_sender()
         self.executing = False
-        if self.ready is not None:
-            self._add_states(self.ready)
-            self.c.sent = True
-        return self.ready
+        if self.rescheduled:
+            self._go_round()
+        if self.ready is None:
+            return None
+        self.c.sent = True
+        return self._with_states(self.ready)
+
+    cdef int _go_round(self) except -1:
+        # The request comes again, with the states as they are now.
+        try:
+            self.request._states = self._updated()
+        except pb_utils.TritonModelException as wrong:
+            self.rescheduled = False
+            self.request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_ALL)
+            self._answer(failure(str(wrong)), True)
+        return 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -432,78 +505,23 @@ cdef void host_forget(void *owner) noexcept with gil:
     Py_DECREF(exchange)
 
 
-cdef TRITONSERVER_Error *host_new_family(
-    TRITONSERVER_MetricFamily **family, TRITONSERVER_MetricKind kind, const char *name, const char *description
-) noexcept with gil:
-    kinds = (pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE, pb_utils.MetricFamily.HISTOGRAM)
-    try:
-        made = pb_utils.MetricFamily(text_of(name), text_of(description), kinds[kind])
-    except Exception as raised:
-        return refusal(raised)
-    Py_INCREF(made)
-    family[0] = <TRITONSERVER_MetricFamily *><void *>made
-    return NULL
-
-
-cdef TRITONSERVER_Error *host_new_metric(
-    TRITONSERVER_Metric **metric, TRITONSERVER_MetricFamily *family, const TRITONSERVER_Parameter **labels,
-    uint64_t count, const TRITONSERVER_MetricArgs *arguments
-) noexcept with gil:
-    try:
-        named = {}
-        for at in range(count):
-            if labels[at].type != TRITONSERVER_PARAMETER_STRING or labels[at].text == NULL:
-                raise pb_utils.TritonModelException(f"the label '{text_of(labels[at].name)}' of a metric is no string")
-            named[text_of(labels[at].name)] = text_of(<const char *>labels[at].text)
-        buckets = None
-        if arguments != NULL:
-            buckets = [arguments.buckets[at] for at in range(arguments.count)]
-        made = (<object><void *>family).Metric(named, buckets)
-    except Exception as raised:
-        return refusal(raised)
-    Py_INCREF(made)
-    metric[0] = <TRITONSERVER_Metric *><void *>made
-    return NULL
-
-
-cdef TRITONSERVER_Error *host_measure(TRITONSERVER_Metric *metric, const char *what, double *value) noexcept with gil:
-    measured = <object><void *>metric
-    name = text_of(what)
-    try:
-        if name == "value":
-            value[0] = measured.value()
-        else:
-            getattr(measured, name)(value[0])
-    except Exception as raised:
-        return refusal(raised)
-    return NULL
-
-
-cdef TRITONSERVER_Error *host_kind_of(void *measured, TRITONSERVER_MetricKind *kind) noexcept with gil:
-    found = <object>measured
-    kind[0] = getattr(found, "_family", found)._kind
-    return NULL
-
-
-cdef void host_let_go(void *measured) noexcept with gil:
-    if measured != NULL:
-        Py_DECREF(<object>measured)
-
-
 inferd_host.log = host_log
 inferd_host.logs = host_logs
 inferd_host.is_cancelled = host_is_cancelled
 inferd_host.released = host_released
 inferd_host.send = host_send
 inferd_host.forget = host_forget
-inferd_host.new_family = host_new_family
-inferd_host.new_metric = host_new_metric
-inferd_host.measure = host_measure
-inferd_host.kind_of = host_kind_of
-inferd_host.let_go = host_let_go
 
 
-# What destructors and threads of a library still ask for when the interpreter is about to go.
+include "metrics.pxi"
+include "calls.pxi"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What destructors and threads of a library still ask for when the interpreter is about to go
+
+cdef TRITONSERVER_Error *gone() noexcept nogil:
+    return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNAVAILABLE, "the instance has ended")
+
 
 cdef void late_log(TRITONSERVER_LogLevel level, const char *file, int line, const char *text) noexcept nogil:
     pass
@@ -517,11 +535,43 @@ cdef TRITONSERVER_Error *late_measure(TRITONSERVER_Metric *metric, const char *w
     return NULL
 
 
+cdef c_bool late_is_cancelled(void *owner) noexcept nogil:
+    return True
+
+
+cdef void late_released(void *owner, uint32_t flags) noexcept nogil:
+    pass
+
+
+cdef void late_forget(void *owner) noexcept nogil:
+    pass
+
+
+cdef TRITONSERVER_Error *late_send(
+    void *owner, TRITONBACKEND_Response *response, uint32_t flags, TRITONSERVER_Error *error
+) noexcept nogil:
+    return gone()
+
+
+cdef TRITONSERVER_Error *late_call(TRITONSERVER_InferenceRequest *request) noexcept nogil:
+    return gone()
+
+
+cdef void late_cancel(TRITONSERVER_InferenceRequest *request) noexcept nogil:
+    pass
+
+
 def retire():
     """Ask the interpreter nothing any more."""
     inferd_host.log = late_log
     inferd_host.let_go = late_let_go
     inferd_host.measure = late_measure
+    inferd_host.is_cancelled = late_is_cancelled
+    inferd_host.released = late_released
+    inferd_host.forget = late_forget
+    inferd_host.send = late_send
+    inferd_host.call = late_call
+    inferd_host.cancel = late_cancel
 
 
 atexit.register(retire)
@@ -550,7 +600,7 @@ cdef class CompiledBackend:
     cdef handle_fn _ready
     cdef list _kept
     cdef list _ends  # names of the functions that end what has begun
-    cdef object _states
+    cdef StateNames _states
     cdef object _asking  # a lock: held while the instance is asked whether it is ready
 
     def __init__(self, str library, str name, str config, bint logs_verbosely):
@@ -558,7 +608,7 @@ cdef class CompiledBackend:
         verbose = logs_verbosely
         self._kept = []
         self._ends = []
-        self._states = ()
+        self._states = StateNames(())
         self._asking = Lock()
         cdef const char *path = self._text(library)
         with nogil:
@@ -636,7 +686,7 @@ cdef class CompiledBackend:
         Raises:
             TritonModelException: the backend refuses, with its reason.
         """
-        self._states = frozenset(states)
+        self._states = StateNames(states)
         self._instance.model = &self._model
         self._instance.name = self._text(name)
         self._instance.kind = KINDS[kind]

@@ -81,11 +81,15 @@ enum { TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1, TRITONSERVER_REQUEST_FLAG_S
 enum { TRITONSERVER_REQUEST_RELEASE_ALL = 1, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2 };
 enum { TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1 };
 
+enum { TRITONSERVER_TXN_ONE_TO_ONE = 1, TRITONSERVER_TXN_DECOUPLED = 2 };
+
 typedef enum { TRITONBACKEND_ARTIFACT_FILESYSTEM } TRITONBACKEND_ArtifactType;
 typedef enum { TRITONBACKEND_EXECUTION_BLOCKING, TRITONBACKEND_EXECUTION_DEVICE_BLOCKING } TRITONBACKEND_ExecutionPolicy;
 
 typedef struct TRITONSERVER_BufferAttributes TRITONSERVER_BufferAttributes;
 typedef struct TRITONSERVER_Error TRITONSERVER_Error;
+typedef struct TRITONSERVER_InferenceRequest TRITONSERVER_InferenceRequest;
+typedef struct TRITONSERVER_InferenceResponse TRITONSERVER_InferenceResponse;
 typedef struct TRITONSERVER_InferenceTrace TRITONSERVER_InferenceTrace;
 typedef struct TRITONSERVER_Message TRITONSERVER_Message;
 typedef struct TRITONSERVER_Metric TRITONSERVER_Metric;
@@ -155,16 +159,129 @@ API TRITONSERVER_Error *TRITONSERVER_BufferAttributesCudaIpcHandle(TRITONSERVER_
 API TRITONSERVER_Error *TRITONSERVER_BufferAttributesByteSize(TRITONSERVER_BufferAttributes *attributes,
                                                               size_t *byte_size);
 
-/* What takes the answers to requests of a backend's own: backends make one when they begin, for requests that fail */
+/* Requests to other models. Their responses come on a thread of the host's, one after the other: a callback must not
+ * wait for another response. A request is its maker's again with its release callback, after the last response. */
+
+typedef TRITONSERVER_Error *(*AllocateFunction)(TRITONSERVER_ResponseAllocator *allocator, const char *output,
+                                                size_t byte_size, TRITONSERVER_MemoryType preferred_type,
+                                                int64_t preferred_id, void *allocator_data, void **buffer,
+                                                void **buffer_data, TRITONSERVER_MemoryType *type, int64_t *id);
+typedef TRITONSERVER_Error *(*FreeFunction)(TRITONSERVER_ResponseAllocator *allocator, void *buffer, void *buffer_data,
+                                            size_t byte_size, TRITONSERVER_MemoryType type, int64_t id);
+typedef TRITONSERVER_Error *(*StartFunction)(TRITONSERVER_ResponseAllocator *allocator, void *allocator_data);
+typedef void (*ReleaseFunction)(TRITONSERVER_InferenceRequest *request, uint32_t flags, void *data);
+typedef void (*ResponseFunction)(TRITONSERVER_InferenceResponse *response, uint32_t flags, void *data);
 
 API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorNew(TRITONSERVER_ResponseAllocator **allocator,
-                                                          void (*allocate)(void), void (*release)(void),
-                                                          void (*start)(void));
+                                                          AllocateFunction allocate, FreeFunction release,
+                                                          StartFunction start);
 API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(
     TRITONSERVER_ResponseAllocator *allocator, void (*describe)(void));
 API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetQueryFunction(TRITONSERVER_ResponseAllocator *allocator,
                                                                        void (*query)(void));
 API TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAllocator *allocator);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestNew(TRITONSERVER_InferenceRequest **request,
+                                                         TRITONSERVER_Server *server, const char *model,
+                                                         int64_t version);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestDelete(TRITONSERVER_InferenceRequest *request);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestId(TRITONSERVER_InferenceRequest *request, const char **id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetId(TRITONSERVER_InferenceRequest *request, const char *id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestFlags(TRITONSERVER_InferenceRequest *request, uint32_t *value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetFlags(TRITONSERVER_InferenceRequest *request, uint32_t value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestCorrelationId(TRITONSERVER_InferenceRequest *request,
+                                                                   uint64_t *id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetCorrelationId(TRITONSERVER_InferenceRequest *request,
+                                                                      uint64_t id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestCorrelationIdString(TRITONSERVER_InferenceRequest *request,
+                                                                         const char **id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetCorrelationIdString(TRITONSERVER_InferenceRequest *request,
+                                                                            const char *id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestPriority(TRITONSERVER_InferenceRequest *request, uint32_t *value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetPriority(TRITONSERVER_InferenceRequest *request,
+                                                                 uint32_t value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestPriorityUInt64(TRITONSERVER_InferenceRequest *request,
+                                                                    uint64_t *value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetPriorityUInt64(TRITONSERVER_InferenceRequest *request,
+                                                                       uint64_t value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestTimeoutMicroseconds(TRITONSERVER_InferenceRequest *request,
+                                                                         uint64_t *value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetTimeoutMicroseconds(TRITONSERVER_InferenceRequest *request,
+                                                                            uint64_t value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetStringParameter(TRITONSERVER_InferenceRequest *request,
+                                                                        const char *name, const char *value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetIntParameter(TRITONSERVER_InferenceRequest *request,
+                                                                     const char *name, int64_t value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetBoolParameter(TRITONSERVER_InferenceRequest *request,
+                                                                      const char *name, bool value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetDoubleParameter(TRITONSERVER_InferenceRequest *request,
+                                                                        const char *name, double value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestAddInput(TRITONSERVER_InferenceRequest *request, const char *name,
+                                                              TRITONSERVER_DataType datatype, const int64_t *shape,
+                                                              uint64_t rank);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveInput(TRITONSERVER_InferenceRequest *request,
+                                                                 const char *name);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveAllInputs(TRITONSERVER_InferenceRequest *request);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestAppendInputData(TRITONSERVER_InferenceRequest *request,
+                                                                     const char *name, const void *base,
+                                                                     size_t byte_size,
+                                                                     TRITONSERVER_MemoryType memory_type,
+                                                                     int64_t memory_type_id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestAppendInputDataWithHostPolicy(
+    TRITONSERVER_InferenceRequest *request, const char *name, const void *base, size_t byte_size,
+    TRITONSERVER_MemoryType memory_type, int64_t memory_type_id, const char *policy);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
+    TRITONSERVER_InferenceRequest *request, const char *name, const void *base,
+    TRITONSERVER_BufferAttributes *attributes);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveAllInputData(TRITONSERVER_InferenceRequest *request,
+                                                                        const char *name);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestAddRequestedOutput(TRITONSERVER_InferenceRequest *request,
+                                                                        const char *name);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveRequestedOutput(TRITONSERVER_InferenceRequest *request,
+                                                                           const char *name);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestRemoveAllRequestedOutputs(TRITONSERVER_InferenceRequest *request);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetReleaseCallback(TRITONSERVER_InferenceRequest *request,
+                                                                        ReleaseFunction release, void *data);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestSetResponseCallback(TRITONSERVER_InferenceRequest *request,
+                                                                         TRITONSERVER_ResponseAllocator *allocator,
+                                                                         void *allocator_data, ResponseFunction respond,
+                                                                         void *data);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestCancel(TRITONSERVER_InferenceRequest *request);
+API TRITONSERVER_Error *TRITONSERVER_InferenceRequestIsCancelled(TRITONSERVER_InferenceRequest *request,
+                                                                 bool *cancelled);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseDelete(TRITONSERVER_InferenceResponse *response);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseError(TRITONSERVER_InferenceResponse *response);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseModel(TRITONSERVER_InferenceResponse *response,
+                                                            const char **model, int64_t *version);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseId(TRITONSERVER_InferenceResponse *response, const char **id);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseParameterCount(TRITONSERVER_InferenceResponse *response,
+                                                                     uint32_t *count);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseParameter(TRITONSERVER_InferenceResponse *response,
+                                                                uint32_t index, const char **name,
+                                                                TRITONSERVER_ParameterType *type, const void **value);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseOutputCount(TRITONSERVER_InferenceResponse *response,
+                                                                  uint32_t *count);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseOutput(TRITONSERVER_InferenceResponse *response, uint32_t index,
+                                                             const char **name, TRITONSERVER_DataType *datatype,
+                                                             const int64_t **shape, uint64_t *rank, const void **base,
+                                                             size_t *byte_size, TRITONSERVER_MemoryType *memory_type,
+                                                             int64_t *memory_type_id, void **buffer_data);
+API TRITONSERVER_Error *TRITONSERVER_InferenceResponseOutputClassificationLabel(
+    TRITONSERVER_InferenceResponse *response, uint32_t index, size_t class_index, const char **label);
+API TRITONSERVER_Error *TRITONSERVER_ServerInferAsync(TRITONSERVER_Server *server,
+                                                      TRITONSERVER_InferenceRequest *request,
+                                                      TRITONSERVER_InferenceTrace *trace);
+API TRITONSERVER_Error *TRITONSERVER_ServerIsLive(TRITONSERVER_Server *server, bool *live);
+API TRITONSERVER_Error *TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server *server, const char *model, int64_t version,
+                                                        bool *ready);
+API TRITONSERVER_Error *TRITONSERVER_ServerModelTransactionProperties(TRITONSERVER_Server *server, const char *model,
+                                                                      int64_t version, uint32_t *flags,
+                                                                      void **reserved);
+API TRITONSERVER_Error *TRITONSERVER_ServerLoadModel(TRITONSERVER_Server *server, const char *model);
+API TRITONSERVER_Error *TRITONSERVER_ServerLoadModelWithParameters(TRITONSERVER_Server *server, const char *model,
+                                                                   const TRITONSERVER_Parameter **parameters,
+                                                                   uint64_t count);
+API TRITONSERVER_Error *TRITONSERVER_ServerUnloadModel(TRITONSERVER_Server *server, const char *model);
+API TRITONSERVER_Error *TRITONSERVER_ServerUnloadModelAndDependents(TRITONSERVER_Server *server, const char *model);
 
 /* Metrics and traces */
 

@@ -18,6 +18,8 @@ log = logging.getLogger("inferd.backends")
 
 PROGRAM = "triton_api_backend.py"
 HOST = "backends.triton_api._host"
+ALWAYS_SAID = {"min-compute-capability": "6.000000", "default-max-batch-size": "4"}
+"""What Triton tells every backend where nothing else is said."""
 COMPLETES = b"TRITONBACKEND_ModelSetConfig"
 """What a library imports that completes configurations."""
 
@@ -52,7 +54,7 @@ class TritonApiBackend(Backend):
             "host": found.origin,
             "library": str(self._library.absolute()),
             "backend": self._name,
-            "config": {"backend-directory": str(self._library.absolute().parent.parent), **self.config},
+            "config": {**ALWAYS_SAID, "backend-directory": str(self._library.absolute().parent.parent), **self.config},
             "logs_verbosely": log.isEnabledFor(logging.DEBUG),
         }
         # A backend may know that parameter itself, as Triton's for Python does: here it means the worker's interpreter,

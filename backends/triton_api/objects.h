@@ -68,7 +68,8 @@ struct TRITONBACKEND_State {
 
 struct TRITONBACKEND_Request {
     atomic_int references; /* one until the request is released, one for each factory and response */
-    void *owner;           /* the host's object, which this is a part of */
+    atomic_bool released;
+    void *owner; /* the host's object, which this is a part of */
     const char *id;
     const char *correlation_text;
     uint64_t correlation_id;
@@ -80,6 +81,7 @@ struct TRITONBACKEND_Request {
     const char **outputs;
     uint32_t parameter_count;
     struct TRITONSERVER_Parameter *parameters;
+    const char **state_names; /* of the model; NULL behind the last */
     struct Tensor *states;
     bool sent; /* its last response has gone: no state can go with it any more */
 };
@@ -94,6 +96,74 @@ struct TRITONBACKEND_Response {
     struct Tensor **last_output;
     uint32_t output_count;
     struct TRITONSERVER_Parameter *parameters;
+    TRITONSERVER_Parameter **last_parameter;
+};
+
+/* What a backend asks of other models, and what they answer */
+
+struct TRITONSERVER_ResponseAllocator {
+    AllocateFunction allocate;
+    FreeFunction release;
+    StartFunction start;
+};
+
+struct Piece {
+    const void *base;
+    size_t size;
+};
+
+struct CallInput {
+    struct Tensor *tensor;
+    struct Piece *pieces; /* of its data, in order */
+    uint32_t piece_count;
+    struct CallInput *next;
+};
+
+struct Name {
+    struct Name *next;
+    char text[];
+};
+
+struct TRITONSERVER_InferenceRequest {
+    char *model;
+    int64_t version; /* -1: the latest */
+    char *id;
+    char *correlation_text;
+    uint64_t correlation_id;
+    uint64_t priority;
+    uint64_t timeout;
+    uint32_t flags;
+    bool cancelled;
+    struct CallInput *inputs;
+    struct Name *outputs;
+    TRITONSERVER_Parameter *parameters;
+    TRITONSERVER_ResponseAllocator *allocator;
+    void *allocator_data;
+    ResponseFunction respond;
+    void *respond_data;
+    ReleaseFunction release;
+    void *release_data;
+    void *call; /* the host's object, while it is under way */
+};
+
+struct Answered {
+    struct Tensor *tensor;
+    void *buffer; /* the allocator's */
+    void *buffer_data;
+};
+
+struct TRITONSERVER_InferenceResponse {
+    TRITONSERVER_Error *error;
+    char *model;
+    int64_t version;
+    char *id;
+    TRITONSERVER_ResponseAllocator *allocator;
+    void *allocator_data;
+    struct Answered *outputs;
+    uint32_t output_count;
+    uint32_t parameter_count;
+    TRITONSERVER_Parameter *parameters;
+    TRITONSERVER_Parameter **last_parameter;
 };
 
 struct TRITONBACKEND_Backend {
@@ -141,6 +211,12 @@ struct Host {
     TRITONSERVER_Error *(*measure)(TRITONSERVER_Metric *metric, const char *what, double *value);
     TRITONSERVER_Error *(*kind_of)(void *measured, TRITONSERVER_MetricKind *kind);
     void (*let_go)(void *measured); /* of a family or a metric */
+    TRITONSERVER_Error *(*call)(TRITONSERVER_InferenceRequest *request); /* its callbacks say what becomes of it */
+    void (*cancel)(TRITONSERVER_InferenceRequest *request);
+    TRITONSERVER_Error *(*is_ready)(const char *model, int64_t version, bool *ready);
+    TRITONSERVER_Error *(*is_decoupled)(const char *model, int64_t version, bool *decoupled);
+    TRITONSERVER_Error *(*load_model)(const char *model, const TRITONSERVER_Parameter **parameters, uint64_t count);
+    TRITONSERVER_Error *(*unload_model)(const char *model, bool dependents);
 };
 
 struct TRITONSERVER_MetricArgs {
@@ -153,7 +229,19 @@ INTERNAL extern struct Host inferd_host;
 INTERNAL TRITONSERVER_Error *inferd_refuse(TRITONSERVER_Error_Code code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 INTERNAL TRITONSERVER_Message *inferd_message(const char *text, size_t size);
+INTERNAL TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, const char *name,
+                                               TRITONSERVER_DataType datatype, const int64_t *shape, uint64_t rank);
 INTERNAL void inferd_free_tensors(struct Tensor *first);
+INTERNAL void inferd_free_parameters(TRITONSERVER_Parameter *first);
 INTERNAL void inferd_drop(TRITONBACKEND_Request *request); /* one reference */
+
+/* An answer to a request, and what belongs to it */
+INTERNAL TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request);
+INTERNAL TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response);
+INTERNAL TRITONSERVER_Error *inferd_add_answered(TRITONSERVER_InferenceResponse *response, const char *name,
+                                                 TRITONSERVER_DataType datatype, const int64_t *shape, uint32_t rank,
+                                                 const void *data, size_t size);
+INTERNAL TRITONSERVER_Error *inferd_add_parameter(TRITONSERVER_InferenceResponse *response, const char *name,
+                                                  TRITONSERVER_ParameterType type, const void *value);
 
 #endif

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from "<stdatomic.h>" nogil:
     ctypedef int atomic_int
+    ctypedef bint atomic_bool
 
 
 cdef extern from "<stdbool.h>" nogil:
@@ -21,10 +22,11 @@ cdef extern from "backends/triton_api/objects.h" nogil:
 
     int MOST_DIMENSIONS
     int TRITONSERVER_TYPE_BYTES, TRITONSERVER_LOG_VERBOSE
-    int TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG
+    int TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE
     int TRITONSERVER_PARAMETER_STRING, TRITONSERVER_PARAMETER_INT, TRITONSERVER_PARAMETER_BOOL
     int TRITONSERVER_PARAMETER_DOUBLE
-    uint32_t TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    uint32_t TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+    uint32_t TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
     ctypedef struct TRITONSERVER_Error:
         TRITONSERVER_Error_Code code
@@ -62,6 +64,7 @@ cdef extern from "backends/triton_api/objects.h" nogil:
 
     ctypedef struct TRITONBACKEND_Request:
         atomic_int references
+        atomic_bool released
         void *owner
         const char *id
         const char *correlation_text
@@ -74,12 +77,49 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         const char **outputs
         uint32_t parameter_count
         TRITONSERVER_Parameter *parameters
+        const char **state_names
         Tensor *states
         c_bool sent
 
     ctypedef struct TRITONBACKEND_Response:
         Tensor *outputs
         TRITONSERVER_Parameter *parameters
+
+    ctypedef struct Piece "struct Piece":
+        const void *base
+        size_t size
+
+    ctypedef struct CallInput "struct CallInput":
+        Tensor *tensor
+        Piece *pieces
+        uint32_t piece_count
+        CallInput *next
+
+    ctypedef struct Name "struct Name":
+        Name *next
+        char *text
+
+    ctypedef struct TRITONSERVER_InferenceResponse:
+        TRITONSERVER_Error *error
+
+    ctypedef struct TRITONSERVER_InferenceRequest:
+        const char *model
+        int64_t version
+        const char *id
+        const char *correlation_text
+        uint64_t correlation_id
+        uint64_t priority
+        uint64_t timeout
+        uint32_t flags
+        c_bool cancelled
+        CallInput *inputs
+        Name *outputs
+        TRITONSERVER_Parameter *parameters
+        void (*respond)(TRITONSERVER_InferenceResponse *, uint32_t, void *) noexcept nogil
+        void *respond_data
+        void (*release)(TRITONSERVER_InferenceRequest *, uint32_t, void *) noexcept nogil
+        void *release_data
+        void *call
 
     ctypedef struct TRITONBACKEND_Backend:
         const char *name
@@ -126,6 +166,12 @@ cdef extern from "backends/triton_api/objects.h" nogil:
         TRITONSERVER_Error *(*measure)(TRITONSERVER_Metric *, const char *, double *) noexcept
         TRITONSERVER_Error *(*kind_of)(void *, TRITONSERVER_MetricKind *) noexcept
         void (*let_go)(void *) noexcept
+        TRITONSERVER_Error *(*call)(TRITONSERVER_InferenceRequest *) noexcept
+        void (*cancel)(TRITONSERVER_InferenceRequest *) noexcept
+        TRITONSERVER_Error *(*is_ready)(const char *, int64_t, c_bool *) noexcept
+        TRITONSERVER_Error *(*is_decoupled)(const char *, int64_t, c_bool *) noexcept
+        TRITONSERVER_Error *(*load_model)(const char *, const TRITONSERVER_Parameter **, uint64_t) noexcept
+        TRITONSERVER_Error *(*unload_model)(const char *, c_bool) noexcept
 
     CHost inferd_host
     TRITONSERVER_Message *inferd_message(const char *text, size_t size)
@@ -134,3 +180,11 @@ cdef extern from "backends/triton_api/objects.h" nogil:
     uint32_t TRITONSERVER_DataTypeByteSize(TRITONSERVER_DataType datatype)
     TRITONSERVER_Error *TRITONSERVER_ErrorNew(int code, const char *text)
     void TRITONSERVER_ErrorDelete(TRITONSERVER_Error *error)
+    TRITONSERVER_InferenceResponse *inferd_new_answer(const TRITONSERVER_InferenceRequest *request)
+    TRITONSERVER_Error *inferd_start_answer(TRITONSERVER_InferenceResponse *response)
+    TRITONSERVER_Error *inferd_add_answered(
+        TRITONSERVER_InferenceResponse *response, const char *name, TRITONSERVER_DataType datatype,
+        const int64_t *shape, uint32_t rank, const void *data, size_t size)
+    TRITONSERVER_Error *inferd_add_parameter(
+        TRITONSERVER_InferenceResponse *response, const char *name, TRITONSERVER_ParameterType type,
+        const void *value)

@@ -34,17 +34,17 @@ void inferd_free_tensors(struct Tensor *first) {
     }
 }
 
-static TRITONSERVER_Error *new_tensor(struct Tensor **tensor, const char *kind, const char *name,
-                                      TRITONSERVER_DataType datatype, const int64_t *shape, uint32_t rank) {
+TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, const char *name,
+                                      TRITONSERVER_DataType datatype, const int64_t *shape, uint64_t rank) {
     *tensor = NULL;
     if (name == NULL || *name == 0) return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "%s without a name", kind);
     if (datatype <= TRITONSERVER_TYPE_INVALID || datatype > TRITONSERVER_TYPE_BF16)
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "%s '%s' has datatype %d: expected one from 1 to 14", kind,
                              name, (int)datatype);
     if (rank > MOST_DIMENSIONS)
-        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "%s '%s' has %u dimensions, at most %d are served", kind,
-                             name, rank, MOST_DIMENSIONS);
-    for (uint32_t axis = 0; axis < rank; axis++)
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "%s '%s' has %llu dimensions, at most %d are served",
+                             kind, name, (unsigned long long)rank, MOST_DIMENSIONS);
+    for (uint64_t axis = 0; axis < rank; axis++)
         if (shape[axis] < 0)
             return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "%s '%s' has dimension %lld: expected at least 0",
                                  kind, name, (long long)shape[axis]);
@@ -115,6 +115,7 @@ TRITONSERVER_Error *TRITONBACKEND_ResponseNew(TRITONBACKEND_Response **response,
     if (*response == NULL) return no_memory("a response");
     (*response)->request = request;
     (*response)->last_output = &(*response)->outputs;
+    (*response)->last_parameter = &(*response)->parameters;
     hold(request);
     return NULL;
 }
@@ -128,11 +129,7 @@ TRITONSERVER_Error *TRITONBACKEND_ResponseDelete(TRITONBACKEND_Response *respons
     if (response == NULL) return NULL;
     TRITONBACKEND_Request *request = response->request;
     inferd_free_tensors(response->outputs);
-    while (response->parameters) {
-        TRITONSERVER_Parameter *next = response->parameters->next;
-        TRITONSERVER_ParameterDelete(response->parameters);
-        response->parameters = next;
-    }
+    inferd_free_parameters(response->parameters);
     free(response);
     inferd_drop(request);
     return NULL;
@@ -149,8 +146,8 @@ static TRITONSERVER_Error *set_parameter(TRITONBACKEND_Response *response, const
                                          TRITONSERVER_ParameterType type, const void *value) {
     TRITONSERVER_Parameter *parameter = TRITONSERVER_ParameterNew(name, type, value);
     if (parameter == NULL) return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "a parameter needs a name and a value");
-    parameter->next = response->parameters;
-    response->parameters = parameter;
+    *response->last_parameter = parameter;
+    response->last_parameter = &parameter->next;
     return NULL;
 }
 
@@ -184,7 +181,7 @@ TRITONSERVER_Error *TRITONBACKEND_ResponseOutput(TRITONBACKEND_Response *respons
     *output = NULL;
     if (response->output_count == MOST_OUTPUTS)
         return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG, "a response has at most %d outputs", MOST_OUTPUTS);
-    TRITONSERVER_Error *error = new_tensor(&tensor, "output", name, datatype, shape, rank);
+    TRITONSERVER_Error *error = inferd_new_tensor(&tensor, "output", name, datatype, shape, rank);
     if (error) return error;
     *response->last_output = tensor;
     response->last_output = &tensor->next;
@@ -236,14 +233,25 @@ TRITONSERVER_Error *TRITONBACKEND_InferenceResponseOutputByName(TRITONBACKEND_Re
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-/* States: what is updated goes with the next response, also with one that waits for the end of the batch */
+/* States: what is updated goes with the next response, also with one that waits for the end of the batch, or with the
+ * request when that is rescheduled */
+
+static bool has_state(const TRITONBACKEND_Request *request, const char *name) {
+    for (const char **each = request->state_names; *each; each++)
+        if (strcmp(*each, name) == 0) return true;
+    return false;
+}
 
 TRITONSERVER_Error *TRITONBACKEND_StateNew(TRITONBACKEND_State **state, TRITONBACKEND_Request *request,
                                            const char *name, TRITONSERVER_DataType datatype, const int64_t *shape,
                                            uint32_t rank) {
     struct Tensor *tensor;
     *state = NULL;
-    TRITONSERVER_Error *error = new_tensor(&tensor, "state", name, datatype, shape, rank);
+    if (name == NULL || !has_state(request, name))
+        return inferd_refuse(TRITONSERVER_ERROR_INVALID_ARG,
+                             "the model has no state '%s': expected an output_name of its sequence_batching.state",
+                             name ? name : "");
+    TRITONSERVER_Error *error = inferd_new_tensor(&tensor, "state", name, datatype, shape, rank);
     if (error) return error;
     tensor->request = request;
     tensor->next = request->states;

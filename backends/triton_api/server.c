@@ -184,6 +184,14 @@ void TRITONSERVER_ParameterDelete(TRITONSERVER_Parameter *parameter) {
     free(parameter);
 }
 
+void inferd_free_parameters(TRITONSERVER_Parameter *first) {
+    while (first) {
+        TRITONSERVER_Parameter *next = first->next;
+        TRITONSERVER_ParameterDelete(first);
+        first = next;
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* Attributes of buffers */
 
@@ -211,36 +219,6 @@ ATTRIBUTE(MemoryTypeId, int64_t, memory_type_id)
 ATTRIBUTE(MemoryType, TRITONSERVER_MemoryType, memory_type)
 ATTRIBUTE(CudaIpcHandle, void *, cuda_ipc_handle)
 ATTRIBUTE(ByteSize, size_t, byte_size)
-
-/* ------------------------------------------------------------------------------------------------------------------ */
-/* Allocators of responses: nothing is ever received, so their functions are never called */
-
-static char nothing;
-
-TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorNew(TRITONSERVER_ResponseAllocator **allocator,
-                                                      void (*allocate)(void), void (*release)(void),
-                                                      void (*start)(void)) {
-    (void)allocate, (void)release, (void)start;
-    *allocator = (TRITONSERVER_ResponseAllocator *)&nothing;
-    return NULL;
-}
-
-TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetBufferAttributesFunction(
-    TRITONSERVER_ResponseAllocator *allocator, void (*describe)(void)) {
-    (void)allocator, (void)describe;
-    return NULL;
-}
-
-TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorSetQueryFunction(TRITONSERVER_ResponseAllocator *allocator,
-                                                                   void (*query)(void)) {
-    (void)allocator, (void)query;
-    return NULL;
-}
-
-TRITONSERVER_Error *TRITONSERVER_ResponseAllocatorDelete(TRITONSERVER_ResponseAllocator *allocator) {
-    (void)allocator;
-    return NULL;
-}
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 /* Metrics and traces */

@@ -9,23 +9,22 @@ import os
 import queue
 import re
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from backends.api import BackendError
 from backends.loader import BackendLoader
 from tests.backends.models import source
+from tests.backends.triton_models import add_model, ask, build, compile_backend, said, tensor
 from tests.conformance import doors
 
-ROOT = Path(__file__).resolve().parents[2]
-CC = os.environ.get("CC", "cc").split()
-FAILS, FAILS_WITH_ALL, CRASHES, FORGETS, LATER, SHORT, ASKS_FOR_MORE, COUNTS = range(-1, -9, -1)
+FAILS, FAILS_WITH_ALL, CRASHES, FORGETS, LATER, SHORT, ASKS_FOR_MORE, COUNTS, KEEPS = range(-1, -10, -1)
+TWICE, REPEATS, UNKNOWN_STATE, RESCHEDULES, RESCHEDULES_LATE, ANSWERS_AND_RESCHEDULES = range(-10, -16, -1)
+GETS_UNREADY, GETS_READY, HANGS = range(-16, -19, -1)
 
 BATCHED = """
 max_batch_size: 8
@@ -44,40 +43,50 @@ output { name: "y" data_type: TYPE_INT32 dims: [ -1 ] }
 model_transaction_policy { decoupled: true }
 """
 SUM = """
-max_batch_size: 1
+max_batch_size: 4
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 sequence_batching {
+  oldest { max_candidate_sequences: 4 }
+  max_sequence_idle_microseconds: 600000000
   state {
     input_name: "sum" output_name: "sum_out" data_type: TYPE_INT32 dims: [ 1 ]
     initial_state { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true name: "zero" }
   }
 }
 """
+ROUNDS = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
+sequence_batching {
+  oldest { max_candidate_sequences: 4 }
+  iterative_sequence: true
+  state {
+    input_name: "rounds" output_name: "rounds_out" data_type: TYPE_INT32 dims: [ 1 ]
+    initial_state { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true name: "zero" }
+  }
+}
+"""
+LIMITED = BATCHED + 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }'
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ -1 ] }
+ensemble_scheduling { step [
+  { model_name: "several" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "z" } },
+  { model_name: "several" model_version: -1 input_map { key: "x" value: "z" } output_map { key: "y" value: "y" } }
+] }
+"""
 
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory):
     """The folder of backends with libtriton_probe.so in it."""
-    if shutil.which(CC[-1]) is None:
-        pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("backends")
-    (folder / "probe").mkdir()
-    build(folder / "probe" / "libtriton_probe.so", "-I", str(ROOT), str(ROOT / "tests/backends/triton_probe.c"))
+    compile_backend(folder, "probe")
     return folder
-
-
-def build(library, *arguments):
-    flags = ["-std=gnu11", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Werror", "-fvisibility=default", "-pthread"]
-    subprocess.run([*CC, *flags, "-o", str(library), *arguments], check=True)
-
-
-def add_model(root, name, config, backend="probe"):
-    version = root / name / "1"
-    version.mkdir(parents=True)
-    group = "instance_group { count: 1 kind: KIND_CPU }"
-    (root / name / "config.pbtxt").write_text(f'backend: "{backend}"\n{group}\n{config}')
-    return version
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +94,11 @@ def server(probe, tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name, config in (("batched", BATCHED), ("texts", TEXTS), ("stream", STREAM), ("sum", SUM), ("bare", "")):
         add_model(root, name, config)
+    add_model(root, "rounds", ROUNDS)
+    add_model(root, "limited", LIMITED)
+    add_model(root, "several", BATCHED, count=3)
+    (root / "chain" / "1").mkdir(parents=True)
+    (root / "chain" / "config.pbtxt").write_text(CHAIN)
     add_model(root, "refused", BATCHED + 'parameters { key: "refuse_me" value { string_value: "yes" } }')
     beside = add_model(root, "beside", BATCHED, backend="own")
     shutil.copy(probe / "probe/libtriton_probe.so", beside.parent / "libtriton_own.so")
@@ -106,27 +120,10 @@ def client(server):
         yield connected
 
 
-def ask(client, *numbers, model="batched", **more):
-    array = np.array([numbers], np.int32)
-    return client.infer(model, [tensor(array)], **more)
-
-
-def tensor(array):
-    return triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
-
-
 def refusal(client, *numbers, **more):
     with pytest.raises(InferenceServerException) as caught:
         ask(client, *numbers, **more)
     return caught.value
-
-
-def said(answer):
-    """The response's parameters."""
-    return {
-        key: getattr(each, each.WhichOneof("parameter_choice"))
-        for key, each in answer.get_response().parameters.items()
-    }
 
 
 # -- answers
@@ -194,6 +191,38 @@ def test_the_state_of_a_sequence(client):
     assert sums == [1, 3, 6]
 
 
+def test_a_state_that_does_not_fit_its_shape_fails_its_request_and_no_other_of_the_batch(client):
+    """The sequence goes on from the state before."""
+    ask(client, 5, model="sum", sequence_id=10, sequence_start=True)
+    with ThreadPoolExecutor(2) as threads:
+        wrong = threads.submit(refusal, client, 2000, model="sum", sequence_id=10)
+        good = threads.submit(ask, client, 7, model="sum", sequence_id=11, sequence_start=True, sequence_end=True)
+        assert "the backend gave output 'sum_out' 4 bytes, its shape [1, 2] has 8" in wrong.result().message()
+        assert good.result().as_numpy("y").tolist() == [[7]]
+    assert ask(client, 1, model="sum", sequence_id=10, sequence_end=True).as_numpy("y").tolist() == [[6]]
+
+
+def test_requests_that_are_rescheduled_keep_what_they_have_counted_in_their_states(client):
+    with ThreadPoolExecutor(5) as threads:
+        answers = list(threads.map(lambda rounds: ask(client, rounds, model="rounds"), (1, 5, 2, 40, 3)))
+    assert [answer.as_numpy("y").tolist() for answer in answers] == [[[1]], [[5]], [[2]], [[40]], [[3]]]
+
+
+def test_an_output_that_comes_several_times_counts_as_it_came_last(client):
+    assert ask(client, REPEATS).as_numpy("y").tolist() == [[3]]
+
+
+def test_instances_of_a_model_each_have_a_worker(client):
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda number: ask(client, number, model="several"), range(60)))
+    assert [int(answer.as_numpy("y")[0, 0]) for answer in answers] == list(range(60))
+
+
+def test_a_step_of_an_ensemble(client):
+    assert ask(client, 1, 2, 3, model="chain").as_numpy("y").tolist() == [[1, 2, 3]]
+    assert refusal(client, FAILS, model="chain").status() == "StatusCode.NOT_FOUND"
+
+
 def test_the_backend_completes_a_configuration(client):
     config = client.get_model_config("bare").config
     assert (config.max_batch_size, config.input[0].name, config.output[0].name) == (4, "x", "y")
@@ -229,12 +258,58 @@ def test_an_error_of_the_execution_is_that_of_its_requests(client):
     [
         (FORGETS, "the backend released the request without a final response"),
         (SHORT, "the backend gave output 'y' 4 bytes, its shape [1, 9] has 36"),
-        (ASKS_FOR_MORE, "TRITONSERVER_ServerInferAsync is not served by inferd"),
+        (ASKS_FOR_MORE, "TRITONSERVER_ServerMetrics is not served by inferd"),
+        (UNKNOWN_STATE, "the model has no state 'none'"),
+        (RESCHEDULES, "was released to be rescheduled, which needs 'iterative_sequence'"),
     ],
 )
 def test_what_a_backend_does_wrong_fails_its_request(client, number, text):
     assert text in refusal(client, number).message()
     assert ask(client, 1).as_numpy("y").tolist() == [[1]]
+
+
+def test_a_request_that_is_rescheduled_when_its_execution_is_over_fails(client):
+    with ThreadPoolExecutor(1) as threads:
+        failed = threads.submit(refusal, client, RESCHEDULES_LATE)
+        while not failed.done():  # until an execution has come after its own
+            ask(client, GETS_UNREADY)
+        assert "the backend rescheduled the request after its execution" in failed.result().message()
+    ask(client, GETS_READY)
+
+
+def test_a_request_that_has_its_answer_is_not_rescheduled(client):
+    answer = ask(client, ANSWERS_AND_RESCHEDULES)
+    assert answer.as_numpy("y").tolist() == [[ANSWERS_AND_RESCHEDULES]]
+
+
+def test_what_is_sent_or_released_twice_is_refused(server, client):
+    assert ask(client, TWICE, model="several").as_numpy("y").tolist() == [[TWICE]]
+    server.says("the request has had its final response")
+    server.says("the request has been released already")
+
+
+def test_the_backend_sees_that_nobody_waits_for_a_request_any_more(server):
+    with doors.connected(server) as client:
+        call = client.async_infer("batched", [tensor(np.array([[KEEPS]], np.int32))], lambda *_: None)
+        server.says("the probe keeps a request")
+        call.cancel()
+        server.says("the probe has let go of a request")
+        with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+            ask(client, KEEPS, client_timeout=1)
+        server.says("the probe has let go of a request", count=2)
+        assert ask(client, 1).as_numpy("y").tolist() == [[1]]
+
+
+def test_whether_an_instance_is_ready_is_what_the_backend_says(client):
+    assert client.is_model_ready("batched")
+    ask(client, GETS_UNREADY)
+    assert not client.is_model_ready("batched")
+    ask(client, GETS_READY)
+    assert client.is_model_ready("batched")
+
+
+def test_an_execution_that_does_not_end_is_ended(client):
+    assert "1 s" in refusal(client, HANGS, model="limited").message()
 
 
 def test_a_crash_fails_its_request_and_the_worker_is_followed_by_another(client):

@@ -6,10 +6,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/triton_api/api.h"
 
-enum { FAILS = -1, FAILS_WITH_ALL = -2, CRASHES = -3, FORGETS = -4, LATER = -5, SHORT = -6, ASKS_FOR_MORE = -7, COUNTS = -8 };
+enum {
+    FAILS = -1,
+    FAILS_WITH_ALL = -2,
+    CRASHES = -3,
+    FORGETS = -4,
+    LATER = -5,
+    SHORT = -6,
+    ASKS_FOR_MORE = -7,
+    COUNTS = -8,
+    KEEPS = -9,
+    TWICE = -10,
+    REPEATS = -11,
+    UNKNOWN_STATE = -12,
+    RESCHEDULES = -13,
+    RESCHEDULES_LATE = -14,
+    ANSWERS_AND_RESCHEDULES = -15,
+    GETS_UNREADY = -16,
+    GETS_READY = -17,
+    HANGS = -18
+};
 
 #define TRY(call)                           \
     do {                                    \
@@ -17,10 +37,11 @@ enum { FAILS = -1, FAILS_WITH_ALL = -2, CRASHES = -3, FORGETS = -4, LATER = -5, 
         if (failed_) return failed_;        \
     } while (0)
 
-extern TRITONSERVER_Error *TRITONSERVER_ServerInferAsync(TRITONSERVER_Server *server, void *request, void *trace);
+extern TRITONSERVER_Error *TRITONSERVER_ServerMetrics(TRITONSERVER_Server *server, void **metrics);
 
 static TRITONSERVER_Metric *counted;
 static TRITONSERVER_MetricFamily *family;
+static volatile int unready;
 
 static TRITONSERVER_Error *error(TRITONSERVER_Error_Code code, const char *text) {
     return TRITONSERVER_ErrorNew(code, text);
@@ -90,6 +111,18 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance *instance) {
     (void)instance;
     return error(TRITONSERVER_ERROR_INTERNAL, "the probe does not want to end");
+}
+
+TRITONSERVER_Error *TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance *instance) {
+    const char *name;
+    TRY(TRITONBACKEND_ModelInstanceName(instance, &name));
+    return unready ? error(TRITONSERVER_ERROR_UNAVAILABLE, "the probe is not ready") : NULL;
+}
+
+static void complain(TRITONSERVER_Error *failed) {
+    if (failed == NULL) abort();
+    TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, TRITONSERVER_ErrorMessage(failed));
+    TRITONSERVER_ErrorDelete(failed);
 }
 
 /* -- answers */
@@ -190,6 +223,11 @@ static TRITONSERVER_Error *summed(TRITONBACKEND_Request *request, TRITONBACKEND_
     TRY(TRITONBACKEND_StateNew(&next, request, "sum_out", TRITONSERVER_TYPE_INT32, shape, 2));
     TRY(TRITONBACKEND_StateBuffer(next, &buffers[1], 4, &memory, &id));
     for (int at = 0; at < 2; at++) memcpy(buffers[at], &sum, 4);
+    if (sum > 1000) { /* a state that is too long for its memory */
+        shape[1] = 2;
+        TRY(TRITONBACKEND_StateNew(&next, request, "sum_out", TRITONSERVER_TYPE_INT32, shape, 2));
+        TRY(TRITONBACKEND_StateBuffer(next, &buffers[1], 4, &memory, &id));
+    }
     if (sum == 3) { /* in the middle of the test's sequence */
         late = next;
         return NULL;
@@ -197,14 +235,36 @@ static TRITONSERVER_Error *summed(TRITONBACKEND_Request *request, TRITONBACKEND_
     return TRITONBACKEND_StateUpdate(next);
 }
 
+/* "y" three times: the last one counts. */
+static TRITONSERVER_Error *repeated(TRITONBACKEND_Response *response) {
+    for (int32_t number = 1; number <= 3; number++) {
+        TRITONBACKEND_Output *output;
+        TRITONSERVER_MemoryType memory;
+        void *buffer;
+        int64_t shape[] = {1, 1}, id;
+        TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+        TRY(TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id));
+        memcpy(buffer, &number, 4);
+    }
+    return NULL;
+}
+
 static TRITONSERVER_Error *made(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, uint32_t count) {
     TRITONBACKEND_Input *input, *state;
+    TRITONBACKEND_State *none_such;
     TRY(TRITONBACKEND_RequestInput(request, "x", &input));
     TRY(tell(request, response, count));
     TRITONSERVER_Error *none = TRITONBACKEND_RequestInput(request, "sum", &state);
     if (none == NULL) return summed(request, response, input, state);
     TRITONSERVER_ErrorDelete(none);
-    if (first_of(request) == ASKS_FOR_MORE) return TRITONSERVER_ServerInferAsync(NULL, NULL, NULL);
+    if (first_of(request) == ASKS_FOR_MORE) return TRITONSERVER_ServerMetrics(NULL, NULL);
+    if (first_of(request) == REPEATS) return repeated(response);
+    if (first_of(request) == GETS_UNREADY) unready = 1;
+    if (first_of(request) == GETS_READY) unready = 0;
+    if (first_of(request) == UNKNOWN_STATE) {
+        int64_t one = 1;
+        return TRITONBACKEND_StateNew(&none_such, request, "none", TRITONSERVER_TYPE_INT32, &one, 1);
+    }
     if (first_of(request) == FAILS) return error(TRITONSERVER_ERROR_NOT_FOUND, "the probe does not find it");
     if (first_of(request) == SHORT) {
         TRITONBACKEND_Output *output;
@@ -235,6 +295,75 @@ static void *answer_later(void *request) {
     answer(request, 1);
     release(request);
     return NULL;
+}
+
+static void *reschedule_later(void *request) {
+    /* when the execution has ended: the next one has begun, or the server asks whether the instance is ready */
+    while (!unready) usleep(1000);
+    unready = 0;
+    if (TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)) abort();
+    return NULL;
+}
+
+/* Until nobody waits for it any more. */
+static void *keep(void *given) {
+    TRITONBACKEND_Request *request = given;
+    TRITONBACKEND_ResponseFactory *factory;
+    TRITONBACKEND_Response *response;
+    bool cancelled = false;
+    if (TRITONBACKEND_ResponseFactoryNew(&factory, request)) abort();
+    TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, "the probe keeps a request");
+    while (!cancelled) {
+        usleep(1000);
+        if (TRITONBACKEND_RequestIsCancelled(request, &cancelled)) abort();
+    }
+    release(request);
+    if (TRITONBACKEND_ResponseFactoryIsCancelled(factory, &cancelled) || !cancelled) abort();
+    if (TRITONBACKEND_ResponseNewFromFactory(&response, factory)) abort();
+    TRITONSERVER_Error *gone = error(TRITONSERVER_ERROR_CANCELLED, "nobody waits");
+    if (TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, gone)) abort();
+    TRITONSERVER_ErrorDelete(gone);
+    TRITONBACKEND_ResponseFactoryDelete(factory);
+    TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, __FILE__, __LINE__, "the probe has let go of a request");
+    return NULL;
+}
+
+/* Whatever is allowed once, a second time. */
+static void do_it_twice(TRITONBACKEND_Request *request) {
+    TRITONBACKEND_Response *response;
+    answer(request, 1);
+    if (TRITONBACKEND_ResponseNew(&response, request)) abort();
+    complain(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL));
+    release(request);
+    complain(TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL));
+}
+
+/* A request of iterative sequences, which goes round as often as its input says. The state counts. */
+static TRITONSERVER_Error *go_round(TRITONBACKEND_Request *request, TRITONBACKEND_Input *rounds) {
+    TRITONSERVER_MemoryType memory;
+    TRITONBACKEND_Response *response;
+    TRITONBACKEND_Output *output;
+    TRITONBACKEND_State *state;
+    const void *base;
+    uint64_t size;
+    int64_t shape[] = {1, 1}, id;
+    void *buffer;
+    int32_t wanted = first_of(request);
+    TRY(TRITONBACKEND_InputBuffer(rounds, 0, &base, &size, &memory, &id));
+    int32_t done = *(const int32_t *)base + 1;
+    if (done < wanted) {
+        TRY(TRITONBACKEND_StateNew(&state, request, "rounds_out", TRITONSERVER_TYPE_INT32, shape, 2));
+        TRY(TRITONBACKEND_StateBuffer(state, &buffer, 4, &memory, &id));
+        memcpy(buffer, &done, 4);
+        TRY(TRITONBACKEND_StateUpdate(state));
+        return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE);
+    }
+    TRY(TRITONBACKEND_ResponseNew(&response, request));
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, "y", TRITONSERVER_TYPE_INT32, shape, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, 4, &memory, &id));
+    memcpy(buffer, &done, 4);
+    TRY(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL));
+    return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL);
 }
 
 /* As many responses as the input says, which count up, and then the end; after the request has been released. */
@@ -286,11 +415,27 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
     if (first_of(requests[0]) == FAILS_WITH_ALL) return error(TRITONSERVER_ERROR_UNAVAILABLE, "the probe is not there");
     for (uint32_t at = 0; at < count; at++) {
         int32_t first = first_of(requests[at]);
+        TRITONBACKEND_Input *rounds;
+        TRITONSERVER_Error *none = TRITONBACKEND_RequestInput(requests[at], "rounds", &rounds);
+        TRITONSERVER_ErrorDelete(none);
         if (first == CRASHES) *(volatile int *)8 = 0;
-        if (decoupled && first >= 0) {
+        if (first == HANGS)
+            for (;;) pause();
+        if (none == NULL) {
+            if (go_round(requests[at], rounds)) abort();
+        } else if (decoupled && first >= 0) {
             start_stream(requests[at]);
         } else if (first == LATER) {
             start(answer_later, requests[at]);
+        } else if (first == KEEPS) {
+            start(keep, requests[at]);
+        } else if (first == RESCHEDULES_LATE) {
+            start(reschedule_later, requests[at]);
+        } else if (first == TWICE) {
+            do_it_twice(requests[at]);
+        } else if (first == RESCHEDULES || first == ANSWERS_AND_RESCHEDULES) {
+            if (first == ANSWERS_AND_RESCHEDULES) answer(requests[at], count);
+            if (TRITONBACKEND_RequestRelease(requests[at], TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)) abort();
         } else {
             if (first != FORGETS) answer(requests[at], count);
             release(requests[at]);

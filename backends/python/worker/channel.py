@@ -137,7 +137,7 @@ class Channel(abc.ABC):
     def ask(self, question: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the server for something other than inference, and wait for the answer.
 
-        Questions: load_model, unload_model, is_model_ready; arguments and results as in `protocol`, CALL.
+        Questions: load_model, unload_model, is_model_ready, is_decoupled; arguments and results as in `protocol`, CALL.
 
         Raises:
             TritonModelException: the server refused; with its reason.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import protocol as p
 from .channel import Call, Channel, Waiter
-from .errors import ERROR_CODES, TritonError, TritonModelException
+from .errors import ERROR_CODES, TritonError, TritonModelException, exception_text
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
 from .request import SEQUENCE_END, SEQUENCE_START
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from .request import Request
 
+ERROR_LIMIT = 8 << 10
+"""Characters of an error that must fit into a packet in any encoding, because there may be no other memory."""
 LOG_LIMIT = 32 << 10
 """Characters of a message to the log; more is cut off, so that it fits into a packet in any encoding."""
 
@@ -144,12 +146,13 @@ class Connection(Channel):
         try:
             writer.add(response, wanted)
             self._send(p.RESPONSE, writer.record(), flags=flags, number=key)
-        except TritonModelException as error:
+        except Exception as error:
             # The request is not left without an answer, and the model is told.
             for offset in taken:
                 self._link.send(self._link.side, p.FREE, offset=offset)
             writer = ResponseWriter(self._names, self._link.memory, self._grants.take)
-            writer.add_error(p.CODE_INTERNAL, str(error))
+            text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
+            writer.add_error(p.CODE_INTERNAL, text[:ERROR_LIMIT])
             self._link.send(self._link.side, p.RESPONSE, writer.record(), flags=flags, number=key)
             raise
 

@@ -103,9 +103,10 @@ READY's JSON: {} or {"error": text (with the traceback), "code"}; "is_ready": th
 worker can open what "descriptors" has; mode "complete": "config": the object that the model returned.
 
 CALL: "load_model" (name, config, files: {path: bytes}; the files follow the JSON, in order), "unload_model" (name,
-unload_dependents), "is_model_ready" (name, version) → bool, "metric_value" (family, labels) → number. METRIC: {"op":
-"family", "name", "description", "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op": "increment" | "set" |
-"observe", "family", "labels", "value"}, {"op": "delete_metric", "family", "labels"}, {"op": "delete_family", "family"}.
+unload_dependents), "is_model_ready" and "is_decoupled" (name, version) → bool, "metric_value" (family, labels) →
+number. METRIC: {"op": "family", "name", "description", "kind"}, {"op": "metric", "family", "labels", "buckets"}, {"op":
+"increment" | "set" | "observe", "family", "labels", "value"}, {"op": "delete_metric", "family", "labels"}, {"op":
+"delete_family", "family"}.
 
 The worker is started as `<python> <this folder>/__main__.py WORK SIDE CALLS ARENA`: the numbers of its descriptors.
 Its standard input is /dev/null, its standard output and error are pipes whose lines go to the server's log: they should
@@ -213,7 +214,7 @@ Follow: `tensors` TENSORs with their shapes, the text, the parameters. Only want
 STATUS_OK = 0
 STATUS_ERROR = 1
 STATUS_OPEN = 2  # None in the list: answered by a sender, before or later
-STATUS_RESCHEDULE = 3
+STATUS_RESCHEDULE = 3  # it comes again; `tensors` are those of its states that have changed
 
 PARAMETER = struct.Struct("<HBBI")
 """bytes of the name, type, reserved, bytes of the text; then the value in 8 bytes (INT64, UINT64, DOUBLE, BOOL as

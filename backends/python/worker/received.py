@@ -12,12 +12,13 @@ from .sender import InferenceResponseSender, make_sender
 if TYPE_CHECKING:
     from .regions import Place
     from .runtime import Runtime
+    from .tensor import Tensor
 
 
 class ReceivedRequest(InferenceRequest):
     """A request that a model is given. `serialization` makes them, and sets what is read on demand only."""
 
-    __slots__ = ("_decoupled", "_key", "_places", "_release", "_runtime", "_sender", "_wanted")
+    __slots__ = ("_decoupled", "_key", "_places", "_release", "_runtime", "_sender", "_states", "_wanted")
 
     _decoupled: bool
     _key: int
@@ -25,6 +26,7 @@ class ReceivedRequest(InferenceRequest):
     _release: int
     _runtime: Runtime
     _sender: InferenceResponseSender | None
+    _states: list[Tensor]  # those that it comes again with; there is none where it does not
     _wanted: frozenset[int] | None  # indices of the outputs that were asked for; None for every one
 
     def __init__(self) -> None:

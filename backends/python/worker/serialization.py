@@ -265,6 +265,18 @@ class ResponseWriter:
         self._parts.append(_RESPONSE_HEAD.pack(status, 0, 0, 0, 0, _RESPONSE_HEAD.size))
         self.size += _RESPONSE_HEAD.size
 
+    def add_reschedule(self, states: Sequence[Tensor]) -> None:
+        """A request that comes again, with these states changed.
+
+        Raises:
+            TritonModelException: there is no memory for a state.
+        """
+        if states:
+            indices = [self._names.output_index[state._name] for state in states]
+            self._add_tensors(p.STATUS_RESCHEDULE, list(zip(indices, states)), None, (), None)
+        else:
+            self.add_status(p.STATUS_RESCHEDULE)
+
     def add_error(self, code: int, text: str) -> None:
         """An error."""
         encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # a text ends with a zero on the way
@@ -316,10 +328,12 @@ class ResponseWriter:
                         "served"
                     )
                 tensors.append((index, tensor))
+        if len(tensors) > len(index_of):  # then some come twice, of which the server takes the last
+            tensors = list(dict(tensors).items())
         if len(tensors) == 1 and response._parameters is None:
             self._add_one(*tensors[0], inputs, places)
         else:
-            self._add_tensors(tensors, response._parameters, inputs, places)
+            self._add_tensors(p.STATUS_OK, tensors, response._parameters, inputs, places)
 
     def _add_one(
         self, index: int, tensor: Tensor, inputs: Sequence[Tensor], places: Mapping[int, Place] | None
@@ -332,7 +346,7 @@ class ResponseWriter:
         own = places.get(index) if places else None
         place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs, own)
         if borrowed:
-            self._add_tensors([(index, tensor)], None, inputs, None)
+            self._add_tensors(p.STATUS_OK, [(index, tensor)], None, inputs, None)
             return
         inline = len(data)
         total = (head + inline + 7) & -8
@@ -342,6 +356,7 @@ class ResponseWriter:
 
     def _add_tensors(
         self,
+        status: int,
         tensors: list[tuple[int, Tensor]],
         parameters: dict[str, Any] | None,
         inputs: Sequence[Tensor],
@@ -364,7 +379,7 @@ class ResponseWriter:
             datas.append(data)
             datas.append(_PADDING[-len(data) & 7])
             at += p.align(len(data))
-        self._add(p.STATUS_OK, 0, len(tensors), b"", encoded, heads, datas)
+        self._add(status, 0, len(tensors), b"", encoded, heads, datas)
 
     def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: list[bytes],
              datas: list[bytes]) -> None:  # fmt: skip

@@ -271,13 +271,13 @@ class Worker:
         self, writer: ResponseWriter, requests: list[ReceivedRequest], responses: list[InferenceResponse | None]
     ) -> None:
         for request, response in zip(requests, responses):
-            if response is None:
-                self._write_open(writer, request)
-                continue
             try:
+                if response is None:
+                    self._write_open(writer, request)
+                    continue
                 places = None if request.is_cancelled() else request._places  # its client may use them otherwise by now
                 writer.add(response, request._wanted, request._inputs, places)
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203 (one response's fault is not another's)
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
                 writer.add_error(p.CODE_INTERNAL, text)
 
@@ -287,7 +287,7 @@ class Worker:
                 request._sender._closed = True  # the request comes again, with another
                 if request._sender._sent:
                     self._connection.give_back(request._key)
-            writer.add_status(p.STATUS_RESCHEDULE)
+            writer.add_reschedule(getattr(request, "_states", ()))
         elif request._sender is None:
             writer.add_error(
                 p.CODE_INTERNAL,

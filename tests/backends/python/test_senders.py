@@ -297,3 +297,24 @@ def test_without_memory_the_request_gets_an_error_and_the_model_is_told(tmp_path
         assert answer.error == "no shared memory for 400000 bytes: the limit of the model is reached"
         peer.done()
         assert peer.finalize()[0].strip() == answer.error
+
+
+def test_a_response_that_cannot_be_written_is_an_error_to_its_client_and_to_the_model(tmp_path: Path) -> None:
+    """The request is not left without an answer."""
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        def execute(self, requests):
+            wrong = pb_utils.InferenceResponse([], parameters={{"text": "\\ud800"}})
+            try:
+                requests[0].get_response_sender().send(wrong, FINAL)
+            except UnicodeEncodeError:
+                print("refused")
+    """
+    with worker(tmp_path, source, decoupled=True) as peer:
+        peer.start(Sent({"IN": ONE}))
+        packet, answer = peer.response()
+        assert packet.flags & p.FINAL
+        assert answer is not None
+        assert "surrogates not allowed" in answer.error
+        peer.done()
+        assert peer.finalize()[0].strip() == "refused"

@@ -14,6 +14,7 @@ import tests.fakes.tensorrt as fake
 from backends.loader import BackendLoader
 from backends.tensorrt import library
 from server.engine.config import Options
+from server.engine.control import ModelControl
 from server.engine.engine import Engine
 from server.engine.instances.gpu import GpuPolicy, Gpus
 from server.engine.instances.instances import Hardware
@@ -32,7 +33,12 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @asynccontextmanager
 async def serving(
-    root: Path, plan: bytes, config: str = "", problems: int = 0, backend: dict[str, str] | None = None
+    root: Path,
+    plan: bytes,
+    config: str = "",
+    problems: int = 0,
+    backend: dict[str, str] | None = None,
+    control: ModelControl | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with the plan as model "m"; what is wrong, as `engine.problems`."""
     (root / "m" / "1").mkdir(parents=True, exist_ok=True)
@@ -41,7 +47,7 @@ async def serving(
         (root / "m" / "1" / "model.plan").write_bytes(plan)
     gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
     loader = BackendLoader({"tensorrt": backend or {}})
-    engine = Engine([root], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus))
+    engine = Engine([root], loader, Options(gpus=gpus.count), hardware=Hardware(gpus=gpus), control=control)
     logging.disable(logging.CRITICAL if problems else logging.NOTSET)  # a record would keep what failed alive
     found = await engine.start()
     logging.disable(logging.NOTSET)

@@ -1,10 +1,12 @@
 """Guards building of plans: profiles, options, the cache, timings, progress, interruption; the command and loading."""
 
+import asyncio
 import enum
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from backends.tensorrt import build as module
 from backends.tensorrt.backend import TensorRTBackend
 from backends.tensorrt.profiles import parse_profile, usual_profile
 from backends.tensorrt.progress import Progress
+from server.engine.control import ControlMode, ModelControl
+from server.errors import Unavailable
 from tests import gpu_stub
 from tests.backends.tensorrt.support import serving, tensorrt
 from tests.engine.serving import infer, request
@@ -303,3 +307,42 @@ async def test_onnx_model_is_built_when_it_is_loaded(tmp_path, tensorrt, stub, c
     assert "model m: its plan is built, 100 %" in caplog.text
     (built,) = (tmp_path / "cache").glob("*.plan")
     assert json.loads(built.read_bytes())["asked"]["flags"] == ["FP16"]
+
+
+async def test_a_model_is_not_ready_while_its_plan_is_built(tmp_path, tensorrt, stub, monkeypatch, caplog):
+    """Readiness and requests say so; others are served meanwhile."""
+    building, go = threading.Event(), threading.Event()
+    go.set()
+    build_for_real = fake.Builder.build_serialized_network
+
+    def build_slowly(self, network, config):
+        building.set()
+        assert go.wait(60)
+        return build_for_real(self, network, config)
+
+    monkeypatch.setattr(fake.Builder, "build_serialized_network", build_slowly)
+    config = 'backend: "tensorrt" default_model_filename: "model.onnx" max_batch_size: 8'
+    for name in ("m", "slow"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_bytes(MODEL)
+    (tmp_path / "slow" / "config.pbtxt").write_text(
+        config + ' parameters { key: "build.precisions" value { string_value: "fp16" } }'
+    )
+    row = np.ones((1, 4), np.float32)
+    backend, control = {"engine-cache": str(tmp_path / "cache")}, ModelControl(ControlMode.EXPLICIT, ("m",))
+    with caplog.at_level("INFO", "inferd.tensorrt"):
+        async with serving(tmp_path, b"", config, backend=backend, control=control) as engine:
+            building.clear()
+            go.clear()
+            load = asyncio.create_task(engine.load("slow"))
+            assert await asyncio.to_thread(building.wait, 60)
+            states = {entry.name: entry.state for entry in engine.index()}
+            assert states == {"m": "READY", "slow": "LOADING"}
+            with pytest.raises(Unavailable):
+                engine.model("slow")
+            np.testing.assert_array_equal((await infer(engine, request(x=row))).array(), 2 * row)
+            go.set()
+            await load
+            assert engine.model("slow").ready
+            np.testing.assert_array_equal((await infer(engine, request("slow", x=row))).array(), 2 * row)
+    assert "model slow: its plan is built, 100 %" in caplog.text
