@@ -19,7 +19,7 @@ from backends.tensorrt.backend import TensorRTBackend
 from backends.tensorrt.profiles import parse_profile, usual_profile
 from backends.tensorrt.progress import Progress
 from server.engine.control import ControlMode, ModelControl
-from server.errors import Unavailable
+from server.errors import NotFound
 from tests import gpu_stub
 from tests.backends.tensorrt.support import serving, tensorrt
 from tests.engine.serving import infer, request
@@ -321,7 +321,11 @@ async def test_a_model_is_not_ready_while_its_plan_is_built(tmp_path, tensorrt, 
         return build_for_real(self, network, config)
 
     monkeypatch.setattr(fake.Builder, "build_serialized_network", build_slowly)
-    config = 'backend: "tensorrt" default_model_filename: "model.onnx" max_batch_size: 8'
+    config = """
+    backend: "tensorrt" default_model_filename: "model.onnx" max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+    output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+    """
     for name in ("m", "slow"):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.onnx").write_bytes(MODEL)
@@ -338,7 +342,7 @@ async def test_a_model_is_not_ready_while_its_plan_is_built(tmp_path, tensorrt, 
             assert await asyncio.to_thread(building.wait, 60)
             states = {entry.name: entry.state for entry in engine.index()}
             assert states == {"m": "READY", "slow": "LOADING"}
-            with pytest.raises(Unavailable):
+            with pytest.raises(NotFound):
                 engine.model("slow")
             np.testing.assert_array_equal((await infer(engine, request(x=row))).array(), 2 * row)
             go.set()
