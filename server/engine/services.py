@@ -69,7 +69,7 @@ class EngineServices:
             case "is_model_ready":
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "is_decoupled":
-                return self._engine.model(name, str(arguments.get("version", ""))).spec.decoupled
+                return self._models.model(name, str(arguments.get("version", ""))).spec.decoupled
             case "load_model":
                 files = _files(arguments.get("files"))
                 await self._models.load(name, str(arguments.get("config", "")), files, asked_by=asked_by)

@@ -277,7 +277,7 @@ class Worker:
                     continue
                 places = None if request.is_cancelled() else request._places  # its client may use them otherwise by now
                 writer.add(response, request._wanted, request._inputs, places)
-            except Exception as error:  # noqa: PERF203 (one response's fault is not another's)
+            except Exception as error:
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
                 writer.add_error(p.CODE_INTERNAL, text)
 

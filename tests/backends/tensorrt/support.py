@@ -14,10 +14,10 @@ import tests.fakes.tensorrt as fake
 from backends.loader import BackendLoader
 from backends.tensorrt import library
 from server.engine.config import Options
-from server.engine.control import ModelControl
 from server.engine.engine import Engine
 from server.engine.instances.gpu import GpuPolicy, Gpus
 from server.engine.instances.instances import Hardware
+from server.engine.loading.control import ModelControl
 from tests import gpu_stub
 
 

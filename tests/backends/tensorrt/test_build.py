@@ -18,7 +18,7 @@ from backends.tensorrt import build as module
 from backends.tensorrt.backend import TensorRTBackend
 from backends.tensorrt.profiles import parse_profile, usual_profile
 from backends.tensorrt.progress import Progress
-from server.engine.control import ControlMode, ModelControl
+from server.engine.loading.control import ControlMode, ModelControl
 from server.errors import NotFound
 from tests import gpu_stub
 from tests.backends.tensorrt.support import serving, tensorrt
