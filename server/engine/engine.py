@@ -316,7 +316,7 @@ class Engine:
             Internal: it is in no repository.
         """
         self._require_control(name)
-        override = read_override(config, files or {}) if config or files else NOTHING
+        override = read_override(name, config, files or {}) if config or files else NOTHING
         failures = await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
         if failure := failures.get(name):
             raise (Internal if failure.is_missing else InvalidArgument)(failure.answer)

@@ -190,7 +190,7 @@ def test_a_configuration_comes_with_the_load(client):
     client.unload_model("second")
     status, text = refused(client.load_model, "second", config="{")
     assert status == "INVALID_ARGUMENT"
-    assert text.startswith("Invalid config override: ")
+    assert text.startswith("failed to load 'second', failed to poll from model repository: Invalid config override: ")
 
 
 def test_files_come_with_the_load(client, served):
@@ -213,6 +213,9 @@ def test_files_come_with_the_load(client, served):
     status, text = refused(client.load_model, "times", config=json.dumps(config), files=outside)
     assert status == "INVALID_ARGUMENT"
     assert "must stay within model directory" in text
+    status, text = refused(client.load_model, "times", config=json.dumps(config), files={"file:" + "A" * 256: b""})
+    assert status == "INTERNAL"
+    assert text.startswith("failed to load 'times', failed to poll from model repository: ")
 
 
 def test_an_ensemble_comes_and_goes_with_its_steps(client):

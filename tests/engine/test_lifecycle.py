@@ -396,7 +396,7 @@ async def test_files_of_an_override_live_as_long_as_what_was_loaded_from_them(tm
 @pytest.mark.parametrize(
     ("config", "files", "text"),
     [
-        ("{", {}, "Invalid config override: "),
+        ("{", {}, "failed to load 'm', failed to poll from model repository: Invalid config override: "),
         ("", {"file:1/x": b""}, "Load parameter 'config' must be specified for model file override"),
         ("{}", {"file:../x": b""}, "must stay within model directory"),
         ("{}", {"file:/x": b""}, "must stay within model directory"),

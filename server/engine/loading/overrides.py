@@ -33,10 +33,15 @@ class Override:
 NOTHING = Override()
 
 
-def read_override(config: str, files: Mapping[str, bytes]) -> Override:
+POLLED = "failed to load '{}', failed to poll from model repository: "
+"""How Triton begins what it tells clients of overrides that are wrong; it says no more."""
+
+
+def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Override:
     """Understand the parameters of a load.
 
     Args:
+        name: of the model.
         config: a configuration as JSON text; empty for none.
         files: contents by "file:" and a path in the model's folder.
 
@@ -48,12 +53,12 @@ def read_override(config: str, files: Mapping[str, bytes]) -> Override:
         try:
             understood = config_from_json(config)
         except ValueError as error:
-            raise InvalidArgument(f"Invalid config override: {error}") from error
+            raise InvalidArgument(f"{POLLED.format(name)}Invalid config override: {error}") from error
     paths = {}
-    for name, content in files.items():
-        if not name.startswith(FILE):
-            raise InvalidArgument(f"unrecognized load parameter '{name}'. expected a name such as file:1/model.onnx")
-        paths[_inside(name)] = content
+    for key, content in files.items():
+        if not key.startswith(FILE):
+            raise InvalidArgument(f"unrecognized load parameter '{key}'. expected a name such as file:1/model.onnx")
+        paths[_inside(key)] = content
     if paths and understood is None:
         raise InvalidArgument("Load parameter 'config' must be specified for model file override")
     return Override(understood, paths)
@@ -91,4 +96,4 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         raise InvalidArgument(f"Invalid file parameter '{FILE}{path}', directory has been created as a file") from error
     except OSError as error:
         holder.cleanup()
-        raise Internal(f"the files of model '{name}' cannot be written: {error.strerror or error}") from error
+        raise Internal(f"{POLLED.format(name)}its files cannot be written: {error.strerror or error}") from error
