@@ -210,7 +210,7 @@ def _decoded(details: bytes) -> bytes:
         return b""
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
     """The fields of a protobuf message: numbers and ints or bytes; nothing after one that is not right."""
     at = 0
 
@@ -242,14 +242,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def retry_delay(status: bytes) -> float | None:
     """Seconds that a google.rpc.Status says to wait; None: it does not say."""
-    for number, detail in _fields(status):
+    for number, detail in fields_of(status):
         if number != 3 or not isinstance(detail, bytes):
             continue
-        any_of = dict(_fields(detail))
+        any_of = dict(fields_of(detail))
         if isinstance(any_of.get(1), bytes) and any_of[1].endswith(b"google.rpc.RetryInfo"):
-            for inner, duration in _fields(any_of.get(2, b"")):
+            for inner, duration in fields_of(any_of.get(2, b"")):
                 if inner == 1 and isinstance(duration, bytes):
-                    parts = dict(_fields(duration))
+                    parts = dict(fields_of(duration))
                     return float(parts.get(1, 0)) + float(parts.get(2, 0)) / 1e9
             return 0.0
     return None

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from server import manual
+from server.errors import Misused
 from server.program import program
 
-MISSING = re.compile(r'^Command "(\S+)" parameter (\S+) requires an argument\.')
+MISSING = re.compile(r'^Command "([^"]+)" parameter (\S+) requires an argument\.')
 
 USAGE_ERROR = 2
 CANCELLED = 130
@@ -60,6 +61,8 @@ def run(tokens: list[str]) -> int:
 
         print(*describe(), sep="\n")
         return 0
+    if tokens[0].startswith("-"):
+        raise Misused(f"{tokens[0]}: a command comes first: see inferd --help")
     if tokens[:1] == ["serve"]:
         from server.spelling import translated, unknown_variables
 
@@ -81,7 +84,7 @@ def explained(error: Exception) -> tuple[str, int]:
 
     from server import build
     from server.addresses import SettingsError
-    from server.errors import Misused, ServerError
+    from server.errors import ServerError
 
     if isinstance(error, (CycloptsError, SettingsError, Misused)):
         return "\n".join(MISSING.sub(_as_needed, line) for line in str(error).splitlines()), USAGE_ERROR
@@ -89,4 +92,4 @@ def explained(error: Exception) -> tuple[str, int]:
 
 
 def _as_needed(found: re.Match[str]) -> str:
-    return f"{found[1]}: {found[2]} is needed, with a value."
+    return f"{found[1]}: {found[2]} is needed, with a value: see inferd {found[1]} --help"

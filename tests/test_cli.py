@@ -283,7 +283,7 @@ def test_a_truth_value_that_is_none_is_named(capsys) -> None:
 
 def test_a_repository_is_needed(capsys) -> None:
     assert cli.main(["serve"]) == cli.USAGE_ERROR
-    assert "serve: --model-repository is needed, with a value." in capsys.readouterr().err
+    assert "serve: --model-repository is needed, with a value: see inferd serve --help" in capsys.readouterr().err
 
 
 def test_variables_that_are_no_options_are_told(serve, capsys, monkeypatch) -> None:
@@ -509,6 +509,31 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
     """`inferd health` of a port where nobody listens: one line, status 1."""
     assert cli.main(["health", "--url", "127.0.0.1:1", "--timeout", "1"]) == 1
     assert capsys.readouterr().err.startswith("inferd: 127.0.0.1:1: UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["--nonsense"], "--nonsense: a command comes first"),
+        (["models", "load"], "models load: name a model"),
+        (["models", "unload"], "models unload: name a model"),
+        (["models", "describe"], "models describe: --model is needed, with a value: see inferd models describe --help"),
+        (["health", "--url", "nonsense"], "expected HOST:PORT or unix:PATH"),
+        (["plot", "nothing.json"], "nothing.json: no such file or directory"),
+        (["config", "show", "--grpc-port", "x"], "--grpc-port"),
+        (["config", "show", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_mistakes_are_a_sentence_and_status_2(capsys, command: list[str], text: str) -> None:
+    assert cli.main(command) == cli.USAGE_ERROR
+    assert text in capsys.readouterr().err
+
+
+def test_config_show_needs_no_repository(capsys) -> None:
+    assert cli.main(["config", "show", "--grpc-port", "5"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["grpc-port", "5", "the", "command", "line"] in lines
+    assert lines[0][:3] == ["model-repository", "(none)", "nowhere:"]
 
 
 def test_health_wants_headers_with_a_value(capsys) -> None:

@@ -76,6 +76,9 @@ def health(
     service: str = "",
     timeout: float = 2.0,
     root_cert: Path | None = None,
+    tls: Switch = False,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
     header: Several = (),
 ) -> int:
     """Ask a server whether it serves: status 0 when it does, 1 and the reason otherwise.
@@ -84,12 +87,15 @@ def health(
         url: HOST:PORT, or unix:PATH.
         service: A model, or MODEL/VERSION; the server itself unless said otherwise.
         timeout: Seconds to wait for the answer.
-        root_cert: PEM file to check the server's certificate against; without it the connection is plain text.
+        root_cert: PEM file to check the server's certificate against; without it, and --tls, the connection is plain.
+        tls: Use TLS; without --root-cert whom the system trusts is trusted.
+        client_cert: PEM file of who asks, where the server wants to know.
+        client_key: PEM file of its key.
         header: KEY=VALUE, such as what a restricted protocol asks for; may be given several times.
     """
-    from server.tools.health import HealthCheck, ask
+    from server.tools.health import ask
 
-    ask(HealthCheck(url, service, timeout, root_cert, metadata(header)))
+    ask(Server(url, root_cert, tls, client_cert, client_key, header, timeout).reach(), service)
     print(f"{url}: {service or 'the server'} is SERVING")
     return 0
 
@@ -154,6 +160,8 @@ def load(*model: str, server: Server = HERE, model_config: Path | None = None) -
     """
     from server.tools.models import load as load_models
 
+    if not model:
+        raise Misused("models load: name a model, or several")
     load_models(server.reach(), model, model_config)
     return 0
 
@@ -167,6 +175,8 @@ def unload(*model: str, server: Server = HERE, dependents: Switch = False) -> in
     """
     from server.tools.models import unload as unload_models
 
+    if not model:
+        raise Misused("models unload: name a model, or several")
     unload_models(server.reach(), model, dependents)
     return 0
 

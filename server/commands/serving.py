@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import MissingArgumentError, Parameter
 
 from server.errors import Misused
 from server.settings import Settings
@@ -114,8 +114,14 @@ def show_config(
 
     warnings: list[str] = []
     given = translated(["serve", *tokens], warnings)
-    _, bound, _ = program().parse_args(given, exit_on_error=False, print_error=False)
-    show_options(bound.arguments["settings"], _origins(given), as_json=format == "json")
+    origins = _origins(given)
+    try:
+        _, bound, _ = program().parse_args(given, exit_on_error=False, print_error=False)
+    except MissingArgumentError:
+        origins["model_repository"] = "nowhere: serve needs it"
+        given.append("--model-repository=(none)")
+        _, bound, _ = program().parse_args(given, exit_on_error=False, print_error=False)
+    show_options(bound.arguments["settings"], origins, as_json=format == "json")
     return 0
 
 

@@ -1,60 +1,60 @@
-"""`inferd health`: asks a server whether it serves, for containers and scripts."""
+"""`inferd health`: asks a server whether it serves. Containers and scripts do so often, so it imports little."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from inferd_client._calling import fields_of
+from inferd_client._channel import Channel
+from inferd_client._native.messages import framed
+from inferd_client.grpc._options import reached
+from inferd_client.utils import InferenceServerException
+from server.errors import Misused, ServerError
+from server.tools.reach import Reach
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from server.errors import ServerError
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
+CHECK = "/grpc.health.v1.Health/Check"
+STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+"""grpc.health.v1.HealthCheckResponse.ServingStatus."""
 
 
 class Unhealthy(ServerError):
     """The server does not serve, or cannot be asked; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthCheck:
-    """Which server is asked, for what, and how it is reached.
+def ask(reach: Reach, service: str) -> None:
+    """Return when a service is SERVING.
 
-    Attributes:
-        url: HOST:PORT or unix:PATH.
+    Args:
         service: a model, `MODEL/VERSION`, or empty for the server.
-        timeout: seconds.
-        root_cert: PEM file that the server's certificate is checked against; None: plain text.
-        headers: further metadata, such as the key of a restricted protocol or a token.
-    """
-
-    url: str
-    service: str = ""
-    timeout: float = 2.0
-    root_cert: Path | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-def ask(check: HealthCheck) -> None:
-    """Return when `check.service` is SERVING.
 
     Raises:
         Unhealthy: it is not, or there is no answer in time.
+        CallFailed: a file of certificates cannot be read.
+        Misused: the address is none.
     """
-    credentials = None
-    if check.root_cert is not None:
-        try:
-            credentials = grpc.ssl_channel_credentials(check.root_cert.read_bytes())
-        except OSError as error:
-            raise Unhealthy(f"--root-cert: {check.root_cert}: {error.strerror}") from None
-    what = f"'{check.service}'" if check.service else "the server"
-    with grpc.secure_channel(check.url, credentials) if credentials else grpc.insecure_channel(check.url) as channel:
-        request = health_pb2.HealthCheckRequest(service=check.service)
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=check.timeout, metadata=check.headers)
-        except grpc.RpcError as error:
-            raise Unhealthy(f"{check.url}: {error.code().name}: {error.details()}") from None
-    if answer.status != SERVING:
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise Unhealthy(f"{check.url}: {what} is {name}")
+    try:
+        target, options, headers = reached(reach.url, False, None, None, None, reach.tls(), None, None)
+        said = headers.of(CHECK, reach.metadata)
+    except InferenceServerException as error:
+        raise Misused(f"--url, --header: {error.message()}") from None
+    channel = Channel(target, options)
+    try:
+        answer = bytes(channel.unary(said, [framed(request_of(service))], reach.timeout))
+    except InferenceServerException as error:
+        status = str(error.status()).removeprefix("StatusCode.")
+        raise Unhealthy(f"{reach.url}: {status}: {error.message()}") from None
+    finally:
+        channel.close()
+    status = dict(fields_of(answer)).get(1, 0)
+    if status != STATUSES.index("SERVING"):
+        name = STATUSES[status] if status in range(len(STATUSES)) else str(status)
+        what = f"'{service}'" if service else "the server"
+        raise Unhealthy(f"{reach.url}: {what} is {name}")
+
+
+def request_of(service: str) -> bytes:
+    """A grpc.health.v1.HealthCheckRequest."""
+    name = service.encode()
+    size, left = bytearray(), len(name)
+    while left > 0x7F:
+        size.append(left & 0x7F | 0x80)
+        left >>= 7
+    return b"\n" + bytes([*size, left]) + name

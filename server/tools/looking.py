@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -73,8 +74,13 @@ class Page:
 
     def look(self) -> Look:
         """See Target."""
-        with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
-            text = answer.read(MOST_BYTES).decode("utf-8", "replace")
+        try:
+            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
+                text = answer.read(MOST_BYTES).decode("utf-8", "replace")
+        except urllib.error.HTTPError as error:
+            raise OSError(f"HTTP status {error.code}: are metrics served there?") from None
+        except urllib.error.URLError as error:
+            raise OSError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
         return understood(text, time.monotonic())
 
 

@@ -46,8 +46,10 @@ def read(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         try:
             said = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise Misused(f"{path}: {error}") from None
+        except OSError as error:
+            raise Misused(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        except ValueError as error:
+            raise Misused(f"{path}: it is not JSON: {error}") from None
         if not isinstance(said, dict) or said.get("tool") != "inferd perf" or not said.get("levels"):
             raise Misused(f"{path}: expected a file that `inferd perf --out run.json` has written")
         models = list(dict.fromkeys(each.get("model", said["model"]) for each in said["levels"]))

@@ -53,11 +53,15 @@ class Reach:
         """
         if self.root_cert is None and not self.secure:
             return None
-        root, chain, key = (str(path) if path else None for path in (self.root_cert, self.client_cert, self.client_key))
+        files = {"--root-cert": self.root_cert, "--client-cert": self.client_cert, "--client-key": self.client_key}
+        for option, path in files.items():
+            if path is not None and not path.is_file():
+                raise CallFailed(f"{option}: there is no file {path}")
+        root, chain, key = (str(path) if path else None for path in files.values())
         try:
             return tls_context(root, key, chain)
         except OSError as error:
-            raise CallFailed(f"--root-cert, --client-cert, --client-key: {error}") from None
+            raise CallFailed(f"{', '.join(name for name, path in files.items() if path)}: {error}") from None
 
     def client(self) -> grpcclient.InferenceServerClient:
         """A client of it.

@@ -279,7 +279,7 @@ class Trial:
         self._socket = folder / "tune.sock"
         self._log = folder / "log"
         self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
-        _copy(wanted.repository / wanted.model, self._models / wanted.model)
+        copy_model(wanted.repository / wanted.model, self._models / wanted.model)
 
     def __enter__(self) -> Trial:
         command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
@@ -329,8 +329,12 @@ class Trial:
         return sum(_proportional(process) for process in _family(self._process.pid)) >> 20
 
 
-def _copy(source: Path, target: Path) -> None:
-    """A model's folder, its files by hard links."""
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a model's folder, its files as hard links where that can be.
+
+    Raises:
+        Misused: there is none.
+    """
     if not source.is_dir():
         raise Misused(f"tune: there is no folder {source}: --model-repository says where models are")
     shutil.copytree(source, target, copy_function=_linked)
@@ -376,7 +380,7 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
         if config.HasField("ensemble_scheduling") or config.model_transaction_policy.decoupled:
             raise Misused(f"tune: model '{wanted.model}' is an ensemble or decoupled: tune the models that it asks")
         start = setting_of(config)
-        search = Search(lambda setting: _measured(trial, config, setting, wanted), _tell, wanted.runs)
+        search = Search(lambda setting: measured(trial, config, setting, wanted), _tell, wanted.runs)
         print(f"{wanted.model}, as it is: {start.text()}", file=sys.stderr)
         best = search.climb(start, axes_of(config, start, wanted))
     first = search.tried[start]
@@ -394,7 +398,8 @@ def tune(wanted: Wanted, *, write: bool, out: Path | None) -> int:
     return 0
 
 
-def _measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
+def measured(trial: Trial, config: pb.ModelConfig, setting: Setting, wanted: Wanted) -> Tried:
+    """Have the trial's server serve the model with a setting, and put it under the load that is wanted."""
     if problem := trial.serve(applied(config, setting)):
         return Tried(setting, None, 0, problem)
     plan = LoadPlan(

@@ -81,6 +81,19 @@ def test_statistics(inferd):
     assert json.loads(inferd("models", "stats", "bool", "--format", "json"))["model_stats"][0]["name"] == "bool"
 
 
+def test_health(inferd, capsys):
+    """Guards `inferd health` of the server, a model, a version and what is not there; that it imports no grpcio."""
+    for service in ("", "fp32", "fp32/1"):
+        assert "is SERVING" in inferd("health", "--service", service)
+    assert "'nobody'" in inferd("health", "--service", "nobody", status=1) or "NOT_FOUND" in capsys.readouterr().err
+    code = (
+        "import sys; from server.cli import main; main(['health', '--url', '127.0.0.1:1']); "
+        "print(sorted({'grpc', 'google', 'numpy', 'server.settings'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_what_is_made_of_a_model_file_serves(tmp_path, capsys):
     """Guards `models init`: its configuration passes `check`, says what the file says, and nothing is overwritten."""
     file = tmp_path / "thing.onnx"
