@@ -1,0 +1,253 @@
+"""`inferd tune` against a brute-force grid: how near to the best it comes, with how few configurations.
+
+    python -m bench.tune                   the demo's CNN as ONNX and as TorchScript
+    python -m bench.tune --language DIR    its text classifier, too; examples/language/make_repository.py makes DIR
+
+One server serves each configuration of a grid as a model of its own, so they are measured in turns, in windows so
+short that whatever else the machine does is the same for all. `inferd tune` then searches twice: in these figures,
+which tells how good its steps are, and by measurements of its own, as a user runs it. What it chooses and the best of
+the grid are measured once more, in turns. Writes bench/results/tune.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from google.protobuf import text_format
+
+from bench import digits, inferd, system
+from inferd_client.driver import Driver, Fixed
+from server.pb import model_config_pb2 as pb
+from server.tools.perf.measuring import Level
+from server.tools.perf.plan import LoadPlan
+from server.tools.perf.requests import Requests, model_of, serialised
+from server.tools.reach import Reach
+from server.tools.tune import THREADS, Search, Setting, Trial, Tried, Wanted, applied, copy_model, measured, setting_of
+
+RESULT = Path(__file__).parent / "results" / "tune.md"
+IN_FLIGHT = 64
+WINDOW = 0.25  # seconds, of the search with measurements of its own
+TURN = 0.08  # seconds
+ROUNDS, LAST_ROUNDS = 8, 40
+FINALISTS = 8
+SHARE = 0.2
+"""Of the grid: so many configurations may the search measure at most."""
+NEAR = 0.95
+"""Of the best of the grid: so much throughput must what it chooses have."""
+BATCHES, INSTANCES, DELAYS_US = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2), (0, 300, 3000)
+
+Axes = list[tuple[str, Sequence[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a search has chosen.
+
+    Attributes:
+        tried: configurations that it has measured.
+        share: of the throughput of the best of the grid.
+    """
+
+    setting: Setting
+    tried: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of a model: the grid, its best and that one's inferences per second, and the two searches."""
+
+    model: str
+    start: Setting
+    grid: int
+    best: Setting
+    rate: float
+    in_figures: Choice
+    by_itself: Choice
+
+    @property
+    def holds(self) -> bool:
+        """Whether the search in the figures of the grid is as good as it is to be, with as few configurations."""
+        return self.in_figures.share >= NEAR and self.in_figures.tried <= SHARE * self.grid
+
+
+def compared(wanted: Wanted) -> Comparison:
+    """Grid and searches of one model."""
+    config = text_format.Parse((wanted.repository / wanted.model / "config.pbtxt").read_text(), pb.ModelConfig())
+    axes = axes_of(config)
+    start = nearest(setting_of(config), axes)
+    grid = list(grid_of(start, axes))
+    most = int(SHARE * len(grid))
+    with tempfile.TemporaryDirectory() as folder, Trial(wanted, Path(folder)) as trial:
+        complete = trial.config()
+        own = Search(lambda setting: measured(trial, complete, setting, wanted), _told, most)
+        print(f"{wanted.model}: search from {start.text()}", flush=True)
+        chosen = own.climb(start, axes).setting
+    print(f"{wanted.model}: grid of {len(grid)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, Side(wanted, config, grid, Path(folder)) as side:
+        rates = side.rates(grid, ROUNDS)
+        known = Search(lambda setting: known_rate(setting, rates[setting]), _untold, most)
+        found = known.climb(start, axes).setting
+        ranked = sorted(grid, key=lambda setting: -rates[setting])
+        finals = side.rates(list(dict.fromkeys([chosen, found, *ranked[:FINALISTS]])), LAST_ROUNDS)
+    best = max(finals, key=lambda setting: finals[setting])
+    for setting, rate in sorted(finals.items(), key=lambda each: -each[1]):
+        print(f"  {setting.text()}: {rate:.0f}/s")
+    return Comparison(
+        wanted.model,
+        start,
+        len(grid),
+        best,
+        finals[best],
+        Choice(found, len(known.tried), finals[found] / finals[best]),
+        Choice(chosen, len(own.tried), finals[chosen] / finals[best]),
+    )
+
+
+def known_rate(setting: Setting, rate: float) -> Tried:
+    """A setting whose throughput is known, and nothing else."""
+    return Tried(setting, cast(Level, SimpleNamespace(inferences=rate)), 0)
+
+
+class Side:
+    """A server with a copy of a model for each setting, side by side."""
+
+    def __init__(self, wanted: Wanted, config: pb.ModelConfig, settings: Sequence[Setting], folder: Path) -> None:
+        self._names = {setting: f"{wanted.model}_{i}" for i, setting in enumerate(settings)}
+        self._folder = folder
+        for setting, name in self._names.items():
+            copy_model(wanted.repository / wanted.model, folder / "models" / name)
+            changed = applied(config, setting)
+            changed.name = name
+            (folder / "models" / name / "config.pbtxt").write_text(text_format.MessageToString(changed))
+        self._wanted = wanted
+
+    def __enter__(self) -> Side:
+        self._server = inferd.start(self._folder / "models", self._folder / "log", patience=900)
+        plan = LoadPlan(next(iter(self._names.values())), shapes=self._wanted.shapes, data=self._wanted.data)
+        reach = Reach(self._server.address)
+        self._loads: dict[Setting, Fixed] = {}
+        with reach.client() as client, Requests(client, model_of(client, reach, plan), plan) as requests:
+            for setting, name in self._names.items():
+                self._loads[setting] = Fixed([serialised(replace(plan, model=name), each) for each in requests])
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+
+    def rates(self, settings: Sequence[Setting], rounds: int) -> dict[Setting, float]:
+        """Inferences per second of each: of short turns, whose slower half others have disturbed."""
+        found: dict[Setting, list[float]] = {setting: [] for setting in settings}
+        with Driver(self._server.address) as driver:
+            for i in range(rounds + 1):
+                for setting in settings:
+                    report = driver.run(self._loads[setting], in_flight=IN_FLIGHT, seconds=TURN)
+                    if report.correct != report.requests:
+                        raise RuntimeError(f"{setting.text()}: {report}")
+                    if i:  # the first is to warm up
+                        found[setting].append(report.rate)
+        return {setting: statistics.mean(sorted(rates)[len(rates) // 2 :]) for setting, rates in found.items()}
+
+
+def _told(tried: Tried) -> None:
+    print(f"  {tried.setting.text()}: {tried.rate:.0f}/s {tried.problem}", flush=True)
+
+
+def _untold(tried: Tried) -> None:
+    """It is known."""
+
+
+def axes_of(config: pb.ModelConfig) -> Axes:
+    """What is varied."""
+    found: Axes = [("batch", BATCHES), ("instances", INSTANCES), ("delay_us", DELAYS_US)]
+    if config.backend in THREADS:
+        found.append(("threads", [count for count in (1, 2, 4, 8) if count <= (os.cpu_count() or 1)]))
+    return found
+
+
+def nearest(setting: Setting, axes: Axes) -> Setting:
+    """The setting of the grid that is nearest to one."""
+    return replace(setting, **{name: _closest(values, getattr(setting, name) or 0) for name, values in axes})
+
+
+def _closest(values: Sequence[int], wanted: int) -> int:
+    return min(values, key=lambda value: abs(value - wanted))
+
+
+def grid_of(start: Setting, axes: Axes) -> Iterator[Setting]:
+    """Every setting."""
+    names = [name for name, _ in axes]
+    for values in itertools.product(*(values for _, values in axes)):
+        yield replace(start, **dict(zip(names, values, strict=True)))
+
+
+HEADS = ("model", "grid", "best, inferences/s", "search in the grid's figures", "search by itself")
+
+
+def page(found: Sequence[Comparison]) -> str:
+    """For bench/results."""
+
+    def said(each: Comparison, choice: Choice) -> str:
+        return f"{choice.share:.0%} with {choice.tried}, 1/{each.grid / choice.tried:.1f}"
+
+    rows = [
+        (each.model, f"{each.grid}", f"{each.rate:,.0f}", said(each, each.in_figures), said(each, each.by_itself))
+        for each in found
+    ]
+    settings = [
+        f"- {each.model}: from {each.start.text()}. Best: {each.best.text()}. Chosen in the grid's figures: "
+        f"{each.in_figures.setting.text()}; by itself: {each.by_itself.setting.text()}."
+        for each in found
+    ]
+    machine = ", ".join(f"{name} {text}" for name, text in system.describe().items())
+    return f"""# inferd tune against a brute-force grid
+
+`python -m bench.tune`, {time.strftime("%Y-%m-%d")}; {machine}; load {os.getloadavg()[1]:.0f}.
+{IN_FLIGHT} requests in flight.
+
+The search and the grid have the same axes: max_batch_size {_listed(BATCHES)}; instances {_listed(INSTANCES)}; queue
+delay {_listed(DELAYS_US)} µs; for ONNX Runtime and TorchScript the threads of an instance. One server serves all
+configurations of the grid, which are measured in turns of {TURN * 1000:.0f} ms: {ROUNDS} of each, then {LAST_ROUNDS}
+more of the best {FINALISTS} and of what the searches chose; the quicker half counts. "Search by itself" measures as
+`inferd tune` does, one configuration after the other, which is noisy on a busy machine. Wanted: at least {NEAR:.0%}
+of the best with at most 1/{1 / SHARE:.0f} of the configurations.
+
+{"".join(f"| {' | '.join(row)} |{chr(10)}" for row in (HEADS, ["---"] + ["---:"] * (len(HEADS) - 1), *rows))}
+{chr(10).join(settings)}
+"""
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def main() -> int:
+    """Measure what the command line asks for; 0 if all of it holds."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--language", type=Path, help="repository with the text classifier")
+    parser.add_argument("--only", action="append", default=[], help="name of a model; may be given several times")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        repository = digits.make(Path(folder) / "models")
+        plain = Wanted("", repository, levels=(IN_FLIGHT,), window=WINDOW)
+        wanted = [replace(plain, model=f"digits_{kind}") for kind in ("onnx", "torchscript")]
+        if arguments.language is not None:
+            wanted.append(replace(plain, model="sentiment", repository=arguments.language, shapes=("text:1",)))
+        found = [compared(each) for each in wanted if not arguments.only or each.model in arguments.only]
+    RESULT.write_text(page(found))
+    print(page(found))
+    return 0 if all(each.holds for each in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
