@@ -31,45 +31,44 @@ class Packet:
         self.data = bytearray(received[_HEAD_SIZE:])
 
 
-MOST_MISSES = 6
-"""In a row: the time for which nobody looks grows until then."""
+MOST_DOUBTS, ENOUGH_DOUBTS = 8, 6
+RARELY = 8
+"""Where one doubts enough that it is worth it, one look in so many is not left out."""
 
 
 class Look:
     """Looks for the next packet of a socket before a thread sleeps, as long as packets come so soon.
 
-    Where they do not, the time would be taken from whoever has work to do, such as the models that a model waits for.
-    So after looks in vain ever more are left out.
+    Where less than a third of them do, the time would be taken from whoever has work to do, such as the models that a
+    model waits for: then most looks are left out.
     """
 
-    __slots__ = ("_left_out", "_misses", "_of")
+    __slots__ = ("_doubts", "_left_out", "_of")
 
     def __init__(self, of: socket.socket) -> None:
         self._of = of
-        self._misses = 0  # in a row
-        self._left_out = 0  # that are still to be left out
+        self._doubts = 0  # one more for each look in vain, two less for any other
+        self._left_out = 0  # looks, since the last one
 
     def for_packet(self, buffer: memoryview, patience: float) -> int:
         """The size of a packet that comes within so many seconds; 0: none has come, or none will any more."""
-        if self._left_out:
-            self._left_out -= 1
-            return 0
+        if self._doubts >= ENOUGH_DOUBTS:
+            self._left_out += 1
+            if self._left_out < RARELY:
+                return 0
+            self._left_out = 0
         until = time.monotonic() + patience
         while True:
             try:
                 size = self._of.recv_into(buffer, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:  # noqa: PERF203 (it is what is waited for)
                 if time.monotonic() >= until:
-                    self._missed()
+                    self._doubts = min(self._doubts + 1, MOST_DOUBTS)
                     return 0
                 os.sched_yield()  # to whoever has work for this core, perhaps the packet itself
             else:
-                self._misses = 0
+                self._doubts = max(self._doubts - 2, 0)
                 return size
-
-    def _missed(self) -> None:
-        self._misses = min(self._misses + 1, MOST_MISSES)
-        self._left_out = (1 << self._misses) - 2  # the first time none: anything may take longer once
 
 
 class Link:
