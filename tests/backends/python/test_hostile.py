@@ -192,11 +192,13 @@ async def test_memory_released_before_its_batch_is_done(tmp_path):
         assert arena_of("m").used < 100_000 * 8  # the flags, and the grants of one byte
 
 
-async def test_an_output_that_lies_where_it_may_not(tmp_path):
-    add_hostile(tmp_path, """
+@pytest.mark.parametrize("place", ["ARENA", "CUDA", "REGION"])
+async def test_an_output_that_lies_where_it_may_not(tmp_path, place):
+    """In the arena, on a GPU, or in shared memory of a client that has named none."""
+    add_hostile(tmp_path, f"""
     while True:
         batch = worker.batch()
-        worker.done(batch, tensor(b"", place=p.ARENA, at=ANY, size=8))
+        worker.done(batch, tensor(b"", place=p.{place}, at=ANY, size=8))
     """)  # fmt: skip
     async with serving(tmp_path) as engine:
         answer = await ask(engine, 1)
