@@ -42,6 +42,7 @@ cdef enum:
     TRACE_TEXT = 16 + TRACEPARENT + 2    # bytes of the trace context without baggage
     BAGGAGE_TEXT = 13                    # and of what is around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
+    ELEMENT = 8              # the largest element; what does not lie at a multiple of it is copied to where it does
     MAP_FROM = 64 << 10      # tensors in a trusted client's region from this size on are the worker's to read and write
 
 
@@ -63,7 +64,13 @@ cdef inline const Region *mapped_region(const Channel *channel, const InputData 
     if input.size < MAP_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
         return NULL
     region = <const Region *>input.block.owner
-    return region if is_reached(channel, region) else NULL
+    if not is_reached(channel, region) or offset_in_object(region, input) % ELEMENT:
+        return NULL
+    return region
+
+
+cdef inline uint64_t offset_in_object(const Region *region, const InputData *input) noexcept nogil:
+    return region.offset + <uint64_t>(input.data - region.block.data)
 
 
 cdef inline bint is_reached(const Channel *channel, const Region *region) noexcept nogil:
@@ -244,7 +251,7 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
         out.offset = data.address - data.region.address
     elif region != NULL:
         out.place = PLACE_REGION
-        out.offset = region.offset + <uint64_t>(data.data - region.block.data)
+        out.offset = offset_in_object(region, data)
     elif index < signature.input_count and record_refers(writer.channel, data):
         out.place = PLACE_ARENA
         out.offset = <uint64_t>(data.data - writer.channel.arena.base)

@@ -2,15 +2,17 @@
 
 What the model writes there stays its own: the mapping is private, and a page is copied when it is first written to. Its
 client may write there as soon as it has its answer, and a private mapping shows that in all pages that were not
-copied. So what the model holds on to for longer than it executes is made its own first.
+copied. So what the model holds on to for longer than it executes is made its own first. Nothing helps against a client
+that shortens its object: the system takes away copied pages, too, and whoever reads them is ended by SIGBUS. (Another
+mapping in their place would lose what a thread of the model writes meanwhile.)
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import weakref
-from contextlib import suppress
 
 from .errors import TritonModelException
 
@@ -132,11 +134,13 @@ POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: each page becomes what it would be a
 def _make_own(memory: Mapped | None) -> None:
     if memory is None:
         return
-    with suppress(OSError):
+    try:
         memory.madvise(POPULATE_WRITE)
-        return
-    import numpy as np
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some of the object is gone: there is nothing to be kept
+            return
+        import numpy as np
 
-    # The kernel is older than 5.14: what each page has is written to it.
-    pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
-    np.add(pages, 0, out=pages)
+        # The kernel is older than 5.14: what each page has is written to it.
+        pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
+        np.add(pages, 0, out=pages)

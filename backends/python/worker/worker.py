@@ -232,6 +232,7 @@ class Worker:
             requests = self._reader.read(record, lease.arena)
         except ImportError as error:
             self._reader.unreadable.clear()
+            self._regions.let_go()
             text = f"inputs of this size need numpy in the environment of model '{self._host.name}': {error}"
             self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
             return
@@ -275,7 +276,9 @@ class Worker:
                 if response is None:
                     self._write_open(writer, request)
                     continue
-                places = None if request.is_cancelled() else request._places  # its client may use them otherwise by now
+                places = request._places
+                if places and request.is_cancelled():
+                    places = None  # its client may use them for something else by now
                 writer.add(response, request._wanted, request._inputs, places)
             except Exception as error:
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)

@@ -99,12 +99,12 @@ async def serving(root, made, access="map"):
         await engine.close()
 
 
-def message(order, columns=X.size, model="m", in_region=True, out=None):
-    """With `out` y is wanted at this place of the region."""
+def message(order, columns=X.size, model="m", in_region=True, at=SHIFT, out=None):
+    """x lies in the region `at` a place, or in the message. With `out` y is wanted there in the region."""
     built = request(model, order=np.array([[order]]), x=X[:, :columns])
     if in_region:
         del built.raw_input_contents[1]
-        placed(built.inputs[1], "r", 8 * columns, SHIFT)
+        placed(built.inputs[1], "r", 8 * columns, at)
     if out is not None:
         placed(built.outputs.add(name="y"), "r", 8 * columns, out)
         built.outputs.add(name="maps")
@@ -131,6 +131,9 @@ async def test_they_are_mapped_and_what_the_model_writes_there_is_its_own(tmp_pa
         assert (await ask(engine, ECHO, in_region=False))[1] == 0, "unmapped when the model has let go of it"
         found, maps = await ask(engine, ECHO, columns=100)
         assert (found == X[:, :100]).all() and maps == 0, "to copy little costs less"
+        made.write(X.tobytes(), 2 * SHIFT + 4)
+        found, maps = await ask(engine, ECHO, at=SHIFT + 4)
+        assert (found == X).all() and maps == 0, "elements lie where the processor expects them"
 
 
 async def test_the_regions_of_others_are_copied(tmp_path, made):
