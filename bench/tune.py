@@ -12,6 +12,7 @@ the grid are measured once more, in turns. Writes bench/results/tune.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import statistics
@@ -32,7 +33,19 @@ from server.tools.perf.measuring import Level
 from server.tools.perf.plan import LoadPlan
 from server.tools.perf.requests import Requests, model_of, serialised
 from server.tools.reach import Reach
-from server.tools.tune import THREADS, Search, Setting, Trial, Tried, Wanted, applied, copy_model, measured, setting_of
+from server.tools.tune import (
+    OF_PROCESS,
+    THREADS,
+    Search,
+    Setting,
+    Trial,
+    Tried,
+    Wanted,
+    applied,
+    copy_model,
+    measured,
+    setting_of,
+)
 
 RESULT = Path(__file__).parent / "results" / "tune.md"
 IN_FLIGHT = 64
@@ -120,42 +133,54 @@ def known_rate(setting: Setting, rate: float) -> Tried:
 
 
 class Side:
-    """A server with a copy of a model for each setting, side by side."""
+    """A copy of a model for each setting, side by side: in one server, or in one for each number of threads."""
 
     def __init__(self, wanted: Wanted, config: pb.ModelConfig, settings: Sequence[Setting], folder: Path) -> None:
         self._names = {setting: f"{wanted.model}_{i}" for i, setting in enumerate(settings)}
         self._folder = folder
+        self._of = {setting: str(setting.threads if config.backend in OF_PROCESS else "all") for setting in settings}
         for setting, name in self._names.items():
-            copy_model(wanted.repository / wanted.model, folder / "models" / name)
+            model = folder / self._of[setting] / name
+            copy_model(wanted.repository / wanted.model, model)
             changed = applied(config, setting)
             changed.name = name
-            (folder / "models" / name / "config.pbtxt").write_text(text_format.MessageToString(changed))
+            (model / "config.pbtxt").write_text(text_format.MessageToString(changed))
         self._wanted = wanted
 
     def __enter__(self) -> Side:
-        self._server = inferd.start(self._folder / "models", self._folder / "log", patience=900)
-        plan = LoadPlan(next(iter(self._names.values())), shapes=self._wanted.shapes, data=self._wanted.data)
-        reach = Reach(self._server.address)
-        self._loads: dict[Setting, Fixed] = {}
-        with reach.client() as client, Requests(client, model_of(client, reach, plan), plan) as requests:
-            for setting, name in self._names.items():
-                self._loads[setting] = Fixed([serialised(replace(plan, model=name), each) for each in requests])
+        with contextlib.ExitStack() as stack:
+            self._drivers: dict[str, Driver] = {}
+            self._loads: dict[Setting, Fixed] = {}
+            for group in dict.fromkeys(self._of.values()):
+                server = inferd.start(self._folder / group, self._folder / f"{group}.log", patience=900)
+                stack.callback(server.stop)
+                self._drivers[group] = stack.enter_context(Driver(server.address))
+                self._prepare(Reach(server.address), group)
+            self._stack = stack.pop_all()
         return self
 
+    def _prepare(self, reach: Reach, group: str) -> None:
+        """Make the requests to the models of a server."""
+        names = {setting: name for setting, name in self._names.items() if self._of[setting] == group}
+        plan = LoadPlan(next(iter(names.values())), shapes=self._wanted.shapes, data=self._wanted.data)
+        with reach.client() as client, Requests(client, model_of(client, reach, plan), plan) as requests:
+            for setting, name in names.items():
+                self._loads[setting] = Fixed([serialised(replace(plan, model=name), each) for each in requests])
+
     def __exit__(self, *error: object) -> None:
-        self._server.stop()
+        self._stack.close()
 
     def rates(self, settings: Sequence[Setting], rounds: int) -> dict[Setting, float]:
         """Inferences per second of each: of short turns, whose slower half others have disturbed."""
         found: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        with Driver(self._server.address) as driver:
-            for i in range(rounds + 1):
-                for setting in settings:
-                    report = driver.run(self._loads[setting], in_flight=IN_FLIGHT, seconds=TURN)
-                    if report.correct != report.requests:
-                        raise RuntimeError(f"{setting.text()}: {report}")
-                    if i:  # the first is to warm up
-                        found[setting].append(report.rate)
+        for i in range(rounds + 1):
+            for setting in settings:
+                driver = self._drivers[self._of[setting]]
+                report = driver.run(self._loads[setting], in_flight=IN_FLIGHT, seconds=TURN)
+                if report.correct != report.requests:
+                    raise RuntimeError(f"{setting.text()}: {report}")
+                if i:  # the first is to warm up
+                    found[setting].append(report.rate)
         return {setting: statistics.mean(sorted(rates)[len(rates) // 2 :]) for setting, rates in found.items()}
 
 

@@ -37,6 +37,8 @@ BETTER = 1.03
 """How much more throughput a change must bring to be kept: less may be chance."""
 THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
 """Of backends: the parameter that says how many threads an instance has."""
+OF_PROCESS = {"pytorch"}
+"""Backends that have threads for all models together: the first that a server loads says how many."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DELAYS_US = (0, 100, 300, 1000, 3000, 10000)
 
@@ -205,12 +207,15 @@ def setting_of(config: pb.ModelConfig) -> Setting:
     """What a configuration says."""
     delay = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
     count = sum(max(group.count, 1) for group in config.instance_group) or 1
-    name = THREADS.get(config.backend, "")
-    text = config.parameters[name].string_value if name in config.parameters else ""
+    text = threads_of(config)
     threads = int(text) if text.isdecimal() else 0
-    if not threads and config.backend == "pytorch":
-        threads = os.cpu_count() or 1  # what a process was told it keeps, so it is told the default, too
     return Setting(config.max_batch_size, count, delay, threads)
+
+
+def threads_of(config: pb.ModelConfig) -> str:
+    """What a configuration says of the threads of an instance; empty where it says nothing."""
+    name = THREADS.get(config.backend, "")
+    return config.parameters[name].string_value if name in config.parameters else ""
 
 
 def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
@@ -237,6 +242,8 @@ def applied(config: pb.ModelConfig, setting: Setting) -> pb.ModelConfig:
     name = THREADS.get(made.backend)
     if name and setting.threads:
         made.parameters[name].string_value = str(setting.threads)
+    elif name and name in made.parameters:
+        del made.parameters[name]
     return made
 
 
@@ -262,8 +269,7 @@ def axes_of(config: pb.ModelConfig, start: Setting, wanted: Wanted) -> list[tupl
     if batches:
         found.append(("delay_us", list(DELAYS_US)))
     if config.backend in THREADS:
-        default = [] if config.backend == "pytorch" else [0]
-        found.append(("threads", [*default, *(count for count in (1, 2, 4, 8, 16) if count <= (os.cpu_count() or 1))]))
+        found.append(("threads", [0, *(count for count in (1, 2, 4, 8, 16) if count <= (os.cpu_count() or 1))]))
     return found
 
 
@@ -279,9 +285,17 @@ class Trial:
         self._socket = folder / "tune.sock"
         self._log = folder / "log"
         self.reach = Reach(url=f"unix:{self._socket}", timeout=START_SECONDS)
+        self._threads = ""  # what its process was told
         copy_model(wanted.repository / wanted.model, self._models / wanted.model)
 
     def __enter__(self) -> Trial:
+        self._start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop()
+
+    def _start(self) -> None:
         command = [sys.executable, "-m", "server", "serve", "--model-repository", str(self._models)]
         command += ["--grpc-address", f"unix:{self._socket}", "--model-control-mode", "explicit"]
         command += ["--allow-metrics=false"]
@@ -291,12 +305,12 @@ class Trial:
         while time.monotonic() < ends and self._process.poll() is None:
             with contextlib.suppress(CallFailed, InferenceServerException), self.reach.client() as client:
                 if client.is_server_live(client_timeout=1):
-                    return self
+                    return
             time.sleep(0.05)
-        self.__exit__()
+        self._stop()
         raise CallFailed(f"the server does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
-    def __exit__(self, *error: Any) -> None:
+    def _stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(30)
@@ -312,10 +326,20 @@ class Trial:
                 found = client.get_model_config(self._wanted.model).config
             except InferenceServerException as error:
                 raise CallFailed(f"model '{self._wanted.model}' cannot be served as it is: {error.message()}") from None
-        return pb.ModelConfig.FromString(found.SerializeToString())
+        made = pb.ModelConfig.FromString(found.SerializeToString())
+        self._threads = threads_of(made)
+        return made
 
     def serve(self, config: pb.ModelConfig) -> str:
-        """Have the model served with a configuration. Returns why that cannot be; empty when it can."""
+        """Have the model served with a configuration. Returns why that cannot be; empty when it can.
+
+        Raises:
+            CallFailed: a server of its own is needed for it, which does not start.
+        """
+        if config.backend in OF_PROCESS and threads_of(config) != self._threads:
+            self._stop()
+            self._start()
+            self._threads = threads_of(config)
         (self._models / self._wanted.model / CONFIG).write_text(text_format.MessageToString(config))
         with self.reach.client() as client:
             try:

@@ -10,17 +10,20 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import inferd_client.grpc as grpcclient
 from bench.repository import Identity, write
 from server import cli
 from server.tools import tune
+from server.tools.perf.measuring import process_of
 from server.tools.tune import Setting, Tried
-from tests.backends.models import identity_onnx
+from tests.backends.models import identity_onnx, save_script
 from tests.conformance import doors
 from tests.front.certificates import Authority
 
@@ -467,6 +470,27 @@ def test_the_search_ends_when_it_may_not_try_more():
     search = tune.Search(Hill(), lambda tried: None, 5)
     assert search.climb(Setting(1, 1, 0, 0), AXES).rate > 100
     assert len(search.tried) == 5
+
+
+def test_threads_of_a_whole_process_want_another_server(tmp_path):
+    """Guards that TorchScript's threads are varied at all: a process keeps those of the first model that it loads."""
+    folder = tmp_path / "models" / "layer"
+    (folder / "1").mkdir(parents=True)
+    save_script(torch.nn.Linear(2, 2), folder / "1")
+    tensor = 'name: "{}__0" data_type: TYPE_FP32 dims: [ 2 ]'
+    config = f'backend: "pytorch" max_batch_size: 4 input {{ {tensor.format("I")} }} output {{ {tensor.format("O")} }}'
+    (folder / "config.pbtxt").write_text(config)
+    with tune.Trial(tune.Wanted("layer", tmp_path / "models"), tmp_path / "trial") as trial:
+        whole = trial.config()
+        start = tune.setting_of(whole)
+        assert start.threads == 0
+        first = process_of(trial.reach.url)
+        assert trial.serve(tune.applied(whole, replace(start, batch=2))) == ""
+        assert process_of(trial.reach.url) == first
+        threaded = tune.applied(whole, replace(start, threads=1))
+        assert trial.serve(threaded) == ""
+        assert process_of(trial.reach.url) != first
+    assert not tune.applied(threaded, start).parameters
 
 
 def test_a_model_is_tuned(tmp_path, capsys):
