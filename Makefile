@@ -49,7 +49,11 @@ RTX := 1.7.1.116
 CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null) \
     $(wildcard backends/triton_api/*.c)
 
-# The files below are stamps: empty, newer than what their step was made from.
+# The files below are stamps: empty, newer than what their step was made from. Extensions are compiled while packages are
+# installed, which is what most of the time to the first answer goes to.
+MAKEFLAGS += --jobs=2
+TOOLS := $(VENV)/.tools
+DEMONSTRABLE := $(VENV)/.demonstrable
 INSTALLED := $(VENV)/.installed
 COMMAND := $(VENV)/.command
 BUILT := build/.built-$(BUILD)
@@ -60,40 +64,46 @@ export PIP_ROOT_USER_ACTION := ignore
 .PHONY: setup build serve test lint fuzz simulate soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
-setup: $(COMMAND) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
+setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
 
 $(VENV)/.created: tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	touch $@
 
-# torch is installed on its own, by its CPU version: a plain `torch` is gigabytes of CUDA libraries. The last line
-# makes sure that nothing replaced it.
-$(INSTALLED): $(VENV)/.created pyproject.toml constraints.txt
+$(TOOLS): $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install pip setuptools wheel Cython -c constraints.txt
+	touch $@
+
+# torch is installed on its own, by its CPU version: a plain `torch` is gigabytes of CUDA libraries.
+$(DEMONSTRABLE): $(TOOLS)
 	$(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
 	    $(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
-	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-	    own = [r for n, rs in e.items() if not n.startswith("tensorrt") for r in rs if not r.startswith(p["name"])]; \
-	    print(*p["dependencies"], *own, sep="\n")' > $(VENV)/requirements.txt
-	$(PIP) install -r $(VENV)/requirements.txt -c constraints.txt
+	$(PY) tools/requirements.py demo > $(VENV)/demo.txt
+	$(PIP) install -r $(VENV)/demo.txt -c constraints.txt
+	touch $@
+
+# The last line makes sure that nothing replaced torch.
+$(INSTALLED): $(COMMAND)
+	$(PY) tools/requirements.py dev > $(VENV)/dev.txt
+	$(PIP) install -r $(VENV)/dev.txt -c constraints.txt
 	$(PY) -c 'import torch; assert torch.version.cuda is None, "this torch is not the CPU build"'
 	touch $@
 
 # The extensions are built by `make build`; the editable install only makes the command `inferd` and the import paths.
-$(COMMAND): $(INSTALLED) pyproject.toml
+$(COMMAND): $(DEMONSTRABLE) pyproject.toml
 	PYTHONWARNINGS=ignore INFERD_ONLY=none $(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 build: $(BUILT)
 
 # Only one kind of build lies in the tree: changing the kind builds everything anew.
-$(BUILT): $(INSTALLED) setup.py $(CYTHON)
+$(BUILT): $(TOOLS) setup.py $(CYTHON)
 	@other=$$(ls build/.built-* 2>/dev/null | grep -v -x '$@'); \
 	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
 	touch $@
 
-with-clients: $(COMMAND) $(BUILT)
+with-clients: $(INSTALLED) $(BUILT)
 	tools/client_packages.sh $(PY)
 
 # By their own names and without dependencies: the package that would gather them fetches libraries from NVIDIA's index.
@@ -115,12 +125,12 @@ $(TENSORRT)/.installed-$(LEAN)-$(RTX): $(VENV)/.created
 	    tensorrt-rtx-cu13-libs==$(RTX) tensorrt-rtx-cu13-bindings==$(RTX)
 	touch $@
 
-$(DEMO): $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py) | setup
+$(DEMO): $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py examples/ensembles/*/*.py) | $(COMMAND)
 	$(PY) examples/digits/make_repository.py demo/models
 	$(PY) examples/ensembles/make_repository.py demo/models
 	touch $@
 
-serve: setup $(DEMO)
+serve: $(COMMAND) $(DEMO) build
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.

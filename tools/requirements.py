@@ -1,0 +1,36 @@
+"""Prints what an extra of this package requires, with all that it names of this package, one requirement a line.
+
+    python tools/requirements.py dev
+
+The server itself is not among them: `make` installs it from the tree.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+OWN = re.compile(r"inferd\[([a-z0-9,-]+)\]")
+
+
+def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
+    """Of the package without extras, then of one of them."""
+    extras = project["optional-dependencies"]
+    for each in extras[extra]:  # type: ignore[index]
+        if own := OWN.fullmatch(each):
+            for name in own[1].split(","):
+                yield from requirements(project, name)
+        else:
+            yield each
+
+
+def main() -> None:
+    project = tomllib.loads(Path(__file__).parent.parent.joinpath("pyproject.toml").read_text())["project"]
+    print(*project["dependencies"], *dict.fromkeys(requirements(project, sys.argv[1])), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
