@@ -60,8 +60,10 @@ BUILT := build/.built-$(BUILD)
 DEMO := demo/.made
 
 export PIP_ROOT_USER_ACTION := ignore
+# Compiled modules are kept: servers, workers and tests start in half the time.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup build serve test lint fuzz simulate soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
+.PHONY: setup build serve test lint compiled-tests fuzz simulate soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
 setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
@@ -134,7 +136,8 @@ serve: $(COMMAND) $(DEMO) build
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.
-test: setup lint
+test: setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint compiled-tests
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS) || \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 
@@ -143,6 +146,10 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native backends inferd_client bench examples tests  # it runs pycodestyle
+
+# Each process that runs tests would compile all of them itself: they are compiled beside lint, which needs one processor.
+compiled-tests: setup
+	@$(PY) -m pytest -q --collect-only > /dev/null || true
 
 fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
@@ -154,6 +161,7 @@ soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
 soak-release: setup
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
+	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
 	$(PY) -m bench.soak

@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 from collections.abc import Generator
 from typing import Any
@@ -13,6 +14,21 @@ os.environ.setdefault("INFERD_METRICS_PORT", "0")
 # How long an example takes says how busy the machine is.
 settings.register_profile("inferd", deadline=None)
 settings.load_profile("inferd")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """For --dist loadfile."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import LongestFirst
+
+    return LongestFirst(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the collector need not look at it after each test that asks for a collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

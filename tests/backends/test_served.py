@@ -44,22 +44,22 @@ class Total(torch.nn.Module):
         return self.total.expand(x.size(0), 1)
 
 
-def model_config(name, backend, datatype, dims, extra=""):
+def model_config(name, backend, datatype, dims, extra="", delay_us=20_000):
     kind = f"TYPE_{CONFIG_NAMES.get(datatype, datatype)}"
     return f"""
         name: "{name}" backend: "{backend}" max_batch_size: 8
         input {{ name: "x" data_type: {kind} dims: {dims} }}
         output {{ name: "y" data_type: {kind} dims: {dims} }}
         instance_group {{ count: 1 kind: KIND_CPU }}
-        dynamic_batching {{ max_queue_delay_microseconds: 20000 }}
+        dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}
         {extra}
     """
 
 
-def add_model(repository, name, backend, datatype, dims="[ 2 ]", extra=""):
+def add_model(repository, name, backend, datatype, dims="[ 2 ]", extra="", **more):
     version = repository / name / "1"
     version.mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(model_config(name, backend, datatype, dims, extra))
+    (repository / name / "config.pbtxt").write_text(model_config(name, backend, datatype, dims, extra, **more))
     return version
 
 
@@ -112,7 +112,8 @@ async def test_every_datatype_in_batches(tmp_path, backend):
         from tests.backends.openvino_models import same
     for datatype in NUMPY_TYPES:
         words = backend == "pytorch" and datatype == "BYTES"
-        version = add_model(tmp_path, f"m_{datatype}", backend, datatype, "[ 1 ]" if words else "[ 2 ]")
+        dims = "[ 1 ]" if words else "[ 2 ]"
+        version = add_model(tmp_path, f"m_{datatype}", backend, datatype, dims, delay_us=60_000_000)
         if backend == "pytorch":
             save_script(Words() if words else Identity(), version)
         if backend == "onnxruntime":
@@ -122,14 +123,14 @@ async def test_every_datatype_in_batches(tmp_path, backend):
     async with serving(tmp_path) as engine:
         for datatype in NUMPY_TYPES:
             width = 1 if backend == "pytorch" and datatype == "BYTES" else 2
-            arrays = [sample(datatype, rows, width) for rows in (1, 3, 2)]
+            arrays = [sample(datatype, rows, width) for rows in (1, 3, 4)]
             answers = await asyncio.gather(*(infer(engine, f"m_{datatype}", a, datatype) for a in arrays))
             for array, (status, details, answer) in zip(arrays, answers, strict=True):
                 assert (status, details) == (0, "")
                 assert answer.shape == array.shape
                 assert answer.tolist() == array.tolist()
             statistics = engine.model(f"m_{datatype}").statistics()
-            assert (statistics.inference_count, statistics.execution_count) == (6, 1)
+            assert (statistics.inference_count, statistics.execution_count) == (8, 1)
     assert not any(live_counters().values())
 
 

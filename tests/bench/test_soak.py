@@ -90,11 +90,11 @@ def serve() -> Iterator[Callable[[Handler], str]]:
         return port
 
     def run(handler: Handler) -> str:
-        return f"127.0.0.1:{asyncio.run_coroutine_threadsafe(start(handler), loop).result(10)}"
+        return f"127.0.0.1:{asyncio.run_coroutine_threadsafe(start(handler), loop).result(60)}"
 
     yield run
     for server in servers:
-        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

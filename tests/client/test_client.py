@@ -452,8 +452,12 @@ def field(number, content):
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-DELAY = field(1, b"\x10\x80\xe1\xeb\x17")  # google.protobuf.Duration of 50 000 000 nanoseconds
-RETRY_INFO = field(3, field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, DELAY))
+SHORT = field(1, b"\x10\x80\xe1\xeb\x17")  # google.protobuf.Duration of 50 000 000 nanoseconds
+LONG = field(1, b"\x08\x90\x1c")  # and of 3,600 seconds
+
+
+def retry_info(delay):
+    return field(3, field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, delay))
 
 
 class Busy(grpc.GenericRpcHandler):
@@ -461,6 +465,7 @@ class Busy(grpc.GenericRpcHandler):
 
     def __init__(self, patience=3):
         self.asked = 0
+        self.delay = SHORT
         self._patience = patience
 
     def service(self, details):
@@ -469,7 +474,7 @@ class Busy(grpc.GenericRpcHandler):
     def _answer(self, request, context):
         self.asked += 1
         if self.asked % self._patience:
-            context.set_trailing_metadata([("grpc-status-details-bin", RETRY_INFO)])
+            context.set_trailing_metadata([("grpc-status-details-bin", retry_info(self.delay))])
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
@@ -487,7 +492,8 @@ def busy():
 
 def test_retries_wait_as_long_as_the_server_says(busy):
     """Guards RetryOptions: none without; with them as often as needed, but not past the deadline."""
-    assert retry_delay(RETRY_INFO) == pytest.approx(0.05)
+    assert retry_delay(retry_info(SHORT)) == pytest.approx(0.05)
+    assert retry_delay(retry_info(LONG)) == 3600
     with grpcclient.InferenceServerClient(busy.address) as client:
         with pytest.raises(InferenceServerException, match="later") as raised:
             client.is_server_live()
@@ -497,8 +503,10 @@ def test_retries_wait_as_long_as_the_server_says(busy):
     with grpcclient.InferenceServerClient(busy.address, retries=grpcclient.RetryOptions(attempts=3)) as client:
         assert client.is_server_live()
         assert busy.asked == 3
-        assert status(client.is_server_live, client_timeout=0.04) == "StatusCode.RESOURCE_EXHAUSTED"
+        busy.delay = LONG
+        assert status(client.is_server_live, client_timeout=60) == "StatusCode.RESOURCE_EXHAUSTED"
         assert busy.asked == 4
+        busy.delay = SHORT
 
     async def loop():
         busy.asked = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import grpc
 import pytest
 
@@ -56,14 +59,22 @@ def engine(request):
 
 
 @pytest.fixture(scope="session")
-def server(door, engine, repository, request):
+def servers(repository):
+    """A function (door, engine) → `host:port`; each server is started once and stays to the end."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def address(door, engine):
+            running = doors.running_door(door) if engine == "fake" else doors.running_server(door, repository)
+            return stack.enter_context(running).address
+
+        yield address
+
+
+@pytest.fixture(scope="session")
+def server(door, engine, servers, request):
     """`host:port` of a server with the models of `tests.conformance.models`."""
-    if door == "target":
-        yield request.config.getoption("--target")
-        return
-    running = doors.running_door(door) if engine == "fake" else doors.running_server(door, repository)
-    with running as process:
-        yield process.address
+    return request.config.getoption("--target") if door == "target" else servers(door, engine)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tests import forkserver
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("native", "grpcio")
 
@@ -51,14 +53,25 @@ class Process:
         self.lines: list[str] = []
         self._listening = threading.Event()
         self._written = threading.Condition()
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        reading, writing = os.pipe()
+        try:
+            if forkserver.can_start(command):
+                self._process = forkserver.start(command, environment, writing, writing)
+            else:
+                self._process = subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdout=writing, stderr=subprocess.STDOUT
+                )
+        finally:
+            os.close(writing)
+        self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
 
-    def _read(self):
-        for line in self._process.stdout:
+    def _read(self, descriptor):
+        with open(descriptor, encoding="utf-8") as output:  # noqa: PTH123 - there is no path
+            self._note(output)
+
+    def _note(self, output):
+        for line in output:
             with self._written:
                 self.lines.append(line.rstrip("\n"))
                 self._written.notify_all()
@@ -69,13 +82,13 @@ class Process:
 
     def wait_until_it_listens(self) -> str:
         """Its `host:port`."""
-        self._listening.wait(60)
+        self._listening.wait(120)
         if not hasattr(self, "address"):
             self._process.kill()
             raise RuntimeError("the server does not listen:\n" + "\n".join(self.lines))
         return self.address
 
-    def says(self, text: str, seconds: float = 30, *, count: int = 1) -> str:
+    def says(self, text: str, seconds: float = 60, *, count: int = 1) -> str:
         """The first line with this text, when so many have come; the server may take so long."""
         found: list[str] = []
 
@@ -107,12 +120,12 @@ class Process:
     def wait(self) -> int:
         """Its exit status, when it has ended; it is killed if that takes too long."""
         try:
-            return self._process.wait(20)
+            return self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
         finally:
-            self._reader.join(5)
+            self._reader.join(60)
 
 
 @contextlib.contextmanager

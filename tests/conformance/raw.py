@@ -83,7 +83,7 @@ class Client:
 
     # ---- receiving ----
 
-    def receive_until(self, condition, timeout: float = 10.0) -> None:
+    def receive_until(self, condition, timeout: float = 60.0) -> None:
         """Take what comes until `condition()` holds or the connection ends."""
         end = time.monotonic() + timeout
         while not condition() and not self.closed:
@@ -97,7 +97,7 @@ class Client:
             except (BrokenPipeError, ConnectionResetError):
                 self.closed = True
 
-    def answer(self, stream: int, timeout: float = 10.0) -> Answer:
+    def answer(self, stream: int, timeout: float = 60.0) -> Answer:
         """The answer on a stream, when the server has ended it."""
         answer = self.answers[stream]
         self.receive_until(lambda: answer.ended or answer.reset is not None, timeout)

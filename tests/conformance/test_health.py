@@ -40,7 +40,7 @@ class Watch:
             pass  # cancelled
 
     def next(self):
-        return self._statuses.get(timeout=5)
+        return self._statuses.get(timeout=60)
 
     def cancel(self):
         self._call.cancel()

@@ -153,7 +153,7 @@ def test_tritonclient_streams(server, made):
             output.set_shared_memory("r", 8, offset=1000 + row * 8)
             client.async_stream_infer("simple", [tensor], outputs=[output], request_id=str(row))
         for row in range(4):
-            result, error = answers.get(timeout=10)
+            result, error = answers.get(timeout=60)
             if row == 2:
                 assert "Unable to find shared memory region: 'other'" in error.message()
                 continue

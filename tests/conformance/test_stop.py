@@ -9,12 +9,13 @@ import time
 import grpc
 import pytest
 
-from tests.conformance import doors, models
-from tests.conformance.client import Stub, floats, request
+from tests.conformance import doors
+from tests.conformance.client import Stub, floats, pb, request
 from tests.conformance.raw import Client, framed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_idle_connections_do_not_hold_it_up(process, door):
         started = time.monotonic()
         process.terminate()
         assert process.wait() == 0
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25  # the exit timeout is 30
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
@@ -46,7 +47,7 @@ def test_what_runs_is_finished_and_the_connection_is_told(process, path):
             stream = client.headers(path)
             client.data(stream, framed(request("slow", floats(number)).SerializeToString()), end=True)
             streams.append(stream)
-        time.sleep(0.1)
+        assert client.call(LIVE).status == 0  # behind the others on their connection
         process.terminate()
         for stream in streams:
             answer = client.answer(stream)
@@ -65,10 +66,10 @@ def test_what_outlasts_the_grace_period_gets_an_answer_or_a_reset(door, reposito
         doors.running_server(door, repository, *arguments, ends_with=128 + signal.SIGTERM) as process,
         grpc.insecure_channel(process.address) as channel,
     ):
-        call = Stub(channel).ModelInfer.future(request("hang", floats(1)))
-        time.sleep(0.3)
-        started = time.monotonic()
+        stub = Stub(channel)
+        stub.ServerLive(pb.ServerLiveRequest())
+        call = stub.ModelInfer.future(request("hang", floats(1)))
+        stub.ServerLive(pb.ServerLiveRequest())  # behind the other call on its connection
         process.terminate()
         assert call.code() is not grpc.StatusCode.OK
         process.wait()
-        assert time.monotonic() - started < models.HANG_US / 1e6 - 2

@@ -108,7 +108,7 @@ def test_async_infer(client):
     for _ in range(50):
         client.async_infer("simple", [tensor(ARRAY)], callback=lambda result, error: answers.put((result, error)))
     for _ in range(50):
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=60)
         assert error is None
         assert (result.as_numpy("OUTPUT0") == ARRAY).all()
 
@@ -125,7 +125,7 @@ def test_cancelled_async_infer(client):
         "hang", [tensor(np.ones((1, 1), np.float32))], callback=lambda result, error: answers.put(error)
     )
     call.cancel()
-    assert answers.get(timeout=5).status() == "StatusCode.CANCELLED"
+    assert answers.get(timeout=60).status() == "StatusCode.CANCELLED"
 
 
 # ---- streams ----
@@ -139,13 +139,13 @@ def test_stream(client):
     client.async_stream_infer("nothing", [tensor(ARRAY)], request_id="wrong")
     client.async_stream_infer("simple", [tensor(ARRAY)], request_id="after")
     for number in range(20):
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=60)
         assert error is None
         assert result.get_response().id == str(number)
         assert (result.as_numpy("OUTPUT0") == ARRAY + number).all()
-    _, error = answers.get(timeout=10)
+    _, error = answers.get(timeout=60)
     assert error.message() == "Request for unknown model: 'nothing' is not found"
-    result, error = answers.get(timeout=10)
+    result, error = answers.get(timeout=60)
     assert error is None
     assert result.get_response().id == "after"
     client.stop_stream()

@@ -1,6 +1,7 @@
 """Guards that no answer is lost, doubled or somebody else's: random models, shapes, sizes, cancels and deadlines."""
 
 import asyncio
+import os
 import random
 
 import numpy as np
@@ -11,7 +12,7 @@ from server.errors import Status
 from server.pb import grpc_service_pb2 as pb
 from tests.engine.serving import CONFIG, Answer, request, serving
 
-REQUESTS = 30_000
+REQUESTS = int(os.environ.get("INFERD_CROSSTALK_REQUESTS", "8000"))
 IN_FLIGHT = 300
 MS = 1_000_000
 

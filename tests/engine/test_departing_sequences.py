@@ -410,7 +410,7 @@ async def test_a_server_that_stops_finishes_sequences(tmp_path):
         for name in (1, 2, 3):
             assert not finished.done()
             await ask(engine, 1, name, end=True)
-        await asyncio.wait_for(finished, 10)
+        await asyncio.wait_for(finished, 60)
 
 
 async def test_a_server_that_stops_waits_for_sequences_as_long_as_it_may(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from server.errors import Status
 from tests.engine.serving import infer_all, request, serving
 
-DELAY = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
+DELAY = "dynamic_batching { max_queue_delay_microseconds: 1000000 }"
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ async def test_item_shapes_have_an_entry_for_each_row(tmp_path):
 
 async def test_a_ragged_output_of_another_size_fails_the_batch(tmp_path):
     model = Seen(lambda inputs: inputs["x"][:-1], "x")
-    async with serving(tmp_path, model, m=RAGGED) as engine:
+    async with serving(tmp_path, model, m=RAGGED.replace("max_batch_size: 3", "max_batch_size: 1")) as engine:
         [answer] = await infer_all(engine, request(x=floats([1, 2])))
     assert answer.status == Status.INTERNAL
     assert "output 'y' must have as many elements as input 'x'" in answer.text
@@ -95,7 +95,8 @@ async def test_ragged_strings(tmp_path):
         assert view.shape == (3,)
         batch.set_bytes_output("y", [element[::-1] for element in view.strings()], view.shape)
 
-    async with serving(tmp_path, reverse, m=RAGGED.replace("TYPE_FP32", "TYPE_STRING")) as engine:
+    config = RAGGED.replace("TYPE_FP32", "TYPE_STRING").replace("max_batch_size: 3", "max_batch_size: 2")
+    async with serving(tmp_path, reverse, m=config) as engine:
         answers = await infer_all(
             engine,
             request(x=np.array([[b"ab", b"cde"]], dtype=object)),
@@ -127,7 +128,8 @@ def ramp(length, rows=1, start=0):
 async def test_a_padded_input_is_filled_up_and_the_output_cut_back(tmp_path, buckets, padded):
     model = Seen(lambda inputs: inputs["x"] * 2, "x")
     arrays = [ramp(3, 2), ramp(4, 1, 100), ramp(3, 3, 200)]
-    async with serving(tmp_path, model, m=PADDED + buckets) as engine:
+    config = PADDED.replace("max_batch_size: 8", "max_batch_size: 6")
+    async with serving(tmp_path, model, m=config + buckets) as engine:
         answers = await infer_all(engine, *(request(x=array) for array in arrays))
     [seen] = model.batches
     assert seen["x"].shape == (6, padded, 2)
@@ -148,7 +150,7 @@ async def test_lengths_of_different_buckets_do_not_share_a_batch(tmp_path):
 async def test_the_padding_has_the_datatype_of_the_input(tmp_path, datatype):
     kind = {"BOOL": "?", "UINT8": "u1", "INT64": "i8", "FP16": "f2", "FP64": "f8"}[datatype]
     model = Seen(lambda inputs: inputs["x"], "x")
-    config = PADDED.replace("TYPE_FP32", f"TYPE_{datatype}").replace("x=-1", "x=1")
+    config = PADDED.replace("TYPE_FP32", f"TYPE_{datatype}").replace("x=-1", "x=1").replace("size: 8", "size: 1")
     async with serving(tmp_path, model, m=config + BUCKETS) as engine:
         [answer] = await infer_all(engine, request(x=np.zeros((1, 2, 2), kind)))
     [seen] = model.batches
@@ -160,7 +162,7 @@ async def test_random_lengths_get_their_own_rows_back(tmp_path):
     rng = random.Random(3)
     model = Seen(lambda inputs: inputs["x"] + 1, "x")
     arrays = [ramp(rng.randrange(0, 20), rng.randrange(1, 4), 1000 * i) for i in range(200)]
-    async with serving(tmp_path, model, m=PADDED.replace("100000", "100") + BUCKETS) as engine:
+    async with serving(tmp_path, model, m=PADDED.replace("1000000", "100") + BUCKETS) as engine:
         answers = await infer_all(engine, *(request(x=array) for array in arrays))
     for array, answer in zip(arrays, answers, strict=True):
         np.testing.assert_array_equal(answer.array(), array + 1)

@@ -1,6 +1,7 @@
 """A process with one door that serves one method, `/test.Peer/Who`: it tells the client what is known of it.
 
 python -m tests.front.host DOOR ADDRESS... [--certificate PEM --key PEM [--root PEM]] [--reuse-port] [--mode OCTAL]
+    [--handshake-timeout SECONDS]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import grpc
 import uvloop
 
+from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy
 from server.front.services import ContextCall
 from server.front.tls import Credentials
@@ -45,7 +47,7 @@ def started(door: str, *arguments: object):
     return doors.running(sys.executable, "-m", "tests.front.host", door, *map(str, arguments))
 
 
-def ask(channel: grpc.Channel, wait: float = 0.0, timeout: float = 10.0) -> dict:
+def ask(channel: grpc.Channel, wait: float = 0.0, timeout: float = 60.0) -> dict:
     """Call the method."""
     return json.loads(channel.unary_unary(WHO)(str(wait).encode(), timeout=timeout))
 
@@ -71,8 +73,10 @@ async def main() -> None:
     parser.add_argument("--mode", default="660")
     parser.add_argument("--owner", default="")
     parser.add_argument("--reuse-port", action="store_true")
+    parser.add_argument("--handshake-timeout", type=float, default=10.0)
     arguments = parser.parse_args()
-    door = doors.make(arguments.door, policy=policy_of(arguments))
+    connections = ConnectionPolicy(handshake_timeout=arguments.handshake_timeout)
+    door = doors.make(arguments.door, policy=policy_of(arguments), connections=connections)
     handler = grpc.unary_unary_rpc_method_handler(who)
     door.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Peer", {"Who": handler}),))
     stopping = asyncio.Event()

@@ -83,7 +83,7 @@ def test_cancelled_and_wrong_requests_leave_the_house(start):
             stub.ModelInfer(request("nope", floats(1)))
         with pytest.raises(grpc.RpcError):
             stub.ModelInfer(request("slow", floats(1)), timeout=0.001)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             codes, _ = outcomes(stub, 7)
             if codes == {grpc.StatusCode.OK: 7}:

@@ -40,7 +40,7 @@ def executions(stub):
 
 def times_out(call, message):
     with pytest.raises(grpc.RpcError) as caught:
-        call(message, timeout=0.5)
+        call(message, timeout=1.5)
     return caught.value.code() is TIMED_OUT
 
 

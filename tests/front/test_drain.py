@@ -18,31 +18,34 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.front.door import STOPPING
 from server.pb import grpc_service_pb2 as pb
-from tests.conformance import doors, models
+from tests import forkserver
+from tests.conformance import doors
 from tests.conformance.client import Stub, floats, request
 from tests.conformance.raw import Client, framed
 from tests.front.certificates import Authority
 
 both_doors = pytest.mark.parametrize("door", doors.NAMES)
 
-SLOW = models.SLOW_US / 1e6
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 
-@pytest.mark.parametrize("repetition", range(4))
-def test_none_of_128_calls_is_lost(repository, repetition):
-    """The signal comes at another moment each time, the last time while calls are still being sent."""
+@pytest.mark.parametrize("sent", [True, False])
+def test_none_of_128_calls_is_lost(repository, sent):
+    """The signal comes when all of them have been sent, or while they are."""
     with doors.running_server("native", repository) as process:
         channels = [
             grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(8)
         ]
         for channel in channels:
-            grpc.channel_ready_future(channel).result(10)
+            grpc.channel_ready_future(channel).result(60)
         calls = [
             Stub(channels[i % 8]).ModelInfer.future(request("slow", floats(i), id=str(i)), timeout=30)
             for i in range(128)
         ]
-        time.sleep((0.4, 0.2, 0.1, 0.0)[repetition])
+        if sent:
+            for channel in channels:
+                Stub(channel).ServerLive(pb.ServerLiveRequest())  # behind the calls on its connection
         process.terminate()
         outcome = Counter(call.code() for call in calls)
         accepted = [i for i, call in enumerate(calls) if call.code() is grpc.StatusCode.OK]
@@ -51,7 +54,7 @@ def test_none_of_128_calls_is_lost(repository, repetition):
         assert process.wait() == 0
         for channel in channels:
             channel.close()
-    if repetition < 3:
+    if sent:
         assert outcome == {grpc.StatusCode.OK: 128}
     # a call that the server never took may be told that nobody is there any more
     assert set(outcome) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
@@ -60,7 +63,7 @@ def test_none_of_128_calls_is_lost(repository, repetition):
 @both_doors
 def test_readiness_goes_first_and_service_later(door, repository):
     with (
-        doors.running_server(door, repository, "--drain-delay", "1.5") as process,
+        doors.running_server(door, repository, "--drain-delay", "3") as process,
         grpc.insecure_channel(process.address) as channel,
     ):
         stub, health = Stub(channel), health_pb2_grpc.HealthStub(channel)
@@ -69,16 +72,15 @@ def test_readiness_goes_first_and_service_later(door, repository):
         process.terminate()
         begin = time.monotonic()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert time.monotonic() - begin < 1
         assert not stub.ServerReady(pb.ServerReadyRequest()).ready
         with grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) as late:
-            while time.monotonic() - begin < 1.2:
+            for _ in range(5):
                 assert Stub(late).ModelInfer(request("simple", floats(1))).outputs
         with pytest.raises(grpc.RpcError) as ended:
             next(watch)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert process.wait() == 0
-        assert 1.4 < time.monotonic() - begin < 20  # the exit timeout is 30
+        assert 2.9 < time.monotonic() - begin < 25  # the exit timeout is 30
 
 
 def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
@@ -91,19 +93,19 @@ def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
         def requests():
             for i in range(2):
                 yield request("slow", floats(i), id=str(i))
-            done.wait(20)  # the client does not half-close
+            done.wait(60)  # the client does not half-close
 
         responses = Stub(channel).ModelStreamInfer(requests())
-        time.sleep(SLOW / 2)
+        assert next(responses).infer_response.id == "0"
         process.terminate()
         begin = time.monotonic()
-        assert [next(responses).infer_response.id for _ in range(2)] == ["0", "1"]
+        assert next(responses).infer_response.id == "1"
         with pytest.raises(grpc.RpcError) as ended:
             next(responses)
         done.set()
         assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
         assert process.wait() == 0
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 25  # the exit timeout is 30
 
 
 def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
@@ -114,18 +116,17 @@ def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
         grpc.insecure_channel(process.address) as channel,
     ):
         stub = Stub(channel)
+        stub.ServerLive(pb.ServerLiveRequest())
         unary = [stub.ModelInfer.future(request("hang", floats(i))) for i in range(3)]
         stream = stub.ModelStreamInfer(iter([request("hang", floats(1))]))
-        time.sleep(0.3)
+        stub.ServerLive(pb.ServerLiveRequest())  # behind the others on their connection
         process.terminate()
-        begin = time.monotonic()
         for call in unary:
             assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
         with pytest.raises(grpc.RpcError) as ended:
             next(stream)
         assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
         assert process.wait() == 128 + signal.SIGTERM  # not an orderly stop
-        assert time.monotonic() - begin < 3.5
 
 
 def test_a_request_that_outlasts_its_call_is_in_the_access_log(repository):
@@ -134,8 +135,10 @@ def test_a_request_that_outlasts_its_call_is_in_the_access_log(repository):
         doors.running_server("native", repository, "--exit-timeout-secs", "0", "--access-log", "1") as process,
         grpc.insecure_channel(process.address) as channel,
     ):
-        call = Stub(channel).ModelInfer.future(request("slow", floats(1), id="the last"))
-        time.sleep(SLOW / 3)
+        stub = Stub(channel)
+        stub.ServerLive(pb.ServerLiveRequest())
+        call = stub.ModelInfer.future(request("slow", floats(1), id="the last"))
+        stub.ServerLive(pb.ServerLiveRequest())  # behind the other call on its connection
         process.terminate()
         assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
         assert process.wait() == 0
@@ -148,10 +151,9 @@ def test_a_request_on_its_way_is_received_and_answered(repository):
     with doors.running_server("native", repository) as process, Client(process.address) as client:
         stream = client.headers(INFER)
         client.data(stream, message[:20])
-        time.sleep(0.1)
+        assert client.call(LIVE).status == 0  # behind the other call on its connection
         process.terminate()
         client.receive_until(lambda: client.goaway is not None)
-        time.sleep(0.3)
         client.data(stream, message[20:], end=True)
         assert client.answer(stream).status == 0
         assert process.wait() == 0
@@ -167,18 +169,18 @@ def test_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
     )
     process.wait_until_it_listens()
     process.interrupt(number)
-    time.sleep(0.3)
+    process.says("stopping: not ready any more")
     begin = time.monotonic()
     process.interrupt(number)
     assert process.wait() == 128 + number
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 15
     assert not (tmp_path / "s").exists()
 
 
 def test_a_signal_while_models_are_loading(tmp_path):
     slow = tmp_path / "backends" / "slow_to_load.py"
     slow.parent.mkdir()
-    slow.write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
+    slow.write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
     folder = tmp_path / "models" / "slow"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text('backend: "slow_to_load"\nmax_batch_size: 1\n')
@@ -192,10 +194,8 @@ def test_a_signal_while_models_are_loading(tmp_path):
         text=True,
     )
     assert process.stdout.readline() == "loading\n"
-    begin = time.monotonic()
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
-    assert time.monotonic() - begin < 3
+    assert process.wait(60) == 128 + signal.SIGTERM
 
 
 # ---- the command's options ------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def answers_to(connection, tensor, count):
     for _ in range(count):
         connection.async_infer("simple", [tensor], lambda result, error: results.put((result, error)))
     for _ in range(count):
-        result, error = results.get(timeout=30)
+        result, error = results.get(timeout=60)
         assert error is None
         yield result
 
@@ -253,15 +253,9 @@ def answers_to(connection, tensor, count):
     ],
 )
 def test_the_command_says_in_one_sentence_why_it_does_not_start(door, repository, options, line):
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--grpc-port", "0"),
-            *("--transport", door, "--log-info=false", *options),
-        ],
-        cwd=doors.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    run = forkserver.run(
+        *("server", "serve", "--model-repository", repository, "--grpc-port", "0"),
+        *("--transport", door, "--log-info=false", *options),
     )
     assert run.returncode == 1
     (said,) = (run.stdout + run.stderr).strip().splitlines()

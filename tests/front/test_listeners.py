@@ -6,7 +6,6 @@ import fcntl
 import os
 import socket
 import stat
-import subprocess
 import sys
 import time
 
@@ -16,6 +15,7 @@ import pytest
 from server.addresses import TcpAddress, UnixAddress
 from server.front import listeners
 from server.front.listeners import InUseError, ListenError, ListenPolicy
+from tests import forkserver
 from tests.conformance import doors
 from tests.front import host
 
@@ -47,9 +47,7 @@ def addresses(process) -> list[str]:
 
 def failed(door: str, *arguments: str) -> str:
     """The output of a host that cannot start."""
-    command = [sys.executable, "-m", "tests.front.host", door, *arguments]
-    environment = {**os.environ, "GRPC_VERBOSITY": "NONE"}
-    run = subprocess.run(command, cwd=doors.ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    run = forkserver.run("tests.front.host", door, *arguments)
     assert run.returncode != 0
     return run.stderr
 

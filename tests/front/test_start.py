@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests import forkserver
 from tests.conformance import doors
 
 MODEL = """
@@ -28,8 +29,7 @@ class TritonPythonModel:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server", "serve", *arguments]
-    return subprocess.run(command, cwd=doors.ROOT, capture_output=True, text=True, check=False, timeout=60)
+    return forkserver.run("server", "serve", *arguments)
 
 
 @pytest.fixture

@@ -165,10 +165,11 @@ def test_a_bomb_needs_no_more_than_the_limit(encoding, bombs):
     assert pooled() <= MIB
 
 
-def test_a_gzip_bomb_is_refused_by_its_trailer(bombs):
-    begin = time.perf_counter()
-    assert refusal("gzip", bombs["gzip"], 64 * MIB) == "too large"
-    assert time.perf_counter() - begin < 0.01
+def test_a_gzip_bomb_is_refused_by_its_trailer():
+    """Nothing of it is inflated: what it holds is no deflate data at all."""
+    nonsense = gzip.compress(b"")[:10] + b"\xff" * 1_000_000
+    assert refusal("gzip", nonsense + struct.pack("<II", 0, 1 << 29), 64 * MIB) == "too large"
+    assert refusal("gzip", nonsense + struct.pack("<II", 0, 1 << 25), 64 * MIB) == "corrupt"
 
 
 # ---- on a connection ----
@@ -207,7 +208,7 @@ def peer(echo):
 
 def settle(peer, endpoint, workers, condition):
     """Exchange bytes and collect jobs until the condition holds."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     peer.pump()
     while not condition():
         assert time.monotonic() < end, "nothing more happens"
@@ -305,24 +306,24 @@ def test_wrong_marks(peer, echo, jobs, encoding, mark):
 
 
 def test_messages_that_nobody_takes_are_not_inflated(workers):
-    """A thousand small messages of 1 MiB each: those beyond the bound of a stream stay as they are."""
+    """A hundred small messages of 1 MiB each: those beyond the bound of a stream stay as they are."""
     echo = Echo(workers=workers)
     echo.hold = True
     peer = Peer(echo.endpoint)
     packed = framed(zlib.compress(bytes(MIB)), compressed=1)
     stream = peer.open(ECHO, (("grpc-encoding", "deflate"),))
-    peer.send_all(stream, packed * 1000, end=True)
+    peer.send_all(stream, packed * 100, end=True)
     settle(peer, echo.endpoint, workers, lambda: (0, EVENT_MESSAGE) in echo.events)
     time.sleep(0.05)
     echo.endpoint.collect_jobs()
     assert echo.events == [(0, EVENT_MESSAGE)]
     taken = 0
-    while not echo.calls[0].half_closed or taken < 1000:
+    while not echo.calls[0].half_closed or taken < 100:
         settle(peer, echo.endpoint, workers, lambda taken=taken: len(echo.events) > taken)
         assert echo.calls[0].take_message() == bytes(MIB)
         taken += 1
     settle(peer, echo.endpoint, workers, lambda: (0, EVENT_HALF_CLOSE) in echo.events)
-    assert taken == 1000
+    assert taken == 100
     peer.close()
 
 
@@ -442,7 +443,7 @@ def infer(lanes, jobs, data, *, encoding="gzip", accept="gzip", times=1, change=
     packed = COMPRESS[encoding](lanes.request(data))
     peer.send_all(stream, framed(change(packed), compressed=1) * times)
     answer = peer.answers[stream]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not answer.ended:
         assert time.monotonic() < end
         if jobs is not None and select.select([jobs.event_fd], [], [], 0.001)[0]:

@@ -903,7 +903,7 @@ def call_with(lanes, peer, head):
     return answer.headers, answer.trailers, answer.reset, bytes(answer.data), seen
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(HEADS, min_size=2, max_size=6))
 def test_headers_say_the_same_whatever_the_calls_before_have_said(heads):
     lanes = Lanes(native_level=6)

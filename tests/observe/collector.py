@@ -38,7 +38,7 @@ class Collector:
     def wait(self, holds) -> list[Any]:
         """The spans, when this holds of them."""
         with self._more:
-            assert self._more.wait_for(lambda: holds(self.spans), 30), [span.name for span in self.spans]
+            assert self._more.wait_for(lambda: holds(self.spans), 60), [span.name for span in self.spans]
             return list(self.spans)
 
 

@@ -359,9 +359,11 @@ def test_failed_and_slow_requests_are_traced_whatever_the_rate(repository):
     pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
     from tests.observe.collector import http_collector
 
+    config = repository / "slow" / "config.pbtxt"
+    config.write_text(config.read_text().replace("20000", "1500000"))
     with (
         http_collector() as collector,
-        server_of(repository, collector, "rate=0", "slow-ms=10") as process,
+        server_of(repository, collector, "rate=0", "slow-ms=1000") as process,
         doors.connected(process) as client,
     ):
         client.infer("plain", [tensor()])

@@ -24,7 +24,6 @@ print(sorted({"server", "backends", "_native", "grpc"} & set(sys.modules)))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_client_alone(tmp_path):
     """Guards what the wheel has, and that it needs neither the server nor grpcio."""
     build = [sys.executable, str(ROOT / "tools" / "client_wheel.py"), str(tmp_path)]

@@ -14,19 +14,27 @@ import weakref
 from collections.abc import Iterable
 
 
+_is_aside = False
+
+
 def set_aside() -> None:
     """Collect once more, and look at nothing of what is left from then on."""
+    global _is_aside
     gc.collect()
     gc.freeze()
+    _is_aside = True
 
 
 def collect_if_left(left: Iterable[weakref.ref[object]]) -> None:
-    """Look at everything, once, if one of these is still there."""
-    if any(each() is not None for each in left):
+    """Look at everything that was set aside, once, if one of these is still there."""
+    if _is_aside and any(each() is not None for each in left):
         gc.unfreeze()
         set_aside()
 
 
 def bring_back() -> None:
-    """Look at everything in the next full collection."""
-    gc.unfreeze()
+    """Look at what was set aside in the next full collection; what others have frozen stays so."""
+    global _is_aside
+    if _is_aside:
+        _is_aside = False
+        gc.unfreeze()

@@ -104,7 +104,7 @@ def outside(model_dir: Path, name: str) -> None:
             (model_dir / "latin1").write_bytes(b"\xe4")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "name",
     [
