@@ -5,7 +5,24 @@ from __future__ import annotations
 from xdist.scheduler.loadfile import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-LONGEST = ("tests/proxy/test_proxy.py",)
+LONGEST = (
+    "tests/proxy/test_proxy.py",
+    "tests/backends/python/test_hostile.py",
+    "tests/backends/python/test_language.py",
+    "tests/examples/test_digits.py",
+    "tests/backends/test_inductor.py",
+    "tests/tools/test_commands.py",
+    "tests/engine/test_requests_stateful.py",
+    "tests/simulation/test_simulation.py",
+    "tests/packaging/test_client_wheel.py",
+    "tests/backends/python/test_chaos.py",
+    "tests/conformance/test_connections.py",
+    "tests/front/test_drain.py",
+    "tests/backends/test_pytorch_runtime.py",
+    "tests/engine/test_linear.py",
+    "tests/engine/test_crosstalk.py",
+    "tests/backends/python/test_scripts.py",
+)
 """The files that take longest, which are begun with: one that is begun last keeps the other processes waiting."""
 
 

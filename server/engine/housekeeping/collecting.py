@@ -13,7 +13,6 @@ import gc
 import weakref
 from collections.abc import Iterable
 
-
 _is_aside = False
 
 
