@@ -24,12 +24,12 @@ cdef extern from *:
     static inline void inferd_store64(int64_t *p, int64_t v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
-    /* an integer that one thread writes and others may read at any time: no barrier, no locked instruction */
+    /* an integer that one thread writes and others may read at any time: without barrier and locked instruction */
     static inline void inferd_add_own(int64_t *p, int64_t n) {
         __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
     }
-    /* for a few instructions: a waiter spins, looks less and less often, so that the memory behind the lock stays for
-       some turns in the cache of one core, and lets others run when it takes long */
+    /* A lock that is held for a few instructions. A waiter spins and looks less and less often, so that the memory that
+       the lock protects stays in the cache of one core for a while; if it waits long, it yields the processor. */
     static inline void inferd_spin_lock(int32_t *p) {
         int wait = 1, spins = 0;
         while (__atomic_exchange_n(p, 1, __ATOMIC_ACQUIRE)) {

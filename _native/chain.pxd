@@ -1,4 +1,4 @@
-# Chains: lists of structures that begin with a Link, first in, first out. Nothing is allocated, nothing is locked.
+# Chains: first-in, first-out lists of structures that begin with a Link. They neither allocate nor lock.
 
 cdef struct Link:
     Link *next
@@ -27,7 +27,7 @@ cdef inline void *chain_pop(Chain *chain) noexcept nogil:
 
 
 cdef inline void chain_remove(Chain *chain, void *item) noexcept nogil:
-    # take it out of the chain, if it is there; looks at all before it
+    # takes the item out of the chain if it is there; walks over all items before it
     cdef Link *before = NULL
     cdef Link *at = chain.first
     while at != NULL and at != <Link *>item:

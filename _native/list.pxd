@@ -1,8 +1,8 @@
-# Lists whose items know their neighbours, so that one leaves without a search. Nothing is allocated, nothing is locked.
+# Doubly linked lists, from which an item is removed without a search. They neither allocate nor lock.
 #
-# A list is any structure with `first` and `last`, an item any with `previous` and `next`: pointers to the items' type,
-# NULL at the ends and in what is in no list. They keep their types, which no function can, so these are macros, as in
-# <sys/queue.h>. Each takes the address of a list and that of an item.
+# A list is any structure with `first` and `last`. An item is any structure with `previous` and `next`: pointers to the
+# items' type, NULL at the ends and in an item that is in no list. These are macros, as in <sys/queue.h>, because
+# functions cannot keep the types. Each takes the address of a list and that of an item.
 
 cdef extern from *:
     """

@@ -1,5 +1,5 @@
-# Where the memory of a thread comes from on machines with several NUMA nodes: the kernel's policies, by system calls,
-# because the library of <numaif.h> is not needed for three of them.
+# The kernel's policies for the memory of a thread on machines with several NUMA nodes. They are system calls here,
+# because three calls do not justify a dependency on the library of <numaif.h>.
 
 cdef extern from *:
     """
@@ -40,9 +40,9 @@ cdef extern from *:
         MAX_NODES "INFERD_NODES"
     ctypedef struct MemoryPolicy "inferd_memory_policy":
         pass
-    # The calling thread gets new memory from this node only. Not 0: see errno.
+    # From now on the calling thread gets new memory from this node only. Returns 0, or sets errno.
     long bind_to_node "inferd_bind_to_node"(int node) noexcept nogil
-    # It gets new memory from this node while there is some (-1: nothing changes), until `restore_policy` with what is
-    # returned. Where the kernel does not tell the policy of the thread, it stays.
+    # The calling thread prefers new memory from this node (-1: nothing changes) until it calls `restore_policy` with
+    # the returned policy. If the kernel does not report the thread's policy, nothing changes.
     MemoryPolicy prefer_node "inferd_prefer_node"(int node) noexcept nogil
     void restore_policy "inferd_restore_policy"(const MemoryPolicy *before) noexcept nogil

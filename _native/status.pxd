@@ -1,4 +1,4 @@
-# gRPC status codes that the native path answers with.
+# The gRPC status codes of responses of the native path.
 
 cdef enum:
     STATUS_OK = 0

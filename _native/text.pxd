@@ -10,7 +10,7 @@ cdef extern from *:
     #include <string.h>
     #include <inttypes.h>
 
-    /* printf into memory from malloc; NULL when there is none */
+    /* printf into memory from malloc; NULL if there is no memory */
     static char *inferd_format(const char *format, ...) {
         va_list arguments, again;
         va_start(arguments, format);
@@ -23,7 +23,7 @@ cdef extern from *:
         return text;
     }
 
-    /* "[-1,16]" into a buffer; cut with "..." when it does not fit */
+    /* "[-1,16]" into a buffer; cut with "..." if it does not fit */
     static const char *inferd_shape(char *out, size_t room, int has_batch, const int64_t *dims, uint32_t rank) {
         size_t at = 0;
         out[at++] = '[';
@@ -37,10 +37,10 @@ cdef extern from *:
         return out;
     }
 
-    /* the length to print of a name that a peer chose */
+    /* the number of bytes to print of a name that a peer chose */
     static inline int inferd_clip(uint32_t size) { return size > 256 ? 256 : (int)size; }
 
-    /* what to say when there was no memory for a text */
+    /* the text, or another one if there was no memory for it */
     static inline const char *inferd_text(const char *text) { return text ? text : "out of memory"; }
     """
     char *format_text "inferd_format"(const char *format, ...) noexcept nogil
@@ -50,7 +50,7 @@ cdef extern from *:
     const char *text_or_no_memory "inferd_text"(const char *text) noexcept nogil
 
 
-# What an exception says, or its type when it says nothing.
+# The message of an exception, or its type if the message is empty.
 cdef inline str text_of(object error):
     try:
         return str(error) or type(error).__name__

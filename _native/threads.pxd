@@ -1,4 +1,4 @@
-# POSIX mutexes and condition variables; conditions wait by the monotonic clock.
+# POSIX mutexes and condition variables. Timed waits use the monotonic clock.
 
 from libc.stdint cimport int64_t
 
@@ -21,7 +21,7 @@ cdef extern from *:
         struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
         pthread_cond_timedwait(c, m, &t);
     }
-    /* the kernel may otherwise add 50 us to every timed wait of this thread */
+    /* without this the kernel may add 50 us to every timed wait of this thread */
     static inline void inferd_exact_timers(void) { prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
     static inline void inferd_thread_name(const char *name) { prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL); }
     """
@@ -36,7 +36,7 @@ cdef extern from *:
     void condition_init "inferd_condition_init"(Condition *condition) noexcept nogil
     int condition_destroy "pthread_cond_destroy"(Condition *condition) noexcept nogil
     int wait "pthread_cond_wait"(Condition *condition, Mutex *mutex) noexcept nogil
-    # until notified or, at the latest, the monotonic time `ns`
+    # waits until notified, but not beyond the monotonic time `ns`
     void wait_until "inferd_condition_wait_until"(Condition *condition, Mutex *mutex, int64_t ns) noexcept nogil
     int notify_one "pthread_cond_signal"(Condition *condition) noexcept nogil
     int notify_all "pthread_cond_broadcast"(Condition *condition) noexcept nogil
@@ -44,7 +44,7 @@ cdef extern from *:
     void thread_name "inferd_thread_name"(const char *name) noexcept nogil
 
 
-# Set up the thread of an instance: its name, and waits to the microsecond.
+# Set up the calling thread as that of an instance: its name, and timed waits with microsecond accuracy.
 cdef inline void prepare_thread(str name):
     cdef bytes encoded = name.encode()
     thread_name(encoded[max(0, len(encoded) - 15):])  # the kernel keeps 15 bytes; the end tells instances apart

@@ -5,15 +5,15 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
 cdef enum:
-    TRACEPARENT = 55         # bytes of it
-    MOST_BAGGAGE = 8192      # bytes that are passed on, as W3C has it
+    TRACEPARENT = 55         # bytes of the header
+    MOST_BAGGAGE = 8192      # bytes of baggage that are passed on at most, the limit of W3C
 
 cdef struct TraceContext:
     uint8_t trace[16]
     uint8_t span[8]
     uint8_t flags            # 1: sampled
     bint given
-    const uint8_t *baggage   # the header of this name, where it is held; NULL: nothing
+    const uint8_t *baggage   # the header `baggage`, in memory of another owner; NULL: there is none
     size_t baggage_size
 
 cdef inline int hex_digit(uint8_t c) noexcept nogil:
@@ -24,7 +24,7 @@ cdef inline int hex_digit(uint8_t c) noexcept nogil:
     return -1
 
 cdef inline bint read_hex(uint8_t *out, const uint8_t *text, size_t size) noexcept nogil:
-    # False: other characters
+    # False: there are other characters
     cdef size_t i
     for i in range(size):
         if hex_digit(text[2 * i]) < 0 or hex_digit(text[2 * i + 1]) < 0:
@@ -39,9 +39,9 @@ cdef inline bint all_zero(const uint8_t *bytes, size_t size) noexcept nogil:
             return False
     return True
 
-# Whether this text is one, and what it says. Versions after 00 may have more behind it.
+# Read a `traceparent`; False: it is malformed. Versions after 00 may have more fields behind these.
 cdef inline bint traceparent_read(TraceContext *context, const uint8_t *text, size_t size) noexcept nogil:
-    # Leaves the baggage as it is.
+    # Does not change the baggage.
     cdef uint8_t version
     context.given = False
     if size < TRACEPARENT or text[2] != c"-" or text[35] != c"-" or text[52] != c"-":
@@ -63,7 +63,7 @@ cdef inline void write_hex(char *out, const uint8_t *bytes, size_t size) noexcep
         out[2 * i] = digits[bytes[i] >> 4]
         out[2 * i + 1] = digits[bytes[i] & 15]
 
-# Whether this is baggage as W3C writes it, as far as nobody who passes it on within quotes must escape anything.
+# Whether the text is baggage according to W3C that can stand between quotes without escaping.
 cdef inline bint is_baggage(const uint8_t *text, size_t size) noexcept nogil:
     cdef size_t i
     if size > MOST_BAGGAGE:
@@ -73,7 +73,7 @@ cdef inline bint is_baggage(const uint8_t *text, size_t size) noexcept nogil:
             return False
     return size > 0
 
-# The text, without a zero behind it.
+# Writes TRACEPARENT bytes, without a terminating zero.
 cdef inline void traceparent_write(const TraceContext *context, char *out) noexcept nogil:
     memcpy(out, <const char *>"00-", 3)
     write_hex(out + 3, context.trace, 16)

@@ -1,24 +1,24 @@
-# Whether two requests ask the same of the same model version.
+# The cache key: whether two requests for the same model version are identical.
 
 from libc.stdint cimport uint64_t
 
 from _native.request.request cimport Request
 
 cdef enum:
-    KEY_PARAMETERS = 64          # a request with more parameters than that is never compared
-    KEY_SMALL = 4096             # bytes of an input that are compared in any case
+    KEY_PARAMETERS = 64          # requests with more parameters are never identical
+    KEY_SMALL = 4096             # inputs of up to so many bytes are always compared byte by byte
 
 cdef struct Digest:
     uint64_t low
     uint64_t high
 
-# Of who may get the answer, and of everything that can make a difference to it: version, inputs with their shapes and
-# bytes, outputs asked for, parameters that the model sees. Not of the id, and not of what only the scheduler reads.
+# The digest of everything that the response depends on: the callers that may get it, version, inputs with shapes and
+# bytes, requested outputs, parameters that the model sees; not the id, and not what only the scheduler reads.
 cdef Digest key_digest(const Request *request) noexcept nogil
-# The same things, compared; of bound requests with at most KEY_PARAMETERS parameters and equal digests, which
-# stand for the bytes of larger inputs unless `whole`.
+# Compare the same for bound requests with at most KEY_PARAMETERS parameters and equal digests. Equal digests are
+# enough for the bytes of larger inputs, unless `whole`.
 cdef bint key_same(const Request *a, const Request *b, bint whole) noexcept nogil
-# The same things for a digest that others than this process understand: ([(input, datatype, shape, bytes)], [(output,
-# classes)], [(parameter, kind, value)]), where bytes are views of the request's, and nothing depends on an order that
+# The same for a digest that other processes understand: ([(input, datatype, shape, bytes)], [(output,
+# classes)], [(parameter, kind, value)]). Bytes are views of the request's. The order does not depend on the order that
 # the client chose.
 cdef tuple key_parts(const Request *request)

@@ -1,11 +1,11 @@
-# A store of answers outside of the server, as Python implements it.
+# A store of responses outside of the server, implemented in Python.
 
 from _native.caching.coalescer cimport Memo
 from _native.service.submission cimport Submission
 
 
 cdef class Lookup:
-    cdef Memo *memo          # NULL: it is over
+    cdef Memo *memo          # NULL: the lookup is over
     cdef Submission *submission
     cdef StoreBase store
     cdef readonly str model
@@ -16,5 +16,5 @@ cdef class Lookup:
 cdef class StoreBase:
     cdef Submission *submission
 
-# Have the submission's coalescer use it. Both must live until nothing is in flight.
+# Let the submission's coalescer use the store. Both must live until nothing is in flight.
 cdef void store_install(StoreBase store, Submission *submission) noexcept

@@ -1,4 +1,4 @@
-# What a backend sees of a batch on a device.
+# A batch on a device, for backends.
 
 from libc.stdint cimport uint32_t
 
@@ -11,7 +11,7 @@ cdef class GpuBatch:
     cdef Transfer transfer
     cdef Pipeline pipeline
     cdef BufferSet *set      # of the pipeline; NULL once submitted
-    cdef list kept           # the graph's outputs by index, if the work becomes one and there are no requests
+    cdef list kept           # the graph's outputs by index, while the work is captured without requests
     cdef int check(self) except -1
     cdef uint32_t input_index(self, str name) except? 0xffffffff
     cdef uint32_t output_index(self, str name) except? 0xffffffff
@@ -19,5 +19,5 @@ cdef class GpuBatch:
     cdef int place_output(self, uint32_t index, str name, size_t size) except -1
     cdef DevicePointer kept_output(self, uint32_t index, size_t size) except? 0
 
-# Its `set` is to be made NULL when the backend is done with it.
+# The caller sets `set` to NULL when the backend has finished with the batch.
 cdef GpuBatch batch_on_device(Transfer transfer, Pipeline pipeline, BufferSet *set, list kept)

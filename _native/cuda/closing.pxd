@@ -1,12 +1,12 @@
-# What the driver may take its time to give back is given back by a thread of its own.
+# A thread that releases resources for which the driver may take long.
 
 cdef struct Closing:
-    # lies in what is to be closed
+    # a member of the structure that is to be closed
     void (*close)(void *argument) noexcept nogil
     void *argument
     Closing *next
 
-# Have the thread: before anything that may have to be closed.
+# Start the thread: before anything exists that may have to be closed.
 cdef int closing_start() except -1
-# Have the thread call `close(argument)`, once; by any thread, at once and without memory.
+# Let the thread call `close(argument)` once. Any thread may call this; it returns at once and needs no memory.
 cdef void close_later(Closing *closing) noexcept nogil

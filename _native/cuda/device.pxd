@@ -1,4 +1,4 @@
-# Devices, streams, events, graphs and memory of CUDA as objects of Python; the handles are for C.
+# CUDA devices, streams, events, graphs and memory as Python objects; the handles are for C.
 
 from _native.cuda.driver cimport (
     Context,
@@ -14,7 +14,7 @@ from _native.cuda.driver cimport (
 cdef class Device:
     cdef readonly int ordinal
     cdef CudaDevice device
-    cdef Context context             # the primary one, which torch, TensorRT and the runtime library use as well
+    cdef Context context             # the primary context, which torch, TensorRT and the runtime library use as well
     cdef object __weakref__
 
 
@@ -39,12 +39,12 @@ cdef class DeviceMemory:
     cdef DevicePointer address
     cdef bint imported
 
-# The device that lies under `ordinal`; the same object while somebody holds it.
+# The device with this ordinal; the same object while a reference to it exists.
 cdef Device device_of(int ordinal)
-# Make a context the current one of this thread, and have the one back afterwards that was current before, or none. The
-# only way in for whoever does not have a thread of his own (`Device.use`): page-locked memory is shared by devices, and
-# objects are dropped by any thread. `context_leave` has to follow unless an error is returned.
+# Make a context current on the calling thread, and restore the previous one, or none. Threads without a device of
+# their own (`Device.use`) must use this pair: page-locked memory is shared by devices, and any thread may drop an
+# object. Call `context_leave` unless an error was returned.
 cdef Result context_enter(Context wanted, Context *before) noexcept nogil
 cdef void context_leave(Context before) noexcept nogil
-# Make the device's context current on a thread that works for this device only; cheap when it is already.
+# Make the device's context current on a thread that works only for this device; cheap if it is already.
 cdef Result use_device(Device device) noexcept nogil

@@ -1,7 +1,7 @@
-# The functions of the CUDA driver that are used here, found at run time; the ABI of CUDA 12 (cuda.h), declared by hand.
+# The functions of the CUDA driver that inferd uses, found at run time; the ABI of CUDA 12 (cuda.h), declared by hand.
 #
-# A function of the table may be called only after `load` succeeded: `cuda_ready`. Every one returns a Result; what
-# Python shall see of it goes through `check`.
+# The functions of the table may be called only after `load` has succeeded: `cuda_ready`. Each returns a Result, which
+# `check` converts for Python.
 
 ctypedef int Result
 ctypedef int CudaDevice
@@ -29,7 +29,7 @@ cdef enum:
     CUDA_INVALID_CONTEXT = 201
     CUDA_PEER_ACCESS_ALREADY_ENABLED = 704
     CUDA_NOT_READY = 600
-    CUDA_NOT_FOUND = 500            # also of our own: this driver lacks the function
+    CUDA_NOT_FOUND = 500            # also used when the driver lacks a function
 
 cdef enum:
     STREAM_NON_BLOCKING = 1         # CU_STREAM_NON_BLOCKING
@@ -103,15 +103,15 @@ cdef struct Driver:
     Result (*graph_exec_destroy)(GraphExecHandle graph) noexcept nogil
     Result (*graph_destroy)(GraphHandle graph) noexcept nogil
 
-# The table; each call of it is written `cuda.<function>(...)`.
+# The table; calls are written `cuda.<function>(...)`.
 cdef Driver cuda
-# Whether the table is filled and the driver has answered cuInit with success.
+# Whether the table is set and cuInit has succeeded.
 cdef bint cuda_ready() noexcept nogil
-# Raise CudaError for anything but CUDA_OK; `call` is the driver's name of the function. Needs the GIL.
+# Raise CudaError for results other than CUDA_OK; `call` is the driver's name of the function. Needs the GIL.
 cdef int check(Result result, const char *call) except -1
-# "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: out of memory" in memory from malloc; NULL when there is none.
+# "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: out of memory" in memory from malloc; NULL if there is none.
 cdef char *describe(Result result, const char *call) noexcept nogil
 # Raise CudaUnavailable unless `load` has succeeded. Needs the GIL.
 cdef int require() except -1
-# Whether the context is of no use after this error, and every later call will fail with it.
+# Whether the context is unusable after this error, so that every later call will fail with it.
 cdef bint is_sticky(Result result) noexcept nogil

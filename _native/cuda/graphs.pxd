@@ -1,4 +1,4 @@
-# CUDA graphs of a model's work, captured when it is loaded.
+# CUDA graphs of a model's work, captured when the model is loaded.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -8,15 +8,15 @@ from _native.cuda.transfer cimport Transfer
 from _native.request.signature cimport MAX_RANK, Signature
 
 cdef enum:
-    GRAPHS = 64              # at most, for one model
+    GRAPHS = 64              # for one model
 
 cdef struct Dims:
-    int64_t dims[MAX_RANK]   # of an input as the model sees it, without the batch dimension
+    int64_t dims[MAX_RANK]   # of an input of the model, without the batch dimension
 
 cdef struct Fitting:
-    # which batches a graph is for
+    # the batches for which a graph can be used
     uint32_t rows            # that it computes
-    uint32_t lowest          # rows of a batch that is padded for it
+    uint32_t lowest          # least rows of a batch that is padded for it
     Dims *shapes             # of every input
 
 
@@ -28,12 +28,12 @@ cdef class Graphs:
     cdef Fitting fitting[GRAPHS]     # by rows
     cdef int count
     cdef DevicePointer inputs[GRAPHS][SETS]
-    cdef list captured               # of each graph: a Captured for each set
+    cdef list captured               # of each graph: a Captured for each buffer set
 
-    # Choose the graph for what the set holds, described but not laid out, and with it where the inputs go; returns the
-    # rows that the model then sees.
+    # Choose the graph for the batch in the set, which is described but not laid out. The graph determines where the
+    # inputs are copied to. Returns the rows that the model then computes.
     cdef uint32_t choose(self, BufferSet *set) noexcept nogil
-    # Launch the graph that was chosen.
+    # Launch the chosen graph.
     cdef int launch(self, BufferSet *set) except -1
     cdef int add(self, int rows, int lowest, shapes) except -1
     cdef object capture_one(self, instance, BufferSet *set)

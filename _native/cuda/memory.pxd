@@ -9,11 +9,11 @@ from _native.memory.pool cimport Backing, Pool, PooledMemory
 from _native.memory.resource cimport Block, Lent
 
 cdef struct SlabSource:
-    # where slabs come from: with its own reference to the context, as blocks may outlive the pool's object and the
-    # device's
+    # the source of slabs, with a reference of its own to the context, because blocks may outlive the objects of pool
+    # and device
     CudaDevice device
     Context context
-    int node                 # of the host's memory; -1: any
+    int node                 # NUMA node of the host; -1: any
     Closing closing
 
 
@@ -27,15 +27,15 @@ cdef class DriverMemory(PooledMemory):
 
 
 cdef class PageLocked(DriverMemory):
-    # Host memory that the devices copy from and to by themselves.
-    # A block of page-locked memory or, when there is none, of ordinary host memory, which is counted; NULL: neither.
+    # Host memory that devices access directly.
+    # A block of page-locked memory; if there is none, of ordinary host memory, which is counted; NULL: no memory.
     cdef Block *take_or_fall_back(self, size_t size) noexcept nogil
 
 
 cdef class DevicePool(DriverMemory):
-    # Memory of one device. A block goes back when the device is done with it, and not before.
-    # A block of the pool or, when there is none, memory of its own from the driver, which waits for the whole device
-    # and is counted; NULL: neither.
+    # Memory of one device. A block is given back only after the device has finished with it.
+    # A block of the pool; if it has none, separate memory from the driver, which waits for the whole device and is
+    # counted; NULL: no memory.
     cdef Block *take_or_allocate(self, size_t size) noexcept nogil
-    # The same for as long as an object lives.
+    # The same, for the lifetime of an object.
     cdef Lent keep(self, size_t size)

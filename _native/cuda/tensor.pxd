@@ -1,4 +1,4 @@
-# Tensors on a device, as backends see them.
+# Tensors on a device, for backends.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -13,7 +13,7 @@ cdef class DeviceTensor(Tensor):
 
 cdef DeviceTensor tensor_new(int device, DevicePointer address, size_t size, Datatype type, const int64_t *shape,
                              uint32_t rank)
-# Where a C-contiguous tensor of a framework lies on this device, by DLPack. It stays the framework's: keep the object.
-# Raises ValueError when it is no tensor of `datatype` there.
+# The address of a C-contiguous tensor of a framework on this device, by DLPack. The framework still owns it: keep the
+# object. Raises ValueError if it is no tensor of `datatype` on the device.
 cdef DevicePointer address_of(object tensor, int device, Datatype datatype, str name, size_t *size, int64_t *shape,
                               uint32_t *rank) except? 0

@@ -1,4 +1,4 @@
-# The way of a batch's tensors to the device and back.
+# Transfers of a batch's tensors to the device and back.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
@@ -11,9 +11,9 @@ from _native.memory.shm cimport Placement
 from _native.threads cimport Mutex
 
 cdef struct Piece:
-    # bytes that go up at once
+    # bytes that are copied together
     size_t at                # in the staging block
-    size_t to                # in the set's memory on the device
+    size_t to                # in the set's device memory
     size_t size
 
 
@@ -26,24 +26,24 @@ cdef class Transfer:
     cdef Stream copy_out
     cdef bint pinned_in
     cdef bint pinned_out
-    cdef int64_t held        # atomic: bytes of the device that the sets keep for inputs, and graphs for outputs
+    cdef int64_t held        # atomic: device bytes that the sets keep for inputs, and graphs for outputs
     cdef Mutex guard
-    cdef int32_t lost        # atomic: the device failed for good, and every further batch does
+    cdef int32_t lost        # atomic: the device has failed for good, and so will every later batch
     cdef char *lost_details
 
-    # Whether a call of the driver has failed; the batch then has, and with a sticky error all that follow.
+    # Whether a call of the driver has failed. The batch has then failed; after a sticky error so do all later ones.
     cdef bint failed(self, BufferSet *set, Result result, const char *call) noexcept nogil
-    # Where each input lies from the set's base, when the batch has `rows` rows as the backend sees it.
+    # Compute the offset of each input from the set's base, for `rows` rows in the model.
     cdef void lay_out(self, BufferSet *set, uint32_t rows) noexcept nogil
-    # Memory of the device for the inputs, unless a graph has theirs. False: there is none, and the batch has failed.
+    # Allocate device memory for the inputs, unless a graph has it. False: there is none, and the batch has failed.
     cdef bint reserve(self, BufferSet *set) noexcept nogil
-    # Memory of the device for as long as a graph has it: full of zeros for what is submitted to the compute stream from
-    # now on, so that no model ever computes with what nobody has written.
+    # Device memory for a graph. Work that is submitted to the compute stream from now on finds zeros in it, so that no
+    # model computes with uninitialised memory.
     cdef Lent keep(self, size_t size)
-    # Gather the inputs and have them copied, to where `Graphs.choose` has decided; the compute stream waits for that.
+    # Gather the inputs, and copy them to where `Graphs.choose` has decided; the compute stream waits for the copy.
     # False: the batch has failed.
     cdef bint upload(self, BufferSet *set, uint32_t rows) noexcept nogil
-    # Have the outputs copied back when they are computed.
+    # Copy the outputs back when they are computed.
     cdef void download(self, BufferSet *set) noexcept nogil
     cdef bint copy_inputs(self, BufferSet *set) noexcept nogil
     cdef bint copy_parts(self, BufferSet *set, uint32_t input, Piece *piece) noexcept nogil
@@ -54,11 +54,11 @@ cdef class Transfer:
     cdef bint place_part(self, BufferSet *set, const Output *output, const Placement *placement, size_t at,
                          size_t size) noexcept nogil
     cdef void copy_output(self, BufferSet *set, const Output *output) noexcept nogil
-    # Wait until nothing of what was submitted runs any more; the device's context is current.
+    # Wait until all submitted work has ended; the device's context must be current.
     cdef void synchronize(self) noexcept nogil
-    # Hand what was copied back to the requests, and give back what the set holds for the batch.
+    # Pass the outputs to the requests, and give back what the set holds for the batch.
     cdef void conclude(self, BufferSet *set) noexcept nogil
 
-# Where the model can write an output of the size in `set.outputs` directly: in the region of its one request. 0:
-# nowhere.
+# The address in the region of the batch's only request at which the model can write this output directly, with its
+# size in `set.outputs`; 0: none.
 cdef DevicePointer place_in_region(Transfer transfer, const BufferSet *set, uint32_t output) noexcept nogil

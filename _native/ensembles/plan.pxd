@@ -1,42 +1,42 @@
 # The graph of an ensemble, compiled when it is loaded; nothing of it changes afterwards.
 #
-# A tensor of the ensemble is written by a step or comes with the request. What depends on a decoupled step happens once
-# for each of its responses: such a step opens a scope inside of its own, in which its outputs and all that is made of
-# them live. Scope 0 is the request as a whole. A step reads tensors of its own scope and of those around it.
+# A step writes a tensor of the ensemble, or the request contains it. Steps behind a decoupled step run once for each of
+# its responses: the decoupled step opens a scope inside its own, to which its outputs and everything made of them
+# belong. Scope 0 is the whole request. A step reads tensors of its own scope and of those around it.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 from _native.protobuf.codec cimport Str
 
 cdef struct PlanEdge:
-    # a tensor of a step's model and the ensemble's tensor that it is
+    # a tensor of a step's model, and the ensemble's tensor that it is mapped to
     Str name
     uint32_t tensor
-    bint optional            # an input that the model can do without
-    uint32_t place           # where the model had it last; looked at first
+    bint optional            # an input that the model can omit
+    uint32_t place           # its last index in the model; looked at first
 
 cdef struct PlanStep:
     Str model
-    Str version              # as requests name it; empty: the latest
+    Str version              # in the form of requests; empty: the latest
     PlanEdge *inputs
     uint32_t input_count
     PlanEdge *outputs
     uint32_t output_count
-    int32_t gate             # tensor that says whether it runs; -1: it always does
-    bint inverted            # it runs where the gate says no
-    bint either              # a step with the opposite gate writes a tensor that it writes: only one of both may run
-    uint32_t *reads          # tensors, each once: inputs and gate
+    int32_t gate             # the tensor that decides whether the step runs; -1: it always runs
+    bint inverted            # it runs if the gate is false
+    bint either              # a step with the opposite gate writes one of its tensors: only one of them may run
+    uint32_t *reads          # input tensors and gate, each once
     uint32_t read_count
     uint32_t scope
-    uint32_t place           # among the steps of its scope
-    int32_t opens            # the scope of its outputs, one for each response; -1: not decoupled
+    uint32_t place           # index among the steps of its scope
+    int32_t opens            # the scope of its outputs, with a frame for each response; -1: not decoupled
 
 cdef struct PlanTensor:
     Str name
     uint32_t scope
-    uint32_t place           # among the tensors of its scope
+    uint32_t place           # index among the tensors of its scope
     int32_t output           # of the ensemble; -1: none
-    uint32_t writers         # steps: 0 for an input of the ensemble; 2 with opposite gates, of which one writes
+    uint32_t writers         # their number: 0 for an input of the ensemble; 2 with opposite gates, of which one writes
     uint32_t *readers        # steps, each once
     uint32_t reader_count
     bint pinned              # steps of inner scopes read it
@@ -51,21 +51,21 @@ cdef struct PlanScope:
 cdef struct EnsemblePlan:
     PlanStep *steps          # in the order of the configuration
     uint32_t step_count
-    uint32_t *order          # steps, each behind those that it depends on
+    uint32_t *order          # steps, each behind those on which it depends
     PlanTensor *tensors
     uint32_t tensor_count
     PlanScope *scopes
     uint32_t scope_count
-    uint32_t *inputs         # tensor of each input of the ensemble
+    uint32_t *inputs         # the tensor of each input of the ensemble
     uint32_t input_count
-    uint32_t *outputs        # tensor of each output of the ensemble
+    uint32_t *outputs        # the tensor of each output of the ensemble
     uint32_t output_count
 
 # Build from a backends.api.ModelSpec with an `ensemble` (read by attribute); raises ValueError or MemoryError.
 cdef int plan_build(EnsemblePlan *plan, object spec) except -1
 cdef void plan_clear(EnsemblePlan *plan) noexcept nogil
 
-# What a request needs that wants these outputs of the ensemble (one flag each): flags for tensors and for steps.
+# Flags for the tensors and steps that are needed for these outputs of the ensemble (one flag each).
 cdef void plan_needs(const EnsemblePlan *plan, const uint8_t *outputs, uint8_t *tensors, uint8_t *steps) noexcept nogil
-# Whether `outer` is `inner` or around it.
+# Whether `outer` is `inner`, or a scope around it.
 cdef bint plan_encloses(const EnsemblePlan *plan, uint32_t outer, uint32_t inner) noexcept nogil

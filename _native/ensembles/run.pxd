@@ -10,9 +10,9 @@ from _native.scheduling.levels cimport Level
 from _native.service.submission cimport Submission
 
 cdef struct StepLimit:
-    # of a step, when the number of its requests is limited
+    # of a step whose number of requests is limited
     uint32_t running
-    StepCall *first          # that waits for it, the longest
+    StepCall *first          # calls that wait for it, the oldest first
     StepCall *last
 
 cdef struct Ensemble:
@@ -21,15 +21,15 @@ cdef struct Ensemble:
     int32_t closed           # atomic
     # Used on the loop only:
     Submission *submission
-    uint32_t requests        # in it
-    uint32_t max_inflight    # requests of one step at a time; 0: any number
-    Level policy             # how long a request may be in it
+    uint32_t requests        # requests in the ensemble
+    uint32_t max_inflight    # limit of the requests of one step; 0: any number
+    Level policy             # limits how long a request may take
     StepLimit *step_limits   # by step
-    bint beginning           # calls that waited are being begun
+    bint beginning           # calls that waited are being started
 
 # NULL: no memory.
 cdef Run *run_new(Ensemble *ensemble, Request *request) noexcept nogil
-# Begin with the tensors of the request. It may be over, and gone, afterwards.
+# Start with the tensors of the request. The run may have ended, and be freed, afterwards.
 cdef void run_start(Run *run) noexcept nogil
-# End it with what its request's final response says by now; steps that run are abandoned.
+# End the run with the current contents of its request's final response; running steps are abandoned.
 cdef void run_end(Run *run) noexcept nogil

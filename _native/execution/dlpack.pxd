@@ -1,6 +1,6 @@
-# Tensors as frameworks hand them to each other in one process: the structures of DLPack, https://dmlc.github.io/dlpack,
-# in capsules named "dltensor", or "dltensor_versioned" for memory that must not be written to, until somebody has taken
-# them over.
+# DLPack (https://dmlc.github.io/dlpack): how frameworks in one process pass tensors to each other. The structures are
+# in capsules named "dltensor", or "dltensor_versioned" for read-only memory; the consumer renames a capsule when it
+# takes the tensor over.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -59,26 +59,26 @@ cdef struct DLManagedTensorVersioned:
 
 
 cdef class Tensor:
-    # a tensor as Python sees it, wherever it lies: the base of those that do
+    # a tensor for Python, in any memory: the base of more special classes
     cdef readonly size_t size         # bytes
     cdef Datatype type
     cdef int64_t dims[MAX_RANK]
     cdef uint32_t rank
 
     cdef void describe(self, size_t size, Datatype datatype, const int64_t *shape, uint32_t rank) noexcept
-    # A capsule over it, at `data` on that device. It keeps `block`; NULL: the memory is there for as long as it may be
-    # used. Raises BufferError when it would have to be moved or copied for it, or is read-only and the taker knows no
-    # capsule that says so.
+    # A capsule for the tensor at `data` on that device. It keeps `block`; NULL: the memory lives long enough. Raises
+    # BufferError if the tensor would have to be moved or copied, or is read-only and the consumer does not support
+    # read-only capsules.
     cdef object lend(self, Block *block, int32_t device_type, int32_t device, void *data, object dl_device, object copy,
                      bint read_only, object max_version)
 
-# A capsule over memory; `managed`, `shape` and `strides` (NULL: contiguous) lie in `owner`, which `deleter` frees.
+# A capsule for memory; `managed`, `shape` and `strides` (NULL: contiguous) are in `owner`, which `deleter` frees.
 cdef object dlpack_capsule(DLManagedTensor *managed, void *owner, void (*deleter)(DLManagedTensor *) noexcept,
                            int32_t device_type, int32_t device, void *data, Datatype datatype, int64_t *shape,
                            int64_t *strides, int32_t rank)
-# The address of a C-contiguous tensor of `datatype`, and what it holds; `shape` has room for MAX_RANK. Raises
-# ValueError when it is something else. On which device it is, is for the caller to see before.
+# The address, size, shape and rank of a C-contiguous tensor of `datatype`; `shape` has room for MAX_RANK. Raises
+# ValueError if it is something else. The caller checks the device before.
 cdef uint8_t *dlpack_read(const DLTensor *tensor, Datatype datatype, str name, size_t *size, int64_t *shape,
                           uint32_t *rank) except? NULL
-# Raises ValueError when a tensor for an output has so many dimensions that it is not served.
+# Raises ValueError if a tensor for an output has too many dimensions.
 cdef int check_rank(str name, long rank) except -1

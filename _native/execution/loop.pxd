@@ -1,4 +1,4 @@
-# What the thread of every instance does: take batches and have them executed, until nothing more will come.
+# The loop of an instance's thread: takes batches and has them executed, until no more will come.
 
 from libc.stdint cimport uint32_t
 
@@ -10,25 +10,25 @@ from _native.scheduling.limiter cimport ClaimHandle
 
 
 cdef class ExecutionLoop:
-    # A kind of instance overrides what it does otherwise.
+    # Kinds of instances override what they do differently.
     cdef LaneHandle lane
     cdef ClaimHandle claim
     cdef Consumer consumer
     cdef object instance
     cdef readonly str name
     cdef bytes encoded_name
-    cdef const char *label   # the name, as C has it
+    cdef const char *label   # the name as C text
     cdef await_fn gate
     cdef void *gate_context
 
-    # Before it asks for a batch, and then for what it needs itself to execute one; may wait.
+    # Called before it asks for a batch, and again to get what it needs to execute one; may wait.
     cdef void get_ready(self) noexcept nogil
-    # Whether that would wait.
+    # Whether get_ready would return at once.
     cdef bint is_ready(self) noexcept nogil
-    # Execute and answer this batch, at once or some time later.
+    # Execute and answer this batch, at once or later.
     cdef void serve(self, Request *chain) noexcept nogil
-    # The same for a warm-up: it is answered on return.
+    # The same for a warm-up, which is answered on return.
     cdef void serve_alone(self, Request *chain) noexcept nogil
-    # There was no batch: what get_ready has got is not needed, and what the loop has begun is to be gone on with.
+    # There was no batch: give back what get_ready got, and continue what the loop has begun.
     cdef void go_on(self) noexcept nogil
     cdef void work(self) noexcept nogil

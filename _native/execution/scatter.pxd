@@ -1,4 +1,4 @@
-# The outputs of a batch, split among its requests.
+# Splits the outputs of a batch among its requests.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -8,28 +8,28 @@ from _native.memory.resource cimport Block
 from _native.request.request cimport Request
 from _native.request.signature cimport TensorSignature
 
-# The length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before.
+# The length in bytes of the first `elements` elements of a BYTES tensor; SIZE_MAX if it has fewer.
 cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil
-# Whether some request of the batch asked for this output, or the server keeps it.
+# Whether a request of the batch wants this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
-# Why an output of the whole batch cannot be split among the requests, from malloc; NULL when it can, then with its
-# number of elements.
+# Why an output of the whole batch cannot be split among the requests, from malloc; NULL if it can. Then `elements` is
+# its number of elements.
 cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor, const int64_t *shape, uint32_t rank,
                         size_t size, int64_t *elements) noexcept nogil
-# The bytes of request `index` at `data`, where `size` bytes are left of an output with so many elements in all;
-# SIZE_MAX when the output ends before. `data` may be NULL, but for BYTES.
+# The number of bytes of request `index` at `data`, where `size` bytes are left of an output with `elements` elements
+# in all; SIZE_MAX if the output ends before. `data` may be NULL, except for BYTES.
 cdef size_t part_of(const NativeBatch *batch, const TensorSignature *tensor, uint32_t index, const uint8_t *data,
                     size_t size, int64_t elements) noexcept nogil
-# Hand over one output for the whole batch: `size` bytes at `data` in `block`, whose one reference is taken (also on
-# failure). The rows are split among the requests without a copy, and among the states of their sequences. False:
+# Set one output for the whole batch: `size` bytes at `data` in `block`, whose reference is taken over (also on
+# failure). The rows are split, without a copy, among the requests and the states of their sequences. False:
 # the batch has failed.
 cdef bint batch_set_output(NativeBatch *batch, uint32_t output, Block *block, const uint8_t *data, size_t size,
                            const int64_t *shape, uint32_t rank) noexcept nogil
-# Hand over the state that the sequence of one request goes to, for an executor that works request by request; `state`
-# is TensorSignature.state - 1 of the output that updates it. Takes the one reference to `block`, also on failure.
+# Set the new state of the sequence of one request, for executors that work request by request; `state`
+# is TensorSignature.state - 1 of the output that updates it. Takes over the reference to `block`, also on failure.
 # False: the batch has failed.
 cdef bint batch_set_state(NativeBatch *batch, uint32_t index, uint32_t state, Block *block, const uint8_t *data,
                           size_t size, const int64_t *shape, uint32_t rank) noexcept nogil
-# The same for a request that may have left its batch. False: `wrong` says why, from malloc; NULL: no memory.
+# The same for a request that may have left its batch. False: `wrong` is the reason, from malloc; NULL: no memory.
 cdef bint request_set_state(Request *request, uint32_t state, Block *block, const uint8_t *data, size_t size,
                             const int64_t *shape, uint32_t rank, char **wrong) noexcept nogil

@@ -1,4 +1,4 @@
-# Arithmetic of shapes. Shapes that come from outside have been checked: their elements do not overflow.
+# Arithmetic of shapes. Shapes from outside have been checked: their numbers of elements do not overflow.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -10,8 +10,8 @@ cdef inline int64_t elements_of(const int64_t *shape, uint32_t rank) noexcept no
     return elements
 
 
-# Write a shape anew: `shape`, which fits the pattern `given`, becomes one that fits `wanted`. Both have as many
-# variable dimensions (-1), which keep their values in order, and the same number of elements.
+# Convert a shape: `shape`, which fits the pattern `given`, becomes one that fits `wanted`. Both patterns have the same
+# number of variable dimensions (-1), which keep their values in order, and the same number of elements.
 cdef inline void reshape(const int64_t *given, uint32_t given_rank, const int64_t *wanted, uint32_t wanted_rank,
                          int64_t *shape) noexcept nogil:
     cdef int64_t values[16]
@@ -29,7 +29,7 @@ cdef inline void reshape(const int64_t *given, uint32_t given_rank, const int64_
             count += 1
 
 
-# Whether `shape` has the dimensions of `pattern`, of which -1 stands for any.
+# Whether `shape` has the dimensions of `pattern`, in which -1 stands for any.
 cdef inline bint shape_fits(const int64_t *pattern, uint32_t pattern_rank, const int64_t *shape,
                             uint32_t rank) noexcept nogil:
     cdef uint32_t i
@@ -41,8 +41,8 @@ cdef inline bint shape_fits(const int64_t *pattern, uint32_t pattern_rank, const
     return True
 
 
-# The length to which a padded one is filled up: the smallest bucket that holds it; without one, the power of two, which
-# only tells who may share a batch.
+# The length to which an input is padded: the smallest bucket that is long enough. Without a bucket, the power of two
+# that decides which requests share a batch.
 cdef inline int64_t bucket_of(const int64_t *buckets, uint32_t count, int64_t length) noexcept nogil:
     cdef int64_t size = 1
     cdef uint32_t i

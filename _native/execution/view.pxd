@@ -1,4 +1,4 @@
-# Tensors as Python sees them: views of blocks, and blocks over arrays.
+# Tensors for Python: views of blocks, and blocks over arrays.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
@@ -10,13 +10,13 @@ cdef class View(Tensor):
     # a tensor in a block; holds one reference
     cdef Block *block
     cdef const uint8_t *data
-    cdef bint writable            # the memory is nobody else's
+    cdef bint writable            # nobody else uses the memory
 
 # A view that shares the block.
 cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype datatype, const int64_t *shape,
                    uint32_t rank, bint writable)
 
-# A block over the memory of a C-contiguous CPU array, by the buffer protocol or DLPack, without a copy; `data`, `size`,
-# `shape` (room for MAX_RANK) and `rank` say what is in it. Raises ValueError when it is not an array of `datatype`.
+# A block over the memory of a C-contiguous CPU array, by the buffer protocol or DLPack, without a copy. Sets `data`,
+# `size`, `shape` (room for MAX_RANK) and `rank`. Raises ValueError if it is not an array of `datatype`.
 cdef Block *block_of_array(object array, Datatype datatype, str name, const uint8_t **data, size_t *size,
                            int64_t *shape, uint32_t *rank) except NULL

@@ -1,4 +1,4 @@
-# Requests that the server itself makes before a model version is ready, to warm it up.
+# Warm-up: requests that the server makes before a model version is ready.
 
 from libc.stdint cimport uint32_t
 
@@ -7,16 +7,16 @@ from _native.request.request cimport Request
 from _native.scheduling.lane cimport Lane
 
 cdef struct Outcome:
-    # of the requests of one warm-up
+    # the outcome of the requests of one warm-up
     uint32_t pending
     int status               # of the first that failed
     char *details            # from malloc
-    void (*over)(Outcome *outcome) noexcept nogil   # NULL, or called when nothing is pending any more
+    void (*over)(Outcome *outcome) noexcept nogil   # NULL, or called when no request is pending any more
     void *owner              # for `over`
 
 # `count` requests with these tensors, {name: (shape, bytes)}, as a chain by Request.next, which report to `outcome`.
-# They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError when they do not fit the
+# They count as in flight on the lane, and return over `bridge` (a Bridge). Raises ValueError if they do not fit the
 # model.
 cdef Request *warmup_requests(Lane *lane, dict tensors, uint32_t count, void *bridge, Outcome *outcome) except NULL
-# Wait for the answers to requests that return over a bridge of their own. Raises ValueError with the first error.
+# Wait for the responses to requests that return over a bridge of their own. Raises ValueError with the first error.
 cdef int warmup_end(BridgeHandle bridge, Outcome *outcome) except -1

@@ -1,4 +1,4 @@
-# Shared mappings of files that somebody else may shorten.
+# Shared mappings of files that another process may shorten.
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -14,17 +14,17 @@ cdef extern from *:
     } inferd_mapping;
     """
     ctypedef struct Mapping "inferd_mapping":
-        # Never moved or freed: a signal handler looks at all of them.
+        # Never moved or freed, because a signal handler walks over all of them.
         uint8_t *start       # page-aligned; NULL: not in use. Atomic.
-        size_t size          # from there
-        uint8_t *data        # where the wanted bytes begin
+        size_t size          # in bytes, from `start` on
+        uint8_t *data        # the address of the bytes that were asked for
         int broken           # atomic
 
-# To be called before mappings are used: see that touching them cannot end the process. False: errno.
+# To be called before mappings are used: accesses to missing parts then cannot end the process. False: see errno.
 cdef bint mapping_guard() noexcept nogil
-# Map `size` bytes of a file from `offset` on, which need not be aligned to a page; size must not be 0. NULL: see errno.
+# Map `size` bytes of a file (not 0) from `offset` on, which need not be aligned to a page. NULL: see errno.
 cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
 cdef void mapping_free(Mapping *mapping) noexcept nogil
-# Whether somebody has touched a part that the file does not have any more. What was read since then is zeros, what was
-# written is lost, in the whole mapping and for good.
+# Whether a part was accessed that the file does not have any more. Since then the whole mapping reads as zeros, and
+# writes to it are lost, for good.
 cdef bint mapping_broken(const Mapping *mapping) noexcept nogil

@@ -1,4 +1,4 @@
-# A resource with a cap: blocks carved out of a few large slabs, for memory that is slow to obtain.
+# A resource with a limit: blocks that are parts of a few large slabs, for memory that is slow to allocate.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -8,32 +8,33 @@ from _native.threads cimport Mutex
 cdef enum:
     POOL_GRAIN = 256         # every block begins at a multiple of this, and its size is one
     LEVELS = 40              # powers of two, in grains
-    STEPS = 8                # of equal width between one power of two and the next
+    STEPS = 8                # size classes of equal width between one power of two and the next
 
-# Where slabs come from. `obtain` gives the address of `size` bytes, aligned to POOL_GRAIN, and may leave something for
-# `release` in `slab`; NULL when there are none. Called without the GIL and without a lock that takes and gives need.
+# Where slabs come from. `obtain` returns the address of `size` bytes, aligned to POOL_GRAIN, and may store something
+# for `release` in `slab`; NULL if there is no memory. Called without the GIL, and without a lock that takes and gives
+# need.
 cdef struct Backing:
     void *(*obtain)(void *context, size_t size, void **slab) noexcept nogil
     void (*release)(void *context, void *address, size_t size, void *slab) noexcept nogil
-    # Give the pages of a free piece back to the system; it stays the pool's. NULL: the
-    # pool's memory always has its pages.
+    # Return the pages of a free piece to the system; the piece stays in the pool. NULL:
+    # the pool's memory always has its pages.
     void (*cool)(void *context, void *address, size_t size) noexcept nogil
-    # All slabs are returned. NULL: nothing is left to do.
+    # All slabs are released. NULL: nothing more is to be done.
     void (*end)(void *context) noexcept nogil
-    # The last user has left after the owner, on any thread: have pool_free called. NULL: at once.
+    # The last user has left, after the owner, on any thread: arrange for a call of pool_free. NULL: free at once.
     void (*finish)(void *context, Pool *pool) noexcept nogil
     void *context
 
 cdef struct Slab:
     uint8_t *address
     size_t size
-    void *mark               # the backing's
+    void *mark               # for the backing
     Chunk *first
     Slab *next
 
 cdef struct Chunk:
-    # part of a slab: a block, or free. Lies apart from the memory, which the CPU may be unable to read.
-    Block block              # first: a block is its chunk
+    # A piece of a slab: a block, or free. It is separate from the memory, which the CPU may be unable to read.
+    Block block              # first, so that a block is its chunk
     Pool *pool
     Slab *slab
     Chunk *before            # neighbours in the slab
@@ -41,40 +42,40 @@ cdef struct Chunk:
     Chunk *next              # free list
     Chunk *previous
     bint is_free
-    bint hollow              # it has no pages; a piece that has is joined only to others that have
+    bint hollow              # it has no pages; pieces are merged only with pieces of the same kind
 
 cdef struct Pool:
-    Resource resource        # first: a pool is a resource
+    Resource resource        # first, so that a pool is a resource
     Backing backing
     size_t slab_size
-    int64_t warm             # bytes that are free with their pages, if there is `cool`; atomic
-    int64_t most_warm        # beyond which what is given back is cooled at once
+    int64_t warm             # free bytes that have pages, if there is `cool`; atomic
+    int64_t most_warm        # beyond this, pieces that are given back are cooled at once
     int32_t guard            # a spin lock
     Mutex growth             # one thread at a time obtains slabs
-    uint64_t levels          # which have free chunks
+    uint64_t levels          # one bit for each level with free chunks
     uint8_t steps[LEVELS]
     Chunk *free[LEVELS][STEPS]
     Chunk *spare             # chunks without memory
-    Chunk *batches           # in which chunks were made
+    Chunk *batches           # the allocations that contain the chunks
     Slab *slabs
-    int64_t users            # blocks, and who else needs the pool or its backing
-    bint left                # its owner has
+    int64_t users            # blocks, and other users of the pool or its backing
+    bint left                # the owner has called pool_leave
 
-# A pool that holds at most `limit` bytes and obtains `slab_size` at a time (more for larger blocks); NULL when there is
-# no memory for its head. `name` has to live as long.
+# A pool that holds at most `limit` bytes and allocates `slab_size` at a time (more for larger blocks); NULL if there is
+# no memory for its head. `name` must live as long as the pool.
 cdef Pool *pool_new(const char *name, int64_t limit, size_t slab_size, const Backing *backing) noexcept nogil
-# Its owner has no more use for it: it goes now, or with the last of its users.
+# The owner does not use the pool any more. The pool is freed now, or after the last of its users.
 cdef void pool_leave(Pool *pool) noexcept nogil
-# One more user of the backing, and one less.
+# Add a user of the backing, and remove one.
 cdef void pool_use(Pool *pool) noexcept nogil
 cdef void pool_unuse(Pool *pool) noexcept nogil
 # For `finish`.
 cdef void pool_free(Pool *pool) noexcept nogil
-# Obtain slabs until at least `size` bytes are held. False: there is no memory, or the limit is lower.
+# Allocate slabs until the pool holds at least `size` bytes. False: there is no memory, or the limit is lower.
 cdef bint pool_reserve(Pool *pool, size_t size) noexcept nogil
-# Cool everything that is free; how many bytes.
+# Return the pages of all free pieces to the system; the number of bytes.
 cdef size_t pool_cool(Pool *pool) noexcept nogil
-# Return slabs without a block in them; how many bytes.
+# Release slabs without blocks; the number of bytes.
 cdef size_t pool_trim(Pool *pool) noexcept nogil
 
 

@@ -1,79 +1,77 @@
-# Blocks: reference-counted memory, of the host or lent by a foreign owner; and the ledger of live objects.
+# Blocks: reference-counted memory, of the host or lent by another owner. Also the counts of live native objects.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 ctypedef void (*release_fn)(void *owner) noexcept nogil
 
 cdef enum Sharing:
-    # who else writes to the memory of a block
+    # which other process writes to the memory of a block
     SHARED_WITH_NOBODY
-    SHARED_WITH_FRIEND       # a client that is trusted to leave it alone while a request of its own uses it
+    SHARED_WITH_FRIEND       # a client that is trusted not to change it while its own request uses it
     SHARED_WITH_STRANGER     # a client that may change it at any time: copy it before anything depends on it
 
 cdef struct Block:
-    uint8_t *data            # 256-byte aligned when it comes from a resource; no address of the host's for a GPU's
+    uint8_t *data            # 256-byte aligned if it comes from a resource; for a GPU, not an address of the host
     size_t size              # usable bytes
     int32_t references       # atomic
     int32_t size_class       # >= 0: a class of host memory; CLASS_LARGE, CLASS_FOREIGN, CLASS_LENT
-    Sharing sharing          # of a foreign block; what is shared must not outlive its request
-    bint sealed              # others look at it without a reference (a Python object, a client): never written to
-    release_fn release       # of foreign and lent blocks: called with `owner` when the last reference goes
+    Sharing sharing          # of a foreign block; shared memory must not be used after its request
+    bint sealed              # others read it without a reference (a Python object, a client): it must not be written to
+    release_fn release       # of foreign and lent blocks: called with `owner` for the last reference
     void *owner
     Block *next              # free list of host memory
 
 cdef enum:
-    CLASS_LARGE = -1         # host memory of a size that is not kept
-    CLASS_FOREIGN = -2       # somebody else's memory; the head is ours
-    CLASS_LENT = -3          # somebody else's memory and head: `release` takes back both
+    CLASS_LARGE = -1         # host memory of a size that is not pooled
+    CLASS_FOREIGN = -2       # memory of another owner, with a head of ours
+    CLASS_LENT = -3          # memory and head of another owner: `release` takes both back
 
-# Where blocks come from. The verbs are resource_take and, for every block whatever its resource, block_give.
-# Another resource is a structure that begins with this one and hands out blocks of CLASS_LENT.
+# Where blocks come from: resource_take allocates, and block_give gives any block back, whatever its resource.
+# A further resource is a structure that begins with this one and gives out blocks of CLASS_LENT.
 cdef struct Resource:
-    Block *(*take)(Resource *resource, size_t size) noexcept nogil  # one reference; NULL when there is no memory
+    Block *(*take)(Resource *resource, size_t size) noexcept nogil  # one reference; NULL: no memory
     const char *name         # "host", "page-locked", ...: for messages
-    int64_t limit            # bytes that may be held at most; of host memory 0, which means any number
-    int64_t used             # bytes in blocks alive. The counters are atomic.
-    int64_t held             # bytes obtained from below
-    int64_t peak             # the most that was ever used; of host memory, held
-    int64_t refused          # takes that found no memory
+    int64_t limit            # bytes that may be held at most; 0 for host memory, which has no limit
+    int64_t used             # bytes in live blocks. The counters are atomic.
+    int64_t held             # bytes allocated from the system or the device
+    int64_t peak             # maximum of `used`; for host memory, of `held`
+    int64_t refused          # number of takes that found no memory
 
 cdef inline Block *resource_take(Resource *resource, size_t size) noexcept nogil:
     return resource.take(resource, size)
 
-# `used`, which host memory keeps by thread.
+# The value of `used`; host memory counts it by thread.
 cdef int64_t resource_used(Resource *resource) noexcept nogil
-# "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL when there
-# is none.
+# "no page-locked memory: asked for 4096 bytes; 300 are in use, 4096 held of at most 8192", from malloc; NULL if there
+# is no memory.
 cdef char *resource_refusal(Resource *resource, size_t asked) noexcept nogil
-# The same as a MemoryError.
+# Raises the same as a MemoryError.
 cdef int raise_refused(Resource *resource, size_t asked) except -1
 
-# A block of host memory of at least `size` bytes with one reference; NULL when there is no memory.
+# A block of host memory of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *block_take(size_t size) noexcept nogil
-# A sealed block over memory of somebody else; NULL when there is no memory for its head (the owner is then not
-# released).
-# `release(owner)` is called exactly once, by whichever thread gives the last reference back, possibly without the GIL.
+# A sealed block on memory of another owner. NULL if there is no memory for its head; the owner is then not released.
+# The thread that gives the last reference back calls `release(owner)` exactly once, possibly without the GIL.
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil
-# For resources: a block of CLASS_LENT goes out, with one reference. Returns it.
+# For resources: count a block of CLASS_LENT that is given out, with one reference. Returns it.
 cdef Block *block_lent(Block *block) noexcept nogil
-# Whether nobody but the holder of one reference, the caller, can see the memory. Then it may be written to.
+# Whether only the caller, with the single reference, can see the memory. Then it may be written to.
 cdef bint block_is_exclusive(const Block *block) noexcept nogil
-# One more reference; returns the same block.
+# Add a reference; returns the same block.
 cdef Block *block_share(Block *block) noexcept nogil
-# Give one reference back; the last one returns the memory. NULL is allowed.
+# Give one reference back; the last one frees the memory. NULL is allowed.
 cdef void block_give(Block *block) noexcept nogil
-# Replace a reference to shared memory by one to a copy of its `size` bytes at `data`; do nothing with memory that is
-# not shared. False: no memory.
+# If the memory is shared, replace the reference by one to a copy of the `size` bytes at `data`. False: no memory.
 cdef bint block_own(Block **block, const uint8_t **data, size_t size) noexcept nogil
-# The same with memory of any kind.
+# The same for memory of any kind.
 cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexcept nogil
-# A foreign block that keeps a Python object alive; NULL when there is no memory. Needs the GIL now, but not when it is
-# given back.
+# A foreign block that keeps a Python object alive; NULL if there is no memory. Needs the GIL; giving the block back
+# does not.
 cdef Block *block_of_object(object owner, const void *data, size_t size)
 
 
 cdef class BlockView:
-    # read-only Python buffer over part of a block; holds one reference
+    # a read-only Python buffer on a part of a block; holds one reference
     cdef Block *block
     cdef const uint8_t *data
     cdef Py_ssize_t size
@@ -83,7 +81,7 @@ cdef BlockView block_view(Block *block, const uint8_t *data, size_t size)
 
 
 cdef enum Live:
-    # kinds of native objects whose number alive is counted here; blocks are counted by `_native.memory.host`
+    # kinds of native objects whose live numbers are counted here; `_native.memory.host` counts blocks
     LIVE_REQUESTS
     LIVE_STREAMS
     LIVE_CONNECTIONS

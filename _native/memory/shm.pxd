@@ -1,4 +1,4 @@
-# Shared memory of clients: the regions that they have registered, and access to the bytes in them.
+# The shared memory regions that clients have registered, and access to their bytes.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -12,8 +12,8 @@ cdef enum RegionKind:
     REGION_CUDA              # memory of a GPU
 
 cdef enum:
-    SCOPE_SHARED = -1        # regions that every caller may use; the other scopes are users, by number
-    SCOPE_NONE = -2          # of a caller that may use none
+    SCOPE_SHARED = -1        # regions that every caller may use; other scopes are users, by number
+    SCOPE_NONE = -2          # of a caller that may use no region
 
 ctypedef void (*close_fn)(Region *region) noexcept nogil
 
@@ -21,15 +21,15 @@ cdef struct Region:
     Region *next             # in its bucket
     Registry *registry
     RegionKind kind
-    int64_t scope            # whose region it is
+    int64_t scope            # the owner of the region
     Str name
-    uint64_t owner           # the connection that it goes with; 0: none
-    # Holds this structure: one reference for the registry, one for each user; who gives the last one back closes the
-    # region. Its `data` is where the region begins in the memory of this process, NULL where it has no such place.
+    uint64_t owner           # the connection with which the region ends; 0: none
+    # Holds this structure. The registry has one reference and each user one; the last one closes the region. Its `data`
+    # is the address of the region in this process, NULL if it has none.
     Block *block
     size_t size
     bint writable
-    close_fn close           # releases what follows; called once, from any thread
+    close_fn close           # releases the fields below; called once, by any thread
 
     # system
     Str key
@@ -40,7 +40,7 @@ cdef struct Region:
     # CUDA
     int32_t device
     uint64_t address         # on the device
-    void *handle             # whatever `close` needs
+    void *handle             # for `close`
 
 cdef struct Placement:
     # one tensor of a request in a region
@@ -49,49 +49,49 @@ cdef struct Placement:
     bint output
     uint32_t tensor          # index of the output
     size_t offset
-    size_t size              # bytes of the input, room for the output
+    size_t size              # bytes of the input, or room for the output
 
 cdef enum:
     BUCKETS = 1024
 
 cdef struct Share:
-    # what one scope has; there while it has any. Guarded by the registry's lock.
+    # what one scope has registered; exists while it has a region. The registry's lock protects it.
     Share *next
     int64_t scope
     int64_t count
     int64_t byte_size
 
 cdef struct Registry:
-    int32_t references       # one for the owner, one for each region that is not closed; atomic
+    int32_t references       # one for the owner, and one for each region that is not closed; atomic
     Mutex guard
     Region *buckets[BUCKETS]
-    int64_t count            # regions that are not closed yet, also those that have lost their names. Atomic.
-    int64_t byte_size        # of these. Atomic.
+    int64_t count            # regions that are not closed, also those without a name. Atomic.
+    int64_t byte_size        # their bytes. Atomic.
     int64_t max_count
     int64_t max_byte_size
     Share *shares
-    int64_t scope_count      # most regions of one scope
-    int64_t scope_byte_size  # and their bytes
+    int64_t scope_count      # maximum for one scope
+    int64_t scope_byte_size  # maximum of their bytes
 
-# The region with this name, whose block has got one more reference; NULL when the caller knows none.
+# The region with this name, with one more reference to its block; NULL if the caller has none of that name.
 cdef Region *region_find(Registry *registry, int64_t scope, Str name) noexcept nogil
-# Why this part of a region cannot be used, from malloc; NULL when it can.
+# Why this part of a region cannot be used, from malloc; NULL if it can.
 cdef char *region_refusal(const Region *region, int64_t offset, int64_t byte_size) noexcept nogil
-# Whether all that was read from the region and written to it so far is worth something: its object has not been
+# Whether everything that was read from the region and written to it so far is valid, because the object has not been
 # shortened. To be asked after each use.
 cdef bint region_intact(const Region *region) noexcept nogil
 cdef void placements_free(Placement *first) noexcept nogil
 
-# What callers are told who may not use shared memory.
+# The text for callers that may not use shared memory.
 cdef const char *SHM_DISABLED
 
 
 cdef class Regions:
-    # owns a Registry for Python
+    # a Registry for Python
     cdef Registry *registry
-    # Enter a region, whose `close` is set, with one more reference to its block. The caller keeps his.
+    # Add a region, whose `close` is set, with one more reference to its block. The caller keeps its own reference.
     cdef int enter(self, Region *region) except -1
 
-# A region with its own copies of `name` and `key`, not entered yet, whose block has one reference. `data` may be NULL.
+# A region with copies of `name` and `key`, not in the registry yet, whose block has one reference. `data` may be NULL.
 # NULL: no memory.
 cdef Region *region_new(RegionKind kind, int64_t scope, bytes name, bytes key, void *data, size_t size) noexcept

@@ -1,18 +1,18 @@
-# Small memory of one thread: what is given back waits in a list of its size for who asks for as much again. No locks,
-# and a dozen instructions each way.
+# Small allocations of one thread. A piece that is freed waits in a list for the next allocation of its size. This takes
+# no lock and a dozen instructions each way.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
 
 cdef enum:
-    SMALL_STEP = 16          # bytes by which sizes differ
-    SMALL_CLASSES = 65       # up to 1 KiB; larger pieces come from malloc
+    SMALL_STEP = 16          # bytes between two sizes
+    SMALL_CLASSES = 65       # up to 1 KiB; malloc serves larger sizes
     SMALL_LARGEST = (SMALL_CLASSES - 1) * SMALL_STEP
 
 cdef extern from *:
-    # what free pieces of one size have together at most, in steps; in debug builds none waits, so that the sanitizers
-    # see each as it is
+    # the maximum of free pieces of one size, in steps of memory; none in debug builds, so that sanitizers see every
+    # allocation
     """
     #ifdef NDEBUG
     #define INFERD_SMALL_KEPT 4096
@@ -23,21 +23,21 @@ cdef extern from *:
     const size_t SMALL_KEPT "INFERD_SMALL_KEPT"
 
 cdef union Piece:
-    # the head of a piece, whose bytes follow it
-    Piece *next              # of a free one
-    size_t size_class        # of one in use; SMALL_CLASSES: it is larger than those
-    char room[SMALL_STEP]    # so that the bytes are aligned as malloc's
+    # the head of a piece; its bytes follow
+    Piece *next              # of a free piece
+    size_t size_class        # of a piece in use; SMALL_CLASSES: larger than the largest class
+    char room[SMALL_STEP]    # aligns the bytes like malloc's
 
 cdef struct Smalls:
-    # of one thread; zeroed, it is empty
+    # of one thread; all zeros is an empty one
     Piece *free[SMALL_CLASSES]
     uint32_t count[SMALL_CLASSES]
 
-# What small_take leaves to it: no piece of this size waits.
+# The rest of small_take: no piece of this size is free.
 cdef void *small_new(size_t size) noexcept nogil
-# As realloc. NULL: no memory, and `data` is still there.
+# Like realloc. NULL: no memory, and `data` is unchanged.
 cdef void *small_resize(Smalls *self, void *data, size_t size) noexcept nogil
-# Give all that waits back to the C library.
+# Return all free pieces to the C library.
 cdef void smalls_clear(Smalls *self) noexcept nogil
 
 

@@ -1,7 +1,7 @@
 # Decoding of inference.ModelInferRequest.
 #
-# A decoded message holds borrowed pointers into the bytes it was decoded from: the caller keeps those bytes alive and
-# unchanged for as long as the InferMessage is in use. Nothing here takes the GIL.
+# A decoded message has borrowed pointers into the bytes from which it was decoded. The caller keeps these bytes alive
+# and unchanged for as long as the InferMessage is in use. No function takes the GIL.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -50,8 +50,8 @@ cdef struct OutputHead:
     uint32_t parameter_count
 
 cdef struct InferMessage:
-    # one ModelInferRequest. Each array grows as needed and is kept by infer_message_clear for the next message.
-    # Of parameters with the same key, as anywhere in a protobuf map, the last one counts; all are kept in order.
+    # One ModelInferRequest. Each array grows as needed; infer_message_clear keeps it for the next message. If several
+    # parameters have the same key, the last one counts, as in any protobuf map; all are kept, in order.
     Str model_name
     Str model_version
     Str id
@@ -80,34 +80,34 @@ cdef enum DecodeResult:
     DECODE_TOO_MANY = -2     # more than DECODE_LIMIT inputs, outputs, raw contents, parameters or dimensions
     DECODE_NO_MEMORY = -3
 
-# The most elements that any one array of an InferMessage may hold: bounds memory against messages that are made of
-# very many tiny elements.
+# Any one array of an InferMessage may hold at most so many elements. This bounds the memory for messages that consist
+# of very many tiny elements.
 cdef enum:
     DECODE_LIMIT = 65536
 
 cdef void infer_message_init(InferMessage *message) noexcept nogil
-# Forget the content; keep small arrays for reuse, free large ones.
+# Remove the content; keep small arrays for reuse, free large ones.
 cdef void infer_message_clear(InferMessage *message) noexcept nogil
 cdef void infer_message_free(InferMessage *message) noexcept nogil
 
-# Decode `size` bytes in one pass. After a failure the message is as infer_message_clear leaves it.
+# Decode `size` bytes in one pass. After a failure the message is as after infer_message_clear.
 cdef DecodeResult infer_decode(const uint8_t *data, size_t size, InferMessage *message) noexcept nogil
 
-# Take the parameters of another message, whose bytes they go on pointing into. False: no memory.
+# Replace the parameters by those of another message; they continue to point into its bytes. False: no memory.
 cdef bint infer_message_copy_parameters(InferMessage *message, const InferMessage *other) noexcept nogil
 
-# The same behind those that there are.
+# Add the parameters of another message behind those of this one.
 cdef bint infer_message_add_parameters(InferMessage *message, const InferMessage *other) noexcept nogil
 
-# The last parameter with this key among `count` at `first`; NULL when there is none.
+# The last parameter with this key among `count` from `first` on; NULL if there is none.
 cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
                                      size_t key_size) noexcept nogil
 
-# The one field of InferTensorContents that carries elements of this datatype (FP32 -> 6, INT8 -> 2, ...), 0 for FP16
-# and BF16, which have none.
+# The one field of InferTensorContents for elements of this datatype (FP32 -> 6, INT8 -> 2, ...); 0 for FP16 and BF16,
+# which have none.
 cdef uint32_t contents_field(Datatype datatype) noexcept nogil
-# Bytes that contents_copy will write for this input, taken as `datatype`.
+# The number of bytes that contents_copy writes for this input with this datatype.
 cdef uint64_t contents_size(const InputHead *head, Datatype datatype) noexcept nogil
-# Write the typed contents as raw little-endian elements (BYTES: each with a 4-byte length), narrowing integers by
-# keeping their low bytes as Triton does. Only for an input whose contents_mask has no other bit than this datatype's.
+# Write the typed contents as raw little-endian elements (BYTES: each with a 4-byte length). Integers are narrowed to
+# their low bytes, as in Triton. Only for an input whose contents_mask has no other bit than this datatype's.
 cdef void contents_copy(const InputHead *head, Datatype datatype, uint8_t *out) noexcept nogil

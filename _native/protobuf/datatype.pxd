@@ -37,7 +37,7 @@ cdef extern from *:
     static inline const char *inferd_datatype_name(int dt) { return inferd_datatype_names[dt]; }
     static inline uint32_t inferd_datatype_size(int dt) { return inferd_datatype_sizes[dt]; }
     """
-    # The type that a v2 datatype name means; DT_INVALID for an unknown name.
+    # The type with this name in the v2 protocol; DT_INVALID for an unknown name.
     Datatype datatype_parse "inferd_datatype_parse"(const char *name, size_t size) noexcept nogil
     const char *datatype_name "inferd_datatype_name"(int datatype) noexcept nogil
     # Bytes of one element; 0 for DT_BYTES, whose elements carry their own length.

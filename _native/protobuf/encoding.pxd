@@ -1,4 +1,4 @@
-# Encoding of inference.ModelInferResponse, without the bytes of its tensors, which are sent from where they lie.
+# Encoding of inference.ModelInferResponse without the bytes of its tensors, which are sent from their own memory.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -23,9 +23,9 @@ cdef struct ResponseHead:
     const Parameter *parameters
     uint32_t parameter_count
 
-# Encoding is two calls: size, then write into at least that many bytes; write returns the end of what it wrote.
+# Encoding takes two calls: size, then write into at least that many bytes. Write returns the end of what it wrote.
 cdef size_t response_head_size(const ResponseHead *head) noexcept nogil
 cdef uint8_t *response_head_write(const ResponseHead *head, uint8_t *out) noexcept nogil
-# Tag and length in front of one raw_output_contents entry of `size` bytes.
+# The tag and length in front of one raw_output_contents entry of `size` bytes.
 cdef size_t raw_prefix_size(uint64_t size) noexcept nogil
 cdef uint8_t *raw_prefix_write(uint64_t size, uint8_t *out) noexcept nogil

@@ -1,8 +1,8 @@
 # Protobuf wire primitives.
 #
-# A reader takes the position and the end of the enclosing message and returns the position after what it read, or
-# NULL when the bytes are not what official protobuf accepts: every caller checks that one sentinel. Nothing here
-# reads at or past `end`, allocates, recurses or takes the GIL.
+# A reader takes the position and the end of the enclosing message, and returns the position behind what it read. It
+# returns NULL for bytes that official protobuf does not accept; every caller checks for this. No function reads at or
+# past `end`, allocates, recurses or takes the GIL.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -15,7 +15,7 @@ cdef enum WireType:
     WIRE_END_GROUP = 4
     WIRE_FIXED32 = 5
 
-# Messages, map entries and groups together may lie this deep inside the outermost message.
+# The limit of nested messages, map entries and groups together, within the outermost message.
 cdef enum:
     MAX_DEPTH = 100
 
@@ -26,23 +26,23 @@ cdef extern from *:
     #define INFERD_HIGH_BITS 0x8080808080808080ULL
     """
     bint likely "inferd_likely"(bint condition) noexcept nogil
-    # Bytes that a varint takes, 1 to 10.
+    # The size of a varint in bytes, 1 to 10.
     size_t varint_size "inferd_varint_size"(uint64_t value) noexcept nogil
-    # The bits that are clear in eight bytes of ASCII, or in eight varints of one byte.
+    # The bits that are clear in eight bytes of ASCII, and in eight varints of one byte.
     const uint64_t HIGH_BITS "INFERD_HIGH_BITS"
 
-# The readers' cases of more than one byte.
+# The cases of the readers below with more than one byte.
 cdef const uint8_t *read_long_varint(const uint8_t *p, const uint8_t *end, uint64_t *value) noexcept nogil
 cdef const uint8_t *read_long_uint32(const uint8_t *p, const uint8_t *end, uint32_t *value) noexcept nogil
 
-# Pass over the value of a field whose tag was just read. `depth` counts the messages around it, the outermost
-# excluded. A group is passed over with everything in it, up to its matching end.
+# Skip the value of a field whose tag was just read. `depth` counts the messages around it, without the outermost. A
+# group is skipped with everything in it, up to its matching end.
 cdef const uint8_t *skip_field(const uint8_t *p, const uint8_t *end, uint32_t tag, int depth) noexcept nogil
 
 # Whether the bytes are well-formed UTF-8 (no overlong form, no surrogate, nothing above U+10FFFF).
 cdef bint utf8_valid(const uint8_t *p, const uint8_t *end) noexcept nogil
 
-# Elements in the body of a packed repeated varint field; -1 when it is malformed.
+# The number of elements in the body of a packed repeated varint field; -1 if it is malformed.
 cdef long long packed_varint_count(const uint8_t *p, const uint8_t *end) noexcept nogil
 
 
@@ -78,7 +78,7 @@ cdef inline const uint8_t *read_size(const uint8_t *p, const uint8_t *end, uint3
     return p if likely(size[0] <= <size_t>(end - p)) else NULL
 
 
-# Whether there are at most 16 bytes, all of them ASCII: what nearly every name is.
+# Whether there are at most 16 bytes, all of them ASCII. Nearly every name is like that.
 cdef inline bint is_short_ascii(const uint8_t *p, size_t size) noexcept nogil:
     cdef uint64_t first, last
     cdef uint32_t first_half, last_half
@@ -116,7 +116,7 @@ cdef inline const uint8_t *read_fixed64(const uint8_t *p, const uint8_t *end, ui
     return p + 8
 
 
-# Write a varint; the end of what was written. The caller has made room for varint_size(value) bytes.
+# Write a varint and return its end. The caller has made room for varint_size(value) bytes.
 cdef inline uint8_t *write_varint(uint8_t *out, uint64_t value) noexcept nogil:
     while value >= 0x80:
         out[0] = <uint8_t>(value | 0x80)
@@ -132,6 +132,6 @@ cdef inline uint8_t *write_prefix(uint8_t *out, uint32_t tag, uint64_t size) noe
     return write_varint(out + 1, size)
 
 
-# Bytes of a whole length-delimited field whose tag takes one byte.
+# The size of a length-delimited field whose tag takes one byte, with tag and length.
 cdef inline size_t field_size(uint64_t size) noexcept nogil:
     return 1 + varint_size(size) + size

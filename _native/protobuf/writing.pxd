@@ -1,7 +1,7 @@
-# Messages written field by field into memory that grows.
+# Writes messages field by field into memory that grows.
 #
-# What writes returns the end of what it wrote; the caller has made room. Sizes of messages are written when these are
-# complete, into a byte that was left for them.
+# Each function returns the end of what it wrote; the caller has made room. The size of a message is written when the
+# message is complete, into a byte that was reserved for it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -11,17 +11,17 @@ from libc.string cimport memcpy, memmove
 from _native.protobuf.wire cimport WIRE_LEN, varint_size, write_varint
 
 cdef enum:
-    # Bytes that are enough for one of these: its tag of at most two bytes, and its size or value.
-    TEXT_BYTES = 7           # and those of the text
+    # Enough bytes for a field: its tag of at most two bytes, and its size or value.
+    TEXT_BYTES = 7           # and the bytes of the text
     NUMBER_BYTES = 12
-    MESSAGE_BYTES = 7        # and those of the message
+    MESSAGE_BYTES = 7        # and the bytes of the message
 
 cdef struct Buffer:
     uint8_t *data            # from malloc
     size_t size
     size_t capacity
 
-# So many bytes more may be written behind those that there are. False: there is no memory.
+# Make room for so many further bytes. False: no memory.
 cdef inline bint reserve(Buffer *buffer, size_t size) noexcept nogil:
     cdef size_t capacity = max(2 * buffer.capacity, buffer.size + size)
     cdef uint8_t *grown
@@ -49,7 +49,7 @@ cdef inline uint8_t *put_text(uint8_t *out, uint32_t field, const char *data, si
     memcpy(out, data, size)
     return out + size
 
-# The end of a message that begins one byte behind `length` and ends here.
+# End a message that begins one byte behind `length` and ends at `end`: write its size, and move it if that is longer.
 cdef inline uint8_t *framed(uint8_t *length, uint8_t *end) noexcept nogil:
     cdef size_t size = <size_t>(end - length) - 1
     cdef size_t more = varint_size(size) - 1

@@ -1,4 +1,4 @@
-# How requests get into the counters of their lanes.
+# Counts requests in the statistics of their lanes.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -6,17 +6,17 @@ from _native.request.request cimport Request, Response
 from _native.request.statistics cimport Bounds, Execution, Failure, time_index
 from _native.scheduling.lane cimport Lane
 
-# One request has failed, or has been given up, by `now`: count it on its lane. What tells of itself that it was refused
-# by its queue or given up is counted as that, anything else as `otherwise`.
+# One request has failed, or was abandoned, at `now`: count it on its lane. A request that its queue refused, or that
+# was abandoned, is counted as such, any other as `otherwise`.
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil
-# One request, executed by itself from `taken_ns` until now, has ended: count it.
+# One request, which was executed alone since `taken_ns`, has ended now: count it.
 cdef void account_detached(const Request *request, int64_t taken_ns) noexcept nogil
-# On the loop: a response of a decoupled model passes.
+# On the loop: count a response of a decoupled model that passes the bridge.
 cdef void account_response(Request *request, const Response *response) noexcept nogil
-# How the request ended, for those that are counted otherwise.
+# How the request ended, for counters elsewhere.
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil
 
-# One of the requests that succeeded in a batch; execution.end_ns is set.
+# Count one successful request of a batch; execution.end_ns is set.
 cdef inline void execution_add(Execution *execution, const Request *request, int64_t taken_ns) noexcept nogil:
     cdef const Bounds *bounds = &(<const Lane *>request.lane).statistics.bounds
     cdef int64_t passed = execution.end_ns - request.arrived_ns

@@ -1,4 +1,4 @@
-# The way to the event loop from every other thread.
+# The bridge: the way to the event loop from every other thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
@@ -8,55 +8,55 @@ from _native.threads cimport Mutex
 from _native.timers cimport Timers, TimersHandle
 
 cdef struct WatchedDescriptor:
-    # a descriptor that the loop reads for somebody
+    # a descriptor that the loop reads for another part of the server
     int fd
-    bint once                # it is told of what comes, not of what is still there: `read` leaves nothing behind
+    bint once                # `read` always reads everything, so that only new bytes need to be reported
     void *owner
-    # On the loop: it is readable, or its other end is closed. False: no more of it.
+    # On the loop: the descriptor is readable, or its other end is closed. False: stop watching it.
     bint (*read)(WatchedDescriptor *descriptor) noexcept nogil
 
 cdef struct Bridge:
-    Mutex guard              # guards the two lists
+    Mutex guard              # protects the two lists
     Response *head
     Response *tail
     PostedCallback *first_callback
     PostedCallback *last_callback
-    int32_t signalled        # atomic: the loop has been told and has not looked yet
-    int event_fd             # is told when there is something in a list
-    int poll_fd              # readable when that has been told or a watched descriptor is readable
+    int32_t signalled        # atomic: the loop has been signalled and has not looked yet
+    int event_fd             # written when a list is not empty any more
+    int poll_fd              # readable when event_fd or a watched descriptor is readable
     Mutex reading            # held while watched descriptors are read
     # Used on the loop thread only:
     Timers *timers           # of the loop
-    uint32_t in_house        # requests admitted and not yet freed
-    void (*after)(void *context) noexcept nogil     # called when a round of deliveries is done
+    uint32_t in_house        # requests that are admitted and not freed
+    void (*after)(void *context) noexcept nogil     # called after a round of deliveries
     void *after_context
     void *owner              # the BridgeHandle; not a reference
 
 # From any thread: hand over a chain of responses. The loop delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
-# On the loop, from inside of another delivery only: the same for one response, at once. A sink for one response gets
-# one, whatever the model sends: a response that is not the final one is held until the end is known.
+# On the loop, only within another delivery: deliver one response at once. A sink that takes a single response gets
+# one, whatever the model sends: a response that is not final is held until the end of the request is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
-# From any thread: have the callback run on the loop, once, soon. It must stay where it is until then.
+# From any thread: have the loop run the callback soon, once. The callback must not move until then.
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
 # From any thread: have the loop read the descriptor. False: the system refuses.
 cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: arm a watched descriptor anew, so that its `read` is called again for bytes that are still there.
+# On the loop: arm a watched descriptor again, so that `read` is called for bytes that are still there.
 cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# From any thread but the loop, without the GIL: the opposite. `read` is not called any more when it returns.
+# From any thread but the loop, without the GIL: stop reading the descriptor. `read` does not run after the return.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# On the loop: watch request.deadline_ns, at which the sink gets DEADLINE_EXCEEDED, and request.expires_ns, at which the
-# lane's scheduler says what happens. False: no memory, which cannot be when timers_have_room.
+# On the loop: set the request's timer. At request.deadline_ns the sink gets DEADLINE_EXCEEDED; at request.expires_ns
+# the lane's scheduler decides. False: no memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: the sink no longer wants the answer. Queued work leaves the queue; running work is told.
+# On the loop: the sink does not want the answer any more. A queued request leaves the queue; an instance is told.
 cdef void bridge_abandon(Request *request) noexcept nogil
 
 
 cdef class BridgeHandle:
-    # owns a Bridge for Python
+    # a Bridge for Python
     cdef Bridge bridge
     cdef readonly TimersHandle timers    # of the loop
-    cdef list refused        # (status, details) of requests that no instance has seen
+    cdef list refused        # (status, details) of requests that no instance has taken
     cdef int64_t more_refused
-    cdef readonly dict refusal_counts    # of requests that no instance has seen, by reason of the error or status
+    cdef readonly dict refusal_counts    # of requests that no instance has taken, by reason of the error or status
     cdef void note_refusal(self, Response *response) noexcept

@@ -1,4 +1,4 @@
-# What a model version accepts and returns, compiled for checking requests without the GIL.
+# The inputs and outputs of a model version, compiled for checking requests without the GIL.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
@@ -9,14 +9,14 @@ cdef enum:
     MAX_RANK = 16        # dimensions of a tensor, batch dimension included
 
 cdef enum SupplyKind:
-    # what an input tells that the batch provides; see _native.execution.supply
+    # the content of an input that the batch provides; see _native.execution.supply
     SUPPLY_START
     SUPPLY_END
     SUPPLY_READY
     SUPPLY_CORRELATION
     SUPPLY_END_REASON
     SUPPLY_STATE
-    # what it tells about a ragged input (BatchInput.Kind of Triton's model configuration)
+    # the same about a ragged input (BatchInput.Kind of Triton's model configuration)
     SUPPLY_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT
     SUPPLY_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
@@ -26,8 +26,8 @@ cdef enum SupplyKind:
 
 cdef struct Supplied:
     SupplyKind kind
-    uint8_t values[2][8]     # START, END, READY: the encoded elements for no and for yes
-    uint32_t source          # STATE: which of the states; the kinds about ragged inputs: which input
+    uint8_t values[2][8]     # START, END, READY: the encoded elements for false and for true
+    uint32_t source          # STATE: index of the state; the kinds about ragged inputs: index of the input
 
 cdef struct TensorSignature:
     Str name
@@ -38,23 +38,23 @@ cdef struct TensorSignature:
     bint variable        # some dimension is -1
     Str *labels
     uint32_t label_count
-    uint32_t state       # of an output: 1 + which of the states it updates; 0: none
-    bint ragged          # of an input: requests of any shape share a batch, the model gets their elements in a row
-    # A shape tensor: requests of the same values share a batch. Where the model batches, `dims` leaves out the first
-    # value, which is the batch size, and there is no batch dimension.
+    uint32_t state       # of an output: 1 + index of the state that it updates; 0: none
+    bint ragged          # of an input: requests of any shape share a batch; their elements form one dimension
+    # A shape tensor: requests with the same values share a batch. If the model batches, `dims` leaves out the first
+    # value, the batch size, and there is no batch dimension.
     bint values
     bint reshaped        # the model sees another shape of as many elements:
     uint32_t model_rank
     int64_t model_dims[MAX_RANK]
-    bint padded          # of an input: its only variable dimension is filled up, so that requests share a batch
-    uint32_t pad_axis    # that dimension, without the batch dimension; of an output with cut_like: where it is there
+    bint padded          # of an input: its only variable dimension is padded, so that requests share a batch
+    uint32_t pad_axis    # that dimension, without the batch dimension; of an output with cut_like: its position there
     uint8_t pad_value[8]
-    uint32_t cut_like    # of an output: 1 + the padded input whose length it gets back; 0: none
+    uint32_t cut_like    # of an output: 1 + the padded input to whose length it is cut; 0: none
     uint32_t like_input  # of an output: 1 + the ragged input by whose shapes it is split; 0: none
 
 cdef struct Names:
-    # where the tensor of a name is: a table that is made when the model is loaded, and half full at most
-    uint32_t *slots          # 1 + its place; 0: free
+    # finds a tensor by name: a hash table that is built when the model is loaded, at most half full
+    uint32_t *slots          # 1 + index of the tensor; 0: free
     uint32_t mask
 
 cdef struct Signature:
@@ -62,29 +62,29 @@ cdef struct Signature:
     int64_t version
     Str version_text
     int64_t max_batch_size       # 0: no batch dimension
-    TensorSignature *inputs      # those that requests carry, then those that the batch provides
-    uint32_t input_count         # of the first kind
-    Names input_names            # of both
+    TensorSignature *inputs      # inputs of requests, then inputs that the batch provides
+    uint32_t input_count         # number of the first kind
+    Names input_names            # of both kinds
     Supplied *supplied           # the second kind
     uint32_t supplied_count
-    uint32_t required_inputs     # those that are not optional
-    TensorSignature *outputs     # those that requests ask for, then those that only the server keeps
-    uint32_t output_count        # of the first kind
-    Names output_names           # of both
-    uint32_t kept_count          # of the second
+    uint32_t required_inputs     # number of inputs that are not optional
+    TensorSignature *outputs     # outputs for requests, then outputs that only the server keeps
+    uint32_t output_count        # number of the first kind
+    Names output_names           # of both kinds
+    uint32_t kept_count          # number of the second kind
     uint32_t state_count
-    int64_t *buckets             # lengths to which padded inputs are filled up, ascending
+    int64_t *buckets             # lengths to which padded inputs are padded, ascending
     uint32_t bucket_count
     bint decoupled               # a request may have any number of responses
-    bint single_answers          # of a decoupled model, whose only response may be asked for by ModelInfer
+    bint single_answers          # of a decoupled model: ModelInfer may ask for its only response
     bint splits                  # a request may have more rows than max_batch_size
     bint uniform                 # all requests have the same inputs and, but for the batch dimension, shapes and values
 
 # A copy of the text as UTF-8 from malloc, terminated.
 cdef int str_copy(Str *out, str text) except -1
 
-# Index of the input or output with this name, also of one behind those of requests; -1 when there is none. What it
-# takes does not depend on their number.
+# Index of the input or output with this name, including those not in requests; -1: none. The time does not depend on
+# their number.
 cdef int input_find(const Signature *signature, Str name) noexcept nogil
 cdef int output_find(const Signature *signature, Str name) noexcept nogil
 

@@ -1,4 +1,4 @@
-# What a model version has done, in plain counters; read by the statistics RPC and by metrics.
+# The counters of a model version, read by the statistics RPC and by metrics.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -18,45 +18,45 @@ cdef struct BatchStatistics:
     Duration compute_output
 
 cdef enum:
-    POWERS = 26              # bounds that every model has: 1, 2, 4, ... 2^25 us
-    QUEUE_TIMES = 27         # counters: one for each bound, the last for times above all bounds
-    TIMES = 64               # counters of a histogram at most; the last one in use has no bound
-    REASONS = 16             # reasons of schedulers to let a batch go that are told apart
-    RESPONSES = 1024         # indexes of the responses to one request that are told apart
+    POWERS = 26              # bounds of every model: 1, 2, 4, ... 2^25 us
+    QUEUE_TIMES = 27         # counters: one for each bound, and one for longer times
+    TIMES = 64               # most counters of a histogram; the last one in use has no bound
+    REASONS = 16             # most reasons of schedulers for letting a batch go that are counted separately
+    RESPONSES = 1024         # most indexes of the responses to one request that are counted separately
 
 cdef struct Bounds:
     # upper bounds of the histograms of times, ascending and inclusive
     int64_t ns[TIMES]        # INT64_MAX behind the last one
     uint32_t count
-    uint8_t start[64]        # where to begin the search for a time of so many binary digits in us
+    uint8_t start[64]        # index at which to begin the search for a time of so many binary digits in us
 
 cdef struct Histogram:
     uint64_t counts[TIMES]   # by the first bound that a time does not exceed
 
 cdef enum Failure:
-    # why a request failed, as Triton tells them apart
+    # why a request failed, with Triton's categories
     FAILURE_REJECTED         # by a limit or a timeout of its queue
-    FAILURE_CANCELED         # its client has left, or did not want to wait any longer
+    FAILURE_CANCELED         # its client cancelled, or its deadline passed
     FAILURE_BACKEND          # the model failed
     FAILURE_OTHER
     FAILURES                 # the number of reasons
 
 cdef struct ResponseStatistics:
-    # the responses of one index of a decoupled model
-    Duration compute_infer   # from the response before it, or the beginning of the execution
+    # of a decoupled model: the responses with one index
+    Duration compute_infer   # from the previous response, or the begin of the execution
     Duration success
     Duration fail
     Duration empty
     Duration cancel
 
 cdef struct Left:
-    # batches that left for one reason
-    const char *why          # static text of the scheduler's; NULL: the entry is not used
+    # the batches that left for one reason
+    const char *why          # static text of the scheduler; NULL: unused entry
     uint64_t count
 
 cdef struct Counters:
     # the fields of inference.ModelStatistics
-    int64_t last_end_ns          # of the last batch that was executed, monotonic; 0: there was none
+    int64_t last_end_ns          # of the last executed batch, monotonic; 0: none
     uint64_t inference_count
     uint64_t execution_count
     Duration success
@@ -65,16 +65,16 @@ cdef struct Counters:
     Duration compute_input
     Duration compute_infer
     Duration compute_output
-    Duration cache_hit           # requests answered from the response cache, and the time of looking there
-    Duration cache_miss          # the others, and the time of looking and of keeping the answer
-    Histogram request_times      # served requests by their time from arrival
-    Histogram queue_times        # in the queue
-    Histogram input_times        # and those of their batches in each phase
+    Duration cache_hit           # requests answered from the response cache, and the time of their lookups
+    Duration cache_miss          # other requests, and the time of their lookups and of storing responses
+    Histogram request_times      # requests that succeeded, by time from arrival
+    Histogram queue_times        # by time in the queue
+    Histogram input_times        # by time of their batches in each phase
     Histogram infer_times
     Histogram output_times
     Histogram first_times        # of a decoupled model: from arrival to the first response
-    Histogram next_times         # and from each response to the next
-    Duration first_responses     # how many, and their times together
+    Histogram next_times         # from each response to the next
+    Duration first_responses     # number and summed time
     Duration next_responses
     Left left[REASONS]
     BatchStatistics *batches     # ascending by rows
@@ -87,38 +87,38 @@ cdef struct Counters:
 cdef struct Statistics:
     Mutex guard
     Bounds bounds
-    void *sampling           # Sampling of this model's own; NULL: that of the server
+    void *sampling           # Sampling of this model; NULL: the server's
     Counters counters
 
 cdef struct Execution:
     # one executed batch
-    int64_t end_ns           # when
+    int64_t end_ns           # when it ended
     uint32_t rows            # that were executed together
-    uint32_t requests        # that succeeded
-    uint32_t served_rows     # of those
+    uint32_t requests        # number of requests that succeeded
+    uint32_t served_rows     # rows of these
     uint64_t success_ns      # their time from arrival, summed
     uint64_t queue_ns        # their time in the queue, summed
-    uint32_t request_times[TIMES]    # how many of them took how long
-    uint32_t queue_times[TIMES]      # and waited how long
-    uint32_t longest         # index of the longest of the former
-    uint32_t longest_queue   # and of the latter
-    const char *why          # it left, see Left; NULL: not told
-    uint64_t input_ns        # of the batch in each phase
+    uint32_t request_times[TIMES]    # requests by time, see Counters.request_times
+    uint32_t queue_times[TIMES]      # requests by time in the queue
+    uint32_t longest         # greatest index in request_times
+    uint32_t longest_queue   # greatest index in queue_times
+    const char *why          # why the batch left, see Left; NULL: unknown
+    uint64_t input_ns        # of the batch, for each phase
     uint64_t infer_ns
     uint64_t output_ns
 
 cdef enum ResponseKind:
     RESPONSE_SUCCESS
     RESPONSE_FAIL
-    RESPONSE_EMPTY           # it says only that it is the last
+    RESPONSE_EMPTY           # contains nothing but the fact that it is the last
     RESPONSE_CANCEL          # nobody waited for it any more
 
-# Where a time belongs in a histogram: the first bound that it does not exceed.
+# The index of a time in a histogram: the first bound that it does not exceed.
 cdef inline uint32_t time_index(const Bounds *bounds, int64_t ns) noexcept nogil:
     cdef uint32_t i
     if ns <= bounds.ns[0]:
         return 0
-    # ns // 1024 has as many binary digits as the microseconds have, or one less
+    # ns // 1024 has as many binary digits as the time in microseconds, or one less
     i = bounds.start[63 - leading_zeros(<unsigned long long>ns >> 10 | 1)]
     while ns > bounds.ns[i]:
         i += 1
@@ -126,30 +126,30 @@ cdef inline uint32_t time_index(const Bounds *bounds, int64_t ns) noexcept nogil
 
 cdef void statistics_init(Statistics *statistics) noexcept nogil
 cdef void statistics_clear(Statistics *statistics) noexcept nogil
-# Before anything is counted: have these upper bounds, in nanoseconds, beside the powers of two. False: too many.
+# Before the first count: use these upper bounds, in nanoseconds, beside the powers of two. False: too many.
 cdef bint statistics_add_bounds(Statistics *statistics, const int64_t *ns, uint32_t count) noexcept nogil
-# A response of a decoupled model: its index, the time since the request arrived (index 0) or since the response before
-# it, and the time of that in which the model computed.
+# Count a response of a decoupled model: its index, the time since the request arrived (index 0) or since the previous
+# response, and the part of it in which the model computed.
 cdef void statistics_responded(Statistics *statistics, ResponseKind kind, uint32_t index, int64_t passed_ns,
                                int64_t compute_ns) noexcept nogil
-# Requests that failed, and the time from arrival that they took together; `_native.request.accounting` has one for
-# one.
+# Count requests that failed, with their summed time from arrival; `_native.request.accounting` has a function for a
+# single one.
 cdef void statistics_failed(Statistics *statistics, Failure why, uint64_t count, uint64_t ns) noexcept nogil
-# Requests that got the answer of another one, and the time from arrival that they took together.
+# Count requests that got the response to another one, with their summed time from arrival.
 cdef void statistics_shared(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_cache_hit(Statistics *statistics, uint64_t lookup_ns) noexcept nogil
-# `count` is 0 when only the time grows.
+# With `count` 0 only the time grows.
 cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
-# All counters as they are at one moment, for whoever exports them. False: no memory.
+# Copy all counters at one moment, for exporters. False: no memory.
 cdef bint statistics_read(Statistics *statistics, Counters *copy) noexcept nogil
-# Free what such a copy has.
+# Free the memory of such a copy.
 cdef void counters_clear(Counters *copy) noexcept nogil
-# When the last batch was executed, in milliseconds since 1970; 0: never.
+# The time of the last executed batch, in milliseconds since 1970; 0: never.
 cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
-# How many requests waited how long, by the bounds that every model has: QUEUE_TIMES numbers.
+# The number of requests by time in the queue, with the bounds of every model: QUEUE_TIMES numbers.
 cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
-# (requests that succeeded, that failed, ns in which batches computed); see _native.scheduling.lane.LaneHandle.totals.
+# (succeeded requests, failed requests, ns in which batches computed); see _native.scheduling.lane.LaneHandle.totals.
 cdef tuple statistics_totals(Statistics *statistics)
 # All counters as a dict; see _native.scheduling.lane.LaneHandle.statistics.
 cdef dict statistics_dict(Statistics *statistics)

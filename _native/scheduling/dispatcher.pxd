@@ -1,5 +1,5 @@
-# Who gets which batch: all instances that wait, what they wait for, and the resources that they need. Time is an
-# argument, and nothing here locks, waits, notifies or executes.
+# Decides which instance gets which batch: knows all waiting instances, their lines, and the resources that they need.
+# Time is an argument. Nothing here locks, waits, notifies or executes.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -10,7 +10,7 @@ from _native.threads cimport Condition, Mutex
 from _native.timers cimport Timer
 
 cdef struct ResourcePool:
-    # one resource on one device, or everywhere
+    # one resource of one device, or of all
     int64_t total
     int64_t free
 
@@ -24,42 +24,42 @@ cdef struct Claim:
     Need *needs
     uint32_t need_count
     uint64_t priority        # the weight of an execution: 1 is the highest
-    uint64_t virtual_time    # of those that wait the smallest goes first
+    uint64_t virtual_time    # of the waiting claims, the one with the smallest value goes first
     bint held
 
 cdef enum ConsumerState:
-    CONSUMER_AWAY            # its instance executes, or has not come yet
-    CONSUMER_IDLE            # its thread waits, and it may be given a batch
-    CONSUMER_CALLED          # it has been given something that its thread has not seen yet
+    CONSUMER_AWAY            # its instance executes, or has not asked yet
+    CONSUMER_IDLE            # its thread waits, and may get a batch
+    CONSUMER_CALLED          # it was given something that its thread has not seen yet
     CONSUMER_LENT            # its thread waits while the loop executes a batch with the instance
 
 cdef enum Given:
     GIVEN_BATCH              # execute it
     GIVEN_END                # nothing more will come
-    GIVEN_BACK               # the loop cannot go on with the instance: see what it needs, and ask again
+    GIVEN_BACK               # the loop cannot continue with the instance: get ready, and ask again
 
 cdef struct Consumer:
     # one instance, as its lane sees it
     uint32_t index           # 0, 1, ... among the instances of the version
-    Claim *claim             # to resources that it needs to execute; NULL: to none
-    const char *why          # the batch that it got last was one, for people
-    # Of an instance that the loop can use, too (see `_native.execution.remote`); else all NULL. Whether a batch can
-    # begin now; on the loop: begin this one.
+    Claim *claim             # to the resources that it needs to execute; NULL: none
+    const char *why          # the reason for its last batch, as text
+    # For an instance that the loop can use, too (see `_native.execution.remote`); otherwise NULL. `ready`: whether a
+    # batch can begin now; `begin`, on the loop: begin this one.
     bint (*ready)(Consumer *consumer) noexcept nogil
     void (*begin)(Consumer *consumer, Request *batch) noexcept nogil
     void *instance
-    Given given              # what it has been called for
-    # the dispatcher's
+    Given given              # for which it was called
+    # for the dispatcher
     ConsumerState state
-    Line *line               # that it waits in
-    Request *batch           # that it has been given
-    int64_t watch_ns         # its thread looks then by itself, as long as it is idle; NEVER: it need not
+    Line *line               # in which it waits
+    Request *batch           # that it was given
+    int64_t watch_ns         # its thread looks again at this time, while it is idle; NEVER: it need not
     bint retired
     Consumer *previous       # among the idle ones of its line
     Consumer *next
-    bint told                # it is in what a decision has called
-    Consumer *next_called    # there
-    Condition called         # by which its thread hears of it
+    bint told                # it is in the chain of called consumers
+    Consumer *next_called    # in that chain
+    Condition called         # signalled for its thread
 
 cdef struct Consumers:
     # a list of them; see _native.list
@@ -67,34 +67,34 @@ cdef struct Consumers:
     Consumer *last
 
 cdef struct Line:
-    # where the batches for some consumers come from: a queue, or the sequences of one instance
+    # the source of batches for some consumers: a queue, or the sequences of one instance
     Dispatcher *dispatcher
-    void *owner              # Lane that it is of
-    uint32_t index           # the scheduler's
-    bint timed               # what it does depends on the time
-    # The scheduler's: whether there is a batch now for an idle consumer (plan.count), else when to look again
-    # (plan.wake_ns). When nothing will ever come any more, it sets `over`.
+    void *owner              # Lane of the line
+    uint32_t index           # for the scheduler
+    bint timed               # its batches depend on the time
+    # Set by the scheduler. Plan: whether there is a batch now for an idle consumer (plan.count), or when to look again
+    # (plan.wake_ns). If nothing will ever come any more, it sets `over`.
     void (*plan)(Line *line, int64_t now, BatchPlan *plan) noexcept nogil
-    # Right after that: the batch. NULL: there is none after all, and plan.wake_ns says when to look again.
+    # Right after `plan`: cut the batch. NULL: there is none after all, look again at plan.wake_ns.
     Request *(*cut)(Line *line, int64_t now, BatchPlan *plan) noexcept nogil
-    # An instance only now comes for a batch that it was given a while ago: add to its end what has come since and may
-    # go with it. Why that is a batch; NULL: nothing has been added. The function is NULL where nothing may be.
+    # An instance comes late for a batch that it was given: append requests that have come since and may join. Returns
+    # the reason for the batch; NULL: none was appended. The function is NULL if none may be.
     const char *(*grow)(Line *line, int64_t now, Request *batch) noexcept nogil
     bint over
-    uint32_t beside          # idle consumers beside the one for which it is planned
-    Consumers idle           # the one that came last in front
+    uint32_t beside          # idle consumers beside the one for which a batch is planned
+    Consumers idle           # the one that came last is first
     uint32_t idle_count
-    Consumer *watcher        # the idle consumer whose thread looks at `watched_ns`; NULL: none, or the loop does
-    int64_t watched_ns       # NEVER: nobody looks by himself
-    bint touched             # something has changed, and it has to be looked at
+    Consumer *watcher        # the idle consumer whose thread looks again at `watched_ns`; NULL: none, or the loop looks
+    int64_t watched_ns       # NEVER: nobody looks
+    bint touched             # it has changed since the last decision
     Line *next_touched
-    bint lacking             # it has a batch, but no idle consumer the resources for it
-    Line *previous           # among such
+    bint lacking             # it has a batch, but no idle consumer has the resources for it
+    Line *previous           # among lacking lines
     Line *next
-    # of the loop, where it uses instances (`_native.scheduling.calling`)
-    void *bridge             # Bridge of the requests; NULL: none has come yet
-    Timer alarm              # at watched_ns
-    PostedCallback silence   # ends the alarm when the lane is closed
+    # for the loop, which uses instances (`_native.scheduling.calling`)
+    void *bridge             # Bridge of the requests; NULL: no request has come yet
+    Timer alarm              # set to watched_ns
+    PostedCallback silence   # clears the alarm when the lane is closed
 
 cdef struct Lines:
     # a list of lines that lack resources; see _native.list
@@ -102,34 +102,34 @@ cdef struct Lines:
     Line *last
 
 cdef struct Dispatcher:
-    Mutex guard              # held by whoever calls a function of these or touches what they are about
+    Mutex guard              # the lock: held during calls of these functions, and while their data are accessed
     bint limited             # there are resources
-    Line *touched            # a chain by Line.next_touched
-    Lines lacking            # the one that has lacked them longest in front
-    uint64_t virtual_time    # of the claim that was granted last
+    Line *touched            # chain by Line.next_touched
+    Lines lacking            # the one that has lacked them longest is first
+    uint64_t virtual_time    # of the last claim that was granted
 
 cdef void dispatcher_init(Dispatcher *self, bint limited) noexcept nogil
 cdef void dispatcher_clear(Dispatcher *self) noexcept nogil
 cdef void line_init(Line *line, Dispatcher *dispatcher, void *owner) noexcept nogil
 
-# Something has changed in what waits in the line: requests came or left, it was closed, or time has passed.
+# The line has changed: requests came or left, it was closed, or time has passed.
 cdef inline void line_touch(Line *line) noexcept nogil:
     if not line.touched:
         line.touched = True
         line.next_touched = line.dispatcher.touched
         line.dispatcher.touched = line
 
-# The consumer waits in the line from now on; it gives back what it holds.
+# The consumer waits in the line from now on, and gives back what it holds.
 cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil
-# Its thread has seen that it was to watch until now.
+# Its thread has looked at `watch_ns`.
 cdef void consumer_watched(Consumer *consumer) noexcept nogil
-# It waits no longer, and is to be called for that.
+# The consumer stops waiting, and is called for `given`.
 cdef void consumer_call(Consumer *consumer, Given given) noexcept nogil
-# Give back the resources that it holds, if it does.
+# Give back the resources that the claim holds, if any.
 cdef void claim_give(Claim *claim) noexcept nogil
 
-# Decide anew about all lines that have been touched, and, where resources have been given back, about those that lack
-# some. `asking` is the consumer whose thread or loop decides; it goes first and need not be told. The consumers that
-# have been called, and idle ones whose `watch_ns` is another one, as a chain by `next_called`. With `by_loop` consumers
-# that the loop can use are not watchers: then `watched_ns` of a line without a watcher is the loop's affair.
+# Decide about all lines that have changed, and, if resources were given back, about lines that lack some. `asking` is
+# the consumer whose thread or loop decides; it goes first and is not called. Returns called consumers, and idle ones
+# whose `watch_ns` has changed, as a chain by `next_called`. With `by_loop`, consumers that the loop can use do not look
+# again themselves: the loop takes care of `watched_ns` of lines without a watcher.
 cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_loop) noexcept nogil

@@ -1,4 +1,4 @@
-# Lanes: where requests enter a model version. What happens behind it is the scheduler's affair.
+# Lanes: the entry of requests into a model version. A scheduler decides what happens behind it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -18,76 +18,76 @@ cdef enum Pushed:
     LANE_REFUSED             # the request carries the reason
 
 cdef struct Scheduler:
-    # What a kind of lane does. Each function takes what lies behind the lane: the struct that begins with it.
+    # The functions of a kind of lane. They get the struct that begins with the lane.
 
-    # Take a request in, which then belongs to the lane. Never blocks for long; does not wake instances. Anything but
-    # PUSHED: the request is still the caller's. On the loop.
+    # On the loop: take a request, which then belongs to the lane. Does not block for long, and does not wake instances.
+    # Anything but PUSHED: the request still belongs to the caller.
     Pushed (*push)(Lane *lane, Request *request) noexcept nogil
-    # Requests have been pushed: called once for all that arrived together, for larger batches and fewer wake-ups. On
-    # the loop.
+    # On the loop, after requests were pushed: called once for all that arrived together, for larger batches and fewer
+    # wake-ups.
     void (*wake)(Lane *lane) noexcept nogil
-    # Give a request back to the caller because nobody waits for it any more. False: an instance has it. On the loop.
+    # On the loop: return a request to the caller because nobody waits for it any more. False: an instance has it.
     bint (*remove)(Lane *lane, Request *request) noexcept nogil
-    # A request that waits here has done so until request.expires_ns, which push has set. True: it is the caller's, to
-    # be refused. False: it may wait on, or an instance has it. On the loop. NULL: like remove.
+    # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
+    # who refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
-    # Where the batches of this instance come from. NULL: from nowhere.
+    # The source of batches for this instance. NULL: none.
     Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
-    # Refuse further requests; instances finish what was accepted and then end.
+    # Refuse further requests; instances finish accepted requests and then end.
     void (*close)(Lane *lane) noexcept nogil
-    # Requests that wait.
+    # The number of waiting requests.
     uint32_t (*pending)(Lane *lane) noexcept nogil
-    # No request refers to the lane any more and no instance waits in it.
+    # Called when no request refers to the lane any more and no instance waits in it.
     void (*free)(Lane *lane) noexcept nogil
 
 cdef struct SequenceHooks:
-    # what a lane has where requests belong to sequences
+    # the functions of a lane whose requests belong to sequences
 
-    # An instance, on its thread or over the bridge, is done with a request whose `sequence` is set. Called before the
-    # request is answered, or before it is freed when it left its batch; clears `sequence`.
+    # On the instance's thread, or on the loop: the instance has finished a request whose `sequence` is set. Called
+    # before the request is answered, or, if it left its batch, before it is freed; clears `sequence`.
     void (*request_done)(Lane *lane, Request *request) noexcept nogil
-    # An instance wants to be given the request again, with the state that it has brought. It belongs to the lane then.
-    # NULL but for iterative sequences.
+    # An instance reschedules the request, with its new state. It then belongs to the lane. NULL except for iterative
+    # sequences.
     void (*again)(Lane *lane, Request *request) noexcept nogil
-    # Whether a sequence of this id takes further requests here. NULL for iterative sequences.
+    # Whether a sequence with this id takes further requests here. NULL for iterative sequences.
     bint (*has)(Lane *lane, const Correlation *correlation) noexcept nogil
-    # A sequence of this id begins on the lane that has taken the place of this one, so the one here takes nothing more.
-    # On the loop. NULL like that one.
+    # On the loop: a sequence with this id begins on the lane that replaces this one, so the sequence here ends. NULL
+    # for iterative sequences.
     void (*end)(Lane *lane, const Correlation *correlation) noexcept nogil
 
 cdef struct Lane:
-    # the head of every scheduler's struct
+    # the first member of every scheduler's struct
     Signature signature
     Statistics statistics
-    int32_t in_flight        # atomic: requests that refer to this lane, queued, running or on their way back
+    int32_t in_flight        # atomic: requests that refer to this lane: queued, executed or on their way back
     uint32_t max_queue       # requests that may wait; 0: any number
-    bint coalesces           # identical requests in flight are executed once
-    bint caches              # answers are kept for identical requests
-    bint fetches_late        # inputs that lie on a device stay there until an instance has taken their request
-    ResponseOrder *order     # answers leave in the order in which requests came; NULL: as they are ready
+    bint coalesces           # execute identical requests in flight once
+    bint caches              # keep responses for identical requests
+    bint fetches_late        # inputs on a device stay there until an instance has taken their request
+    ResponseOrder *order     # responses leave in the order of requests; NULL: when they are ready
     const Scheduler *scheduler
-    Arena *arena             # into which large messages for the model are received; NULL: into ordinary memory
-    int64_t received         # bytes of the messages of clients' requests; on the loop
-    int64_t sent             # and of the answers to them; see add_own
-    const SequenceHooks *sequences   # NULL where requests are independent
-    # NULL but where batches are made by what they take: an instance, on any thread, has executed one of so many rows
-    # within so many nanoseconds.
+    Arena *arena             # where large messages for the model are received; NULL: in ordinary memory
+    int64_t received         # bytes of clients' request messages; on the loop
+    int64_t sent             # bytes of the responses to them; see add_own
+    const SequenceHooks *sequences   # NULL if requests are independent
+    # Called by an instance, on any thread, after it executed a batch of so many rows in so many nanoseconds. NULL if
+    # the scheduler does not need it.
     void (*learn)(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil
 
 cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
-    # of two limits, where 0 is none
+    # the smaller of two limits, where 0 is none
     return min(a, b) if a and b else a + b
 
-# A structure of this size that begins with a Lane: its head is made from a backends.api.ModelSpec (read by attribute),
+# A structure of this size that begins with a Lane; its head is made from a backends.api.ModelSpec (read by attribute),
 # the rest is zero. Raises ValueError or MemoryError.
 cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL
 # The opposite, at the end of the scheduler's `free`.
 cdef void lane_free(Lane *lane) noexcept nogil
-# Free a request that was made for the lane, which counts it, and that was never pushed.
+# Free a request that was made for the lane, and counted on it, but never pushed.
 cdef void lane_discard(Request *request) noexcept nogil
 
 
 cdef class LaneHandle:
-    # owns a lane for Python; each kind of scheduler has its subclass, which makes it
+    # a lane for Python; each kind of scheduler has a subclass, which makes it
     cdef Lane *lane
     cdef RateLimiter limiter  # of its instances; None: they need no resources

@@ -1,5 +1,5 @@
-# The requests that wait, in the order in which they are served: by priority level, and in it first those whose time
-# is not over. Without clock, lock or thread.
+# The waiting requests in the order of service: by priority level, and within a level those in time before those whose
+# time is over. Without clock, lock or thread.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -10,7 +10,7 @@ cdef extern from *:
     #include <stdint.h>
     #define INFERD_LONGEST_TIMEOUT_US (INT64_C(1) << 51)
     """
-    const int64_t LONGEST_TIMEOUT_US "INFERD_LONGEST_TIMEOUT_US"     # 71 years; a time plus it does not overflow
+    const int64_t LONGEST_TIMEOUT_US "INFERD_LONGEST_TIMEOUT_US"     # 71 years; adding it to a time does not overflow
 
 cdef enum:
     MAX_LEVELS = 256
@@ -18,13 +18,13 @@ cdef enum:
 cdef struct Level:
     # a queue policy
     uint32_t max_size        # requests; 0: any number
-    bint overridable         # a request may name a shorter time of its own
-    bint yields              # one whose time is over waits on behind the others; else it is refused
-    int64_t timeout_ns       # 0: as long as it takes
+    bint overridable         # a request may set a shorter time
+    bint yields              # a request whose time is over goes behind the others; otherwise it is refused
+    int64_t timeout_ns       # 0: no limit
 
 cdef struct Segment:
-    # the requests of one level, those in time or those beyond it
-    Request *last            # when there is any
+    # the requests of one level that are in time, or those that are not
+    Request *last            # undefined if there is none
     uint32_t count
 
 cdef struct Levels:
@@ -34,32 +34,32 @@ cdef struct Levels:
     uint32_t level_count
     uint32_t default_level   # from 0
     Level *levels            # the highest priority first
-    Segment *segments        # of level i: 2 * i those in time, 2 * i + 1 those beyond
+    Segment *segments        # of level i: 2 * i those in time, 2 * i + 1 the others
 
 # Read a backends.api.QueuePolicySpec.
 cdef int level_init(Level *level, object spec) except -1
 # Read a backends.api.QueueSpec; raises ValueError or MemoryError.
 cdef int levels_init(Levels *self, object spec) except -1
 cdef void levels_clear(Levels *self) noexcept nogil
-# The level of a request with this priority: 1 is the highest, anything that is no level stands for the default.
+# The level of a request with this priority: 1 is the highest; numbers that are no level mean the default.
 cdef inline uint32_t level_of(const Levels *self, uint64_t priority) noexcept nogil:
     return <uint32_t>priority - 1 if 1 <= priority <= self.level_count else self.default_level
-# Whether the level has as many requests waiting as it may.
+# Whether the level is full.
 cdef inline bint level_is_full(const Levels *self, uint32_t level) noexcept nogil:
     cdef uint32_t most = self.levels[level].max_size
     return most and self.segments[2 * level].count + self.segments[2 * level + 1].count >= most
 cdef inline uint32_t level_at(const Request *request) noexcept nogil:
-    # that a request waits on, or has waited on
+    # the level of a waiting request, or of one that has waited
     return request.place // 2
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil
-# Put a request whose time is over behind those of its level.
+# Put a request whose time is over behind the others of its level.
 cdef void levels_yield(Levels *self, Request *request) noexcept nogil
 
 
 # ---- what every request passes ----
 
 cdef inline Request *last_up_to(const Levels *self, uint32_t segment) noexcept nogil:
-    # the last request of this segment or of those before it
+    # the last request of this segment, or of the segments before it
     while self.segments[segment].count == 0:
         if segment == 0:
             return NULL
@@ -68,7 +68,7 @@ cdef inline Request *last_up_to(const Levels *self, uint32_t segment) noexcept n
 
 
 cdef inline Request *levels_last(const Levels *self, uint32_t level) noexcept nogil:
-    # the last request of this level or of those above it; NULL: there is none
+    # the last request of this level or of higher ones; NULL: none
     return last_up_to(self, 2 * level + 1)
 
 
@@ -91,7 +91,7 @@ cdef inline void segment_append(Levels *self, Request *request, uint32_t segment
 
 
 cdef inline int64_t time_allowed(const Level *level, const Request *request) noexcept nogil:
-    # how long the request may wait; 0: as long as it takes
+    # how long the request may wait; 0: without limit
     cdef int64_t asked
     if not level.overridable or request.timeout_us == 0:
         return level.timeout_ns
@@ -100,7 +100,7 @@ cdef inline int64_t time_allowed(const Level *level, const Request *request) noe
 
 
 cdef inline void levels_put(Levels *self, Request *request, uint32_t level) noexcept nogil:
-    # behind those of its level; sets expires_ns and yields
+    # appends the request to its level; sets expires_ns and yields
     cdef int64_t allowed = time_allowed(&self.levels[level], request)
     if allowed:
         request.expires_ns = request.queued_ns + allowed
@@ -112,7 +112,7 @@ cdef inline void levels_put(Levels *self, Request *request, uint32_t level) noex
 
 
 cdef inline Request *levels_cut(Levels *self, uint32_t count) noexcept nogil:
-    # the first `count`, at least one, as a chain by Request.next
+    # removes the first `count` requests, at least one, as a chain by Request.next
     cdef Request *first = self.first
     cdef Request *last = NULL
     cdef Request *request = first

@@ -1,4 +1,4 @@
-# The rate limiter: instances that execute only while they hold the resources that they need.
+# The rate limiter: instances execute only while they hold the resources that they need.
 
 from _native.scheduling.dispatcher cimport Claim, Dispatcher
 
@@ -8,7 +8,7 @@ cdef class RateLimiter:
 
 
 cdef class ClaimHandle:
-    # owns a Claim for Python
+    # a Claim for Python
     cdef Claim claim
     cdef RateLimiter limiter
     cdef list resources

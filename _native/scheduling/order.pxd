@@ -1,35 +1,35 @@
-# Answers that leave in the order in which their requests came, whatever the order in which instances finish.
+# Response order: responses leave in the order in which their requests came, whichever instance finishes first.
 
 from _native.request.callback cimport PostedCallback
 from _native.request.request cimport Request, Response
 
 cdef struct OrderEntry:
-    # of one request, from when it is queued until its final answer has left
+    # of one request, from when it is queued until its final response has left
     ResponseOrder *order
     OrderEntry *previous
     OrderEntry *next
-    Response *first          # answers that wait for those of earlier requests, in their own order
+    Response *first          # responses that wait for those of earlier requests, in their own order
     Response *last
 
 cdef struct ResponseOrder:
-    # All on the loop.
+    # Used on the loop.
     PostedCallback callback  # the first member; see order_callback in _native.request.bridge
-    void *lane               # Lane that the requests are for
-    void *bridge             # Bridge that they return through
-    bint posted              # the callback is on its way
-    OrderEntry *first        # of the request that came first
+    void *lane               # Lane of the requests
+    void *bridge             # Bridge through which they return
+    bint posted              # the callback is posted and has not run
+    OrderEntry *first        # of the oldest request
     OrderEntry *last
 
 cdef ResponseOrder *order_new(void *lane) noexcept nogil
 cdef void order_free(ResponseOrder *order) noexcept nogil
-# Give the request the last entry. False: no memory.
+# Give the request an entry at the end. False: no memory.
 cdef bint order_enter(ResponseOrder *order, Request *request) noexcept nogil
-# Let an answer of the request wait until the answers before it have left.
+# Keep a response until the responses before it have left.
 cdef void order_hold(OrderEntry *entry, Response *response) noexcept nogil
-# Take out an answer that may leave now; NULL when there is none.
+# Remove and return a response that may leave now; NULL: none.
 cdef Response *order_next(ResponseOrder *order) noexcept nogil
-# Whether there is one.
+# Whether there is such a response.
 cdef inline bint order_is_due(const ResponseOrder *order) noexcept nogil:
     return order.first != NULL and order.first.first != NULL
-# The request leaves the order. Its answers that waited, a chain; NULL when there are none.
+# Remove the request from the order. Returns its waiting responses, a chain; NULL: none.
 cdef Response *order_leave(Request *request) noexcept nogil

@@ -1,4 +1,4 @@
-# When an instance may take how many of the requests that wait: the batching policy, without clock, lock or thread.
+# The batching policy: how many of the waiting requests form a batch, and when. Without clock, lock or thread.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -8,29 +8,29 @@ from _native.scheduling.preferred cimport Preferred, preferred_from
 
 cdef struct Policy:
     bint batching
-    bint uniform             # all requests have the same inputs and shapes: they need not be compared
+    bint uniform             # all requests have the same inputs and shapes, and need not be compared
     uint32_t max_rows
-    bint adaptive            # wait only while that pays, and for the delay at most
-    int64_t delay_ns         # less for requests that have not so much time
+    bint adaptive            # wait only while that pays, and at most for the delay
+    int64_t delay_ns         # shorter for requests with little time left
     Preferred preferred
 
 cdef struct BatchPlan:
-    uint32_t count           # requests from the first that form a batch; 0: none yet
-    const char *why          # it is a batch, for people
-    # when there is none:
-    int64_t wake_ns          # ask again then at the latest
+    uint32_t count           # number of requests, from the first, that form a batch; 0: none yet
+    const char *why          # the reason for the batch, as text
+    # if there is none:
+    int64_t wake_ns          # decide again at this time at the latest
     uint64_t wake_rows       # and earlier when so many rows wait
-    int64_t end_ns           # when one of those that wait must have been executed; NEVER: none need be
+    int64_t end_ns           # when one of the waiting requests must have been executed; NEVER: no limit
 
 cdef struct Candidates:
-    # the first requests that wait and that may share a batch, as whoever walks over them has told them
+    # the first waiting requests that may share a batch, as counted by the caller
     uint32_t count
     uint64_t rows
-    uint32_t size            # the first of the preferred sizes that these rows do not exceed
-    uint32_t best            # so many of them go at once while the delay is not over; 0: none do
-    const char *why          # those do
-    const char *full         # why they cannot become more; NULL: they can
-    int64_t oldest_ns        # when the oldest of them came
+    uint32_t size            # index of the first preferred size that these rows do not exceed
+    uint32_t best            # so many of them go at once while the delay is not over; 0: none
+    const char *why          # the reason for that
+    const char *full         # why no more can join; NULL: more can
+    int64_t oldest_ns        # arrival of the oldest
     int64_t end_ns           # when the first of them must have been executed
 
 cdef const char *FULL
@@ -40,23 +40,23 @@ cdef const char *PREFERRED
 cdef const char *LARGE
 
 cdef int64_t NEVER
-cdef int64_t LONGEST_DELAY   # a time plus it does not overflow
+cdef int64_t LONGEST_DELAY   # adding it to a time does not overflow
 
-# Read a backends.api.ModelSpec; ValueError when it asks for more than is served.
+# Read a backends.api.ModelSpec; ValueError if it exceeds what is served.
 cdef int policy_set(Policy *policy, object spec) except -1
-# The same of its sequences with strategy "oldest".
+# The same for sequences with the strategy "oldest".
 cdef int policy_set_oldest(Policy *policy, object spec) except -1
-# What to do at the time `now` with the requests that wait, `first` and those behind it in the order of service. With
-# what has been learnt, if the policy is adaptive.
+# Decide at the time `now` about the waiting requests, `first` and those behind it in the order of service. Uses the
+# predictor if the policy is adaptive.
 cdef void policy_plan(const Policy *policy, const ArrivalPredictor *predictor, const Request *first, int64_t now,
                       BatchPlan *plan) noexcept nogil
-# When this request must have been executed; NEVER: whenever.
+# When this request must have been executed; NEVER: no limit.
 cdef int64_t policy_end(const Policy *policy, const Request *request) noexcept nogil
-# Nobody waits.
+# No request waits.
 cdef void plan_nothing(BatchPlan *plan) noexcept nogil
 
 
-# ---- for whoever walks over what waits: as long as the next one fits, add it; then ask ----
+# ---- for callers that walk over waiting requests: add requests as long as the next one fits, then plan ----
 
 cdef inline void candidates_begin(Candidates *self) noexcept nogil:
     self.count = 0
@@ -69,7 +69,7 @@ cdef inline void candidates_begin(Candidates *self) noexcept nogil:
 
 
 cdef inline bint candidates_fit(Candidates *self, const Policy *policy, uint64_t rows) noexcept nogil:
-    # whether one of so many rows can be the next; False: no more of them
+    # whether a request of so many rows can be the next; False: the walk ends
     if self.count == 0:
         return True
     if self.full != NULL:
@@ -93,10 +93,10 @@ cdef inline void candidates_add(Candidates *self, const Policy *policy, uint64_t
     if self.rows >= policy.max_rows:
         self.full = FULL
     elif policy.delay_ns == 0 and self.rows >= policy.preferred.largest:
-        self.full = LARGE  # nothing that follows changes what goes
+        self.full = LARGE  # further requests do not change the plan
     self.oldest_ns = min(self.oldest_ns, since_ns)
 
 
-# What to do with them, at least one.
+# Decide about the candidates, at least one.
 cdef void candidates_plan(const Candidates *self, const Policy *policy, const ArrivalPredictor *predictor, int64_t now,
                           BatchPlan *plan) noexcept nogil

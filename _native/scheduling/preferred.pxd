@@ -1,4 +1,4 @@
-# The batch sizes that a configuration prefers.
+# The preferred batch sizes of a configuration.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -9,10 +9,10 @@ cdef struct Preferred:
     uint32_t sizes[MAX_PREFERRED]    # ascending
     uint32_t count
     uint32_t largest
-    bint named               # by the configuration; else the largest batch is the only preferred one
+    bint named               # by the configuration; otherwise the largest batch is the only preferred one
 
 
-# Take the sizes of a specification; ValueError when there are more than are served.
+# Read the sizes of a specification; ValueError if there are more than are served.
 cdef inline int preferred_set(Preferred *preferred, object sizes, uint32_t max_rows) except -1:
     if len(sizes) > MAX_PREFERRED:
         raise ValueError(f"{len(sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")
@@ -26,8 +26,8 @@ cdef inline int preferred_set(Preferred *preferred, object sizes, uint32_t max_r
     return 0
 
 
-# For whoever counts rows up from 0: the first size that they do not exceed, from the one on that they did not exceed
-# before; preferred.count when they exceed all.
+# For callers that count rows from 0 on: index of the first size that `rows` do not exceed, starting at the index for
+# fewer rows; preferred.count if they exceed all.
 cdef inline uint32_t preferred_from(const Preferred *preferred, uint32_t at, uint64_t rows) noexcept nogil:
     while at < preferred.count and preferred.sizes[at] < rows:
         at += 1

@@ -14,33 +14,34 @@ from _native.scheduling.shares cimport Shares
 cdef struct Queue:
     Lane lane
     Policy policy
-    Dispatcher *dispatcher   # its own, or the limiter's; its guard guards all below, and Request.state of the queued
+    Dispatcher *dispatcher   # its own, or the limiter's; its lock protects all below, and Request.state of the queued
     Dispatcher own
     Line line
     Levels levels
-    ArrivalPredictor predictor  # of an adaptive policy
-    Duration waited          # batches for which an instance without work waited, and for how long
-    int64_t waits_since      # since when one does although there are requests; 0: none does
-    uint32_t held            # no batch before so many requests have been queued at once; 0: no such wait
-    uint64_t enough_rows     # with fewer, only more of the same kind at the end, there is no batch before watched_ns
-    int64_t end_ns           # when one of those that such a wait is for must have been executed; NEVER: none need be
-    Shares shares            # of clients, while it is full or has been so lately
-    uint32_t full_count      # requests that waited when it was
-    bint gathers             # requests of one shape from among others, where no order of answers is promised
-    bint attends             # to what comes and goes: it is timed, or counts shares
+    ArrivalPredictor predictor  # if the policy is adaptive
+    Duration waited          # batches for which an idle instance waited, and the time
+    int64_t waits_since      # since when one waits although there are requests; 0: none does
+    uint32_t held            # hold batches until so many requests have been queued at once; 0: do not
+    uint64_t enough_rows     # with fewer rows, all added ones of one kind, there is no batch before watched_ns
+    int64_t end_ns           # when one of the requests of that wait must have been executed; NEVER: no limit
+    Shares shares            # of clients, while the queue is full or was until recently
+    uint32_t full_count      # requests that waited when it was full
+    bint gathers             # takes requests of one shape from among others, if responses need no order
+    bint attends             # requests that come and go must be noticed: it is timed, or counts shares
     bint closed
 
-# What the Scheduler's functions do, with the guard held and without a decision. Put a request in; `ousted` are those
-# that have made room for it, a chain that the caller has to refuse. Anything but PUSHED: it is not in, `level` is its.
+# The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of
+# requests that were removed to make room, which the caller must refuse. Anything but PUSHED: the request is not in the
+# queue, `level` is its level.
 cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil
-# Give a request the error of LANE_REFUSED.
+# Set the error of a request that got LANE_REFUSED.
 cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil
-# Take a request out. False: it does not
+# Remove a request. False: it does not
 # wait here.
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil
-# Put one whose time is over behind the others.
+# Put a request whose time is over behind the others.
 cdef void queue_yield(Queue *queue, Request *request) noexcept nogil
-# Whether requests that have been put in make a decision necessary.
+# Whether a decision is necessary after requests were put in.
 cdef inline bint queue_is_due(const Queue *queue) noexcept nogil:
     return queue.line.idle_count > 0 and not queue.line.lacking and queue.levels.rows >= queue.enough_rows
 

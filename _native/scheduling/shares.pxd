@@ -1,4 +1,4 @@
-# What clients have waiting in a queue that is full: how many requests each has on each level of priority. Without
+# The shares of clients in a full queue: how many requests each of them has waiting on each priority level. Without
 # clock, lock or thread.
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -6,27 +6,27 @@ from libc.stdint cimport uint32_t, uint64_t
 cdef struct Share:
     uint64_t client
     uint32_t level
-    uint32_t count           # requests that wait
-    bint taken               # the entry is somebody's, also when nothing waits
+    uint32_t count           # waiting requests
+    bint taken               # the entry is in use, even if no request waits
 
 cdef struct Shares:
-    Share *table             # open addressing; NULL: nothing is counted
+    Share *table             # open addressing; NULL: not counting
     uint32_t capacity        # a power of two
-    uint32_t used            # entries that are taken
+    uint32_t used            # entries in use
     uint32_t bound           # no share is larger
     uint64_t credit          # steps of a search that are paid for
 
 # Begin to count; False: no memory.
 cdef bint shares_begin(Shares *self) noexcept nogil
-# Count no more.
+# Stop counting.
 cdef void shares_end(Shares *self) noexcept nogil
-# One more waits. False: no memory, and nothing is counted any more.
+# Count one more waiting request. False: no memory; counting has stopped.
 cdef bint shares_add(Shares *self, uint64_t client, uint32_t level) noexcept nogil
-# One less does.
+# Count one less.
 cdef void shares_subtract(Shares *self, uint64_t client, uint32_t level) noexcept nogil
-# A client wants to have one more on the level `first` of a queue that has no room on the levels from there to `last`:
-# whose requests on which of them make room. NULL: nobody's, all have about as many as the client would then have.
-# `most`: so many of them may go without the two changing places. `waiting`: requests in the queue. Where there are
-# thousands of small shares it also answers NULL most of the time, so that a request does not cost a search.
+# A client has a request for the level `first` of a queue without room on the levels from there to `last`. The share
+# that must yield; NULL: none, because no share is clearly larger than the client's would then be. `most`: so many of
+# its requests may be removed before it is the smaller one. `waiting`: requests in the queue. With thousands of small
+# shares the function usually returns NULL, so that requests do not pay for searches.
 cdef const Share *shares_yielding(Shares *self, uint64_t client, uint32_t first, uint32_t last, uint32_t waiting,
                                   uint32_t *most) noexcept nogil

@@ -1,4 +1,4 @@
-# Requests with more rows than the model takes at once, as several.
+# Splits requests with more rows than the model takes at once.
 
 from _native.request.request cimport Request
 
@@ -6,5 +6,5 @@ cdef enum:
     MAX_PARTS = 4096         # of one request
 
 # The parts of a bound request of a lane that splits: a chain by Request.next, each to be pushed. The request waits for
-# them. NULL: no memory; the request is still the caller's.
+# them. NULL: no memory; the request still belongs to the caller.
 cdef Request *split_enter(Request *request) noexcept nogil

@@ -1,4 +1,4 @@
-# Batches of sequences.
+# Forms batches of requests of sequences.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -6,8 +6,8 @@ from _native.request.request cimport Request
 from _native.scheduling.policy cimport BatchPlan
 from _native.sequences.slots cimport Slots
 
-# Whether there is a batch for an instance (plan.count); else plan.wake_ns says when to ask again, if nothing stirs it
-# before.
+# Whether there is a batch for an instance (plan.count); if not, plan.wake_ns says when to ask again unless
+# something changes before.
 cdef void slots_plan(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil
 # Right after that: the batch, as a chain. NULL: there is none after all, ask again at plan.wake_ns.
 cdef Request *slots_cut(Slots *slots, uint32_t instance, int64_t now, BatchPlan *plan) noexcept nogil

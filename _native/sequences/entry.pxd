@@ -1,4 +1,4 @@
-# Requests come to sequences.
+# Assigns arriving requests to sequences.
 
 from libc.stdint cimport int64_t
 
@@ -6,5 +6,5 @@ from _native.request.request cimport Request
 from _native.scheduling.lane cimport Pushed
 from _native.sequences.slots cimport Slots
 
-# Anything but PUSHED: the request is still the caller's. LANE_REFUSED: it carries the reason.
+# Anything but PUSHED: the request still belongs to the caller. LANE_REFUSED: it has its error.
 cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nogil

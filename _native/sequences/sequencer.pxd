@@ -9,23 +9,23 @@ from _native.sequences.slots cimport Slots
 from _native.timers cimport Timer
 
 cdef struct Notice:
-    # something for the loop about the lane, which counts it as in flight
+    # a posted callback about the lane; counts as in flight on it
     PostedCallback callback
     Sequencer *lane
 
 cdef struct Sequencer:
     Lane lane
-    Dispatcher *dispatcher   # its own, or the limiter's; its guard guards all below but the timer, and Request.state of
-    #                          those that wait
+    Dispatcher *dispatcher   # its own, or the limiter's; its lock protects all below but the timer, and the
+                             #                          Request.state of waiting requests
     Dispatcher own
     Slots slots
-    Line **lines             # of each instance: slots.slot_set_count of them
-    # on the loop
-    Timer timer              # for sequences that idle
-    bint armed               # it is set, and counts as in flight
-    Notice leaving           # takes the timer out when the lane has been closed
-    Notice drained           # wakes the loop when the last sequence has ended of a lane that drains
-    bint told                # that has been posted
+    Line **lines             # for each instance: slots.slot_set_count lines
+    # used on the loop
+    Timer timer              # for idle sequences
+    bint armed               # the timer is set, and counts as in flight
+    Notice leaving           # clears the timer after the lane was closed
+    Notice drained           # wakes the loop when the last sequence of a draining lane has ended
+    bint told                # `drained` has been posted
 
 
 cdef class SequenceLane(LaneHandle):

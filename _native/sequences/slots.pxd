@@ -1,5 +1,5 @@
 # The policy of sequence batching: which sequence has which slot of which instance, and which requests form a batch.
-# Time is an argument, and nothing here locks, waits or answers.
+# Time is an argument. Nothing here locks, waits or answers.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -10,116 +10,116 @@ from _native.scheduling.policy cimport Policy
 from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 
 cdef enum:
-    EVICTIONS = 1024         # ids whose end is remembered
+    EVICTIONS = 1024         # ids for which the reason of the end is remembered
 
 cdef struct InstanceSlots:
     # the slots of one instance
     Sequence **slots         # NULL: free
-    Sequences ready          # oldest: those whose next request may run, in the order in which they came to that
+    Sequences ready          # oldest: sequences whose next request may run, in the order in which they became ready
     uint64_t ready_rows      # of those requests
-    uint64_t wake_rows       # wake the instance when so many are ready
-    int64_t wake_ns          # or at this time; sooner if one comes that has not so much
-    bint stirred             # something has changed that may give a batch
-    Sequence *like           # direct: whose request decides what the batch that was planned last looks like
-    uint32_t waiting         # requests of its sequences that wait
-    uint32_t running         # requests that the instance has
-    bint released            # TRITONSERVER_DELAY_SCHEDULER holds it no longer
+    uint64_t wake_rows       # wake the instance when so many rows are ready
+    int64_t wake_ns          # or at this time; sooner if a request with less time comes
+    bint stirred             # something has changed, so there may be a batch
+    Sequence *like           # direct: the sequence whose request determines the shapes of the last planned batch
+    uint32_t waiting         # waiting requests of its sequences
+    uint32_t running         # requests that the instance executes
+    bint released            # TRITONSERVER_DELAY_SCHEDULER does not hold it any more
 
 cdef struct Vacancy:
     uint32_t slot
     uint32_t instance
 
 cdef struct Eviction:
-    uint64_t hash            # of the id of a sequence that did not end by itself
-    int32_t reason           # EndReason; END_NONE: nothing is remembered here
+    uint64_t hash            # of the id of a sequence that the server ended
+    int32_t reason           # EndReason; END_NONE: the entry is empty
 
 cdef struct Slots:
     Lane *lane
-    void *bridge             # for requests that the policy makes; NULL: there is none yet
+    void *bridge             # for requests that the policy makes; NULL: not set yet
 
-    # the policy
-    bint direct              # a sequence keeps its row of the batch; else: oldest
+    # the configuration
+    bint direct              # a sequence keeps its row of the batch; otherwise: oldest
     bint iterative           # each request is a sequence, which runs until it is not rescheduled
-    bint notice              # a model hears of an end that no request brings
+    bint notice              # the model is told of an end without END request
     bint tied                # a sequence that starts on a stream ends with it
-    Policy policy            # of oldest; direct has its delay
+    Policy policy            # for oldest; direct uses its delay
     uint32_t per_instance    # slots of each instance
     int64_t idle_ns
     double min_utilization
     uint32_t max_backlog     # sequences that may wait for a slot; 0: any number
-    int64_t timeout_ns       # how long they may; 0: as long as it takes, if their requests do not say
-    StatePlan *plans         # signature.state_count of them
-    bint steady              # all of one shape
+    int64_t timeout_ns       # how long they may wait; 0: no limit unless their requests set one
+    StatePlan *plans         # signature.state_count plans
+    bint steady              # all states have fixed shapes
     uint32_t hold            # TRITONSERVER_DELAY_SCHEDULER: no batch before so many requests wait
     uint32_t hold_backlog    # TRITONSERVER_BACKLOG_DELAY_SCHEDULER: and so many wait in the backlog
 
-    # what there is
+    # the current state
     SequenceTable table      # sequences that take further requests
     InstanceSlots **slot_sets
     uint32_t slot_set_count
-    Vacancy *vacant          # binary heap from place 1; the lowest slot first, then the lowest instance
+    Vacancy *vacant          # binary heap from index 1: the lowest slot first, then the lowest instance
     uint32_t vacant_count
-    Sequences backlog        # have no slot, in order of their start
-    uint32_t backlog_waiting     # requests in it
-    Sequences idle           # have a slot and no request, in the order in which they came to that
+    Sequences backlog        # sequences without a slot, in the order of their start
+    uint32_t backlog_waiting     # requests in the backlog
+    Sequences idle           # sequences with a slot and without requests, in the order in which they became idle
     uint32_t live            # sequences that have not ended
-    uint32_t waiting         # requests
-    uint64_t last_id         # given to a request without one
-    bint draining            # no sequence begins any more
-    bint closed              # and no request comes
+    uint32_t waiting         # waiting requests
+    uint64_t last_id         # for requests without an id
+    bint draining            # no sequence may begin
+    bint closed              # and no request may come
     Eviction *evictions      # EVICTIONS of them, by hash
-    Request *fallen          # a chain of requests that have failed meanwhile, for the caller to answer
+    Request *fallen          # a chain of requests that have failed, for the caller to answer
 
 cdef inline InstanceSlots *slots_set_of(const Slots *slots, const Sequence *sequence) noexcept nogil:
-    # of a sequence that has a slot
+    # of a sequence with a slot
     return slots.slot_sets[sequence.instance]
 
 cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept nogil:
-    # of the sequence whose id has this hash, or of another one
+    # the entry for ids with this hash; other ids may share it
     return &slots.evictions[hash % EVICTIONS]
 
-# One more instance. False: no memory.
+# Add the slots of an instance. False: no memory.
 cdef bint slots_add_set(Slots *slots) noexcept nogil
 cdef void slots_clear(Slots *slots) noexcept nogil
 
-# For requests that come (_native.sequences.entry) and go (_native.sequences.batch). A new sequence gets the lowest free
-# slot; there is one.
+# For arriving requests (_native.sequences.entry) and for batches (_native.sequences.batch). Give a new sequence the
+# lowest free slot; there must be one.
 cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil
-# Its slot goes to the next of the backlog.
+# Give the sequence's slot to the next of the backlog.
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
-# Its next request may run.
+# The sequence's next request may run.
 cdef void slots_ready(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
-# It is neither idle nor ready.
+# Remove the sequence from the idle and ready lists.
 cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil
-# So many requests of it more, or fewer, wait.
+# Add `count` to the number of the sequence's waiting requests.
 cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil
-# Have every instance look.
+# Make every instance look for a batch.
 cdef void slots_stir(Slots *slots) noexcept nogil
-# A request that waits and all behind it fail; `text` NULL: no memory.
+# Fail a waiting request and all behind it; `text` NULL: no memory.
 cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int status, const char *text,
                          const char *reason) noexcept nogil
-# The model is to hear of its end behind what waits in it, if it wants to and no request says so.
+# Tell the model of the sequence's end, behind its waiting requests, if the model wants it and no request has END.
 cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil
-# It ends; it has no requests.
+# End the sequence, which has no requests.
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
 
-# The instance is done with a request, whose state is kept or dropped: its sequence goes on.
+# The instance has finished a request; its new state is committed or dropped, and its sequence continues.
 cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The instance gives a request back to be run again, first in its sequence; its state is kept or dropped.
+# The instance reschedules a request, first in its sequence; its new state is committed or dropped.
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
-# Nobody waits for the request any more: those behind it fall, and the sequence ends. False: it does not wait here.
+# Nobody waits for the request any more: fail those behind it, and end the sequence. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The request has waited for as long as it may: its whole sequence falls, if it has no slot.
+# The request's time to wait is over: fail its whole sequence, if that has no slot.
 cdef void slots_expire(Slots *slots, Request *request, int64_t now) noexcept nogil
-# End what has been idle for too long. When to ask again; NEVER when no sequence lives.
+# End sequences that have been idle too long. Returns when to call again; NEVER if no sequence is live.
 cdef int64_t slots_evict(Slots *slots, int64_t now) noexcept nogil
-# End what is tied to this stream.
+# End sequences that are tied to this stream.
 cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil
-# A sequence of this id begins elsewhere: end the one here, behind what waits in it.
+# A sequence with this id begins on another lane: end the one here, behind its waiting requests.
 cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t now) noexcept nogil
-# What is open on another lane ends there, and is not known here: have it said why when a request of it comes.
+# The sequences on `other` end there. Remember the reason here, for requests of them that come to this lane.
 cdef void slots_remember(Slots *slots, const Slots *other) noexcept nogil
-# No further requests; what waits is still taken.
+# Take no further requests; those that wait are still executed.
 cdef void slots_close(Slots *slots, int64_t now) noexcept nogil
-# Nothing will come for this instance any more.
+# Whether nothing will come for this instance any more.
 cdef bint slots_done(const Slots *slots, uint32_t instance) noexcept nogil

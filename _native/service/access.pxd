@@ -7,7 +7,7 @@ from _native.service.tokens cimport MAX_SECRET, Tokens, TokenTable
 from _native.transport.stream cimport Stream
 
 cdef enum:
-    TRUSTED = 2              # the caller whom nobody asks who it is; no token has this id
+    TRUSTED = 2              # the id of callers that are never asked for a token; no token has it
     INFERENCE = 1 << 2       # the group of ModelInfer and ModelStreamInfer
 
 cdef struct Secret:
@@ -41,44 +41,44 @@ cdef struct AccessPolicy:
     # Used on the event loop only.
     Restriction *restrictions
     uint32_t restriction_count
-    const Tokens *tokens     # in force; NULL: callers need none
-    bint overrides           # callers who need no token may bring a configuration and files with a load
+    const Tokens *tokens     # in force; NULL: callers need no token
+    bint overrides           # callers who need no token may send a configuration and files with a load
     bint triton_codes        # every refusal is UNAVAILABLE, as in Triton
-    uint32_t noted           # refusals that were looked at for the log
-    uint64_t left_out        # and those that are not
-    void *authorizer         # Authorizer that keeps them
+    uint32_t noted           # refusals that the log has examined
+    uint64_t left_out        # refusals that it left out
+    void *authorizer         # the Authorizer that owns them
 
-# Whether a call of this group (one bit) with these headers may go on; `caller` is who makes it, 0 for nobody known.
+# Whether a call of this group (one bit) with these headers is allowed; `caller` becomes its caller, 0 for unknown.
 cdef Verdict access_authorize(const AccessPolicy *access, uint32_t group, const Field *fields, size_t count,
                               uint64_t *caller) noexcept nogil
-# Whether a caller that was let in before may send this message now: both the group and the model (empty: none) are
-# checked by the line that is in force at this moment, never by two lines.
+# Whether a caller that was admitted before may send this message now. Group and model (empty: none) are both checked
+# by the line that is in force at this moment, never by two different ones.
 cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_t group, Str model) noexcept nogil
-# The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are what was asked for.
+# The status of a refusal, and its text from malloc (NULL: no memory). `group` and `model` are those of the call.
 cdef int access_status(const AccessPolicy *access, Verdict verdict) noexcept nogil
 cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t group, Str model) noexcept nogil
-# Whether access_authorize looks at this header for calls of the group.
+# Whether access_authorize needs this header for calls of the group.
 cdef bint access_wants(const AccessPolicy *access, uint32_t group, const uint8_t *name, size_t size) noexcept nogil
 
 
-# End a native call with a refusal, and note it; `model` is the model that it asks, empty when that is not known.
+# Refuse a native call, and note it for the log; `model` is the model that it calls, empty if unknown.
 cdef void access_deny(AccessPolicy *access, Stream *stream, Verdict verdict, Str model) noexcept nogil
-# Keep a refusal for the log, with the peer of the stream; `text` is the refusal's.
+# Note a refusal for the log, with the peer of the stream; `text` is that of the refusal.
 cdef void access_note(AccessPolicy *access, const Stream *stream, const char *text) noexcept nogil
 
 
 cdef struct ListenerAccess:
-    # what the native calls of one listener must pass
+    # the check of the native calls of one listener
     AccessPolicy *access
     uint32_t groups          # bits of the RPC groups that are served there
-    bint trusted             # nobody is asked for a token or for the header of a restricted protocol
+    bint trusted             # no token and no header of a restricted protocol is required
 
 
 cdef class Authorizer:
-    # owns an AccessPolicy for Python
+    # an AccessPolicy for Python
     cdef AccessPolicy access
-    cdef readonly bytes key      # of the tokens' ids
+    cdef readonly bytes key      # of the hash that makes the tokens' ids
     cdef TokenTable table        # in force
-    cdef dict notes              # how many refusals of (peer, method, text)
-    cdef public object on_note   # called when there is one more
+    cdef dict notes              # the number of refusals by (peer, method, text)
+    cdef public object on_note   # called after each new refusal
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model)

@@ -1,4 +1,4 @@
-# The bytes of ModelInferResponse and ModelStreamInferResponse messages.
+# Encodes ModelInferResponse and ModelStreamInferResponse messages.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
@@ -7,14 +7,14 @@ from _native.protobuf.codec cimport Str
 from _native.request.request cimport Response
 from _native.transport.outgoing cimport Outgoing
 
-# The framed gRPC message of a successful response; NULL when there is no memory or it exceeds 4 GiB.
+# The framed gRPC message of a successful response; NULL if there is no memory, or if it exceeds 4 GiB.
 cdef Outgoing *answer_outgoing(const Response *response) noexcept nogil
-# The same as an unframed message, into memory of so many bytes; 0: there is no memory to measure it.
+# The same as an unframed message: its size, and writing it; size 0: no memory.
 cdef size_t answer_size(const Response *response) noexcept nogil
 cdef void answer_write_to(const Response *response, uint8_t *out) noexcept nogil
 # The same as an unframed message; raises MemoryError.
 cdef bytes answer_bytes(const Response *response)
-# ModelStreamInferResponse with the response, which tells by a parameter whether it is the final one.
+# ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
 cdef bytes answer_streamed(const Response *response)
 # ModelStreamInferResponse with error_message, and the request's id in infer_response.
 cdef bytes answer_stream_error(const char *details, Str id)

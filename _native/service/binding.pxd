@@ -1,4 +1,4 @@
-# From the bytes of a message to a request that its model can execute.
+# Turns the bytes of a message into a request that its model can execute.
 
 from libc.stdint cimport uint8_t
 
@@ -7,13 +7,13 @@ from _native.request.request cimport Request
 from _native.request.signature cimport Signature
 from _native.service.placement cimport RegionAccess
 
-# Take over `block` (also on failure) and decode `size` bytes at `data` in it. False: status and details are set.
+# Take over `block` (also on failure), and decode `size` bytes at `data` in it. False: status and details are set.
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil
-# Take what the decoded message says of its sequence; what is wrong with it, request_bind says.
+# Read the sequence of the request from its parameters; request_bind reports errors in them.
 cdef void request_identify(Request *request) noexcept nogil
-# Check the decoded message against a signature and fill inputs, outputs, placements and rows. False: status and details
+# Check the decoded message against a signature, and set inputs, outputs, placements and rows. False: status and details
 # are set.
 cdef bint request_bind(Request *request, const Signature *signature, const RegionAccess *regions) noexcept nogil
-# Check a request that the server itself makes: after request_reserve, with the present inputs' data, size, shape and
-# rank filled. Sets rows. False: status and details are set.
+# Check a request that the server itself makes, after request_reserve, with data, size, shape and rank of the present
+# inputs set. Sets rows. False: status and details are set.
 cdef bint request_check(Request *request) noexcept nogil

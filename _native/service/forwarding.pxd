@@ -1,9 +1,9 @@
-# Headers that models see, as parameters of their requests.
+# Header forwarding: headers of a call that models see as parameters of its requests.
 
 
 from libc.stdint cimport uint8_t
 
-# Whether a parameter with this name is a header that the Forwarder `context` forwards.
+# Whether the Forwarder `context` forwards headers with the name of this parameter.
 cdef bint forwarder_claims(void *context, const uint8_t *name, size_t size) noexcept nogil
 
 

@@ -1,12 +1,12 @@
-# What the parameters of a request say to the server.
+# The parameters of a request that the server itself interprets.
 
 from _native.protobuf.codec cimport Str
 from _native.request.request cimport Request
 
-# Take them from the decoded message. Of those with the same key the last one counts, so an earlier one may be wrong.
+# Read them from the decoded message. If several have the same key, the last one counts; earlier ones may be malformed.
 # False: status and details are set.
 cdef bint take_parameters(Request *request) noexcept nogil
-# The same for what they say of the sequence: what is wrong, the next take_parameters says.
+# The same for the parameters of the sequence; the next take_parameters reports errors in them.
 cdef void take_correlation(Request *request) noexcept nogil
-# Fail the request: the value of this parameter has the wrong type. Returns False.
+# Fail the request because the value of this parameter has the wrong type. Returns False.
 cdef bint wrong_parameter(Request *request, Str key, const char *expected) noexcept nogil

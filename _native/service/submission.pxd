@@ -1,4 +1,4 @@
-# The one way in, for everything that asks a model.
+# The one entry for all requests for models.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -17,63 +17,63 @@ from _native.traceparent cimport TraceContext
 cdef enum:
     TOUCHED = 16             # lanes whose instances are woken together
 
-    AWAITED = 256            # lists of requests for models that are not there; by name, so that few look at each
+    AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
 
-# Called on the loop: a request waits for this model, which is not there; of another model's, or of a client's.
+# Called on the loop: a request of a model, or of a client, waits for this model, which is not loaded.
 ctypedef void (*missed_fn)(void *context, Str name, bint by_model) noexcept nogil
 
 cdef struct Awaiting:
-    # requests for models that are not there, each until submission_resume, its deadline or its client's end
+    # requests for models that are not loaded: until submission_resume, their deadline, or the end of their client
     Request *first
     Request *last
 
 cdef struct Submission:
-    # all on the loop
+    # used on the loop
     Table *table
     Bridge *bridge
-    uint32_t max_inflight    # requests in the house; 0: any number
+    uint32_t max_inflight    # limit of Bridge.in_house; 0: none
     Coalescer coalescer
-    RegionAccess regions     # shared memory of clients
-    Recorder *recorder       # notes what happens to single requests; NULL: nobody does
-    AccessPolicy *access     # who may use which model; NULL: everybody every
-    # told of a request whose caller may not use its model; it has its error
+    RegionAccess regions     # the shared memory of clients
+    Recorder *recorder       # records single requests; NULL: none does
+    AccessPolicy *access     # who may use which model; NULL: everybody may use all
+    # called for a request whose caller may not use its model; the request has its error
     void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
-    bint sequences_shared    # callers go on with each other's sequences
-    bint answers_apart       # no caller gets an answer that another's request has brought
-    # Whether a parameter with this name stands for a header of the call, and comes from nowhere else; NULL: none does
+    bint sequences_shared    # callers may continue each other's sequences
+    bint answers_apart       # no caller gets the response to another caller's request
+    # Whether parameters of this name come from headers of the call only; NULL: none does
     bint (*is_header)(void *context, const uint8_t *name, size_t size) noexcept nogil
     void *is_header_context
-    missed_fn missed         # loads models that are not there; NULL: requests for them are refused
+    missed_fn missed         # loads missing models; NULL: requests for them are refused
     void *missed_context
     Awaiting awaiting[AWAITED]
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
 
 cdef extern from *:
-    # as a caller: the server itself, on behalf of a request that it has admitted, and that must not wait for room
+    # stands for a caller: the server itself, on behalf of an admitted request; not subject to admission
     """
     #define INFERD_CALLER_SERVER UINT64_MAX
     """
     const uint64_t CALLER_SERVER "INFERD_CALLER_SERVER"
 
-# On the loop: decode, admit, find the model, check and queue a message from outside. Takes `block`. The request, whose
-# sink is set, comes back over the bridge, whatever happens. A negative timeout stands for none; `context` is what its
-# client has said of a trace, NULL for nothing.
+# On the loop: decode, admit, find the model of, check and queue a message from outside. Takes over `block`. The
+# request, whose sink is set, always comes back over the bridge. A negative timeout means none; `context` is the
+# client's trace context, NULL for none.
 cdef void submit_message(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
                          int64_t timeout_ns, uint64_t caller, const TraceContext *context=*) noexcept nogil
 # The same for a call whose headers become parameters: `forwarded` bytes behind the message are further entries of its
-# map `parameters`. They are decoded apart, so nothing in the message can hide or change them.
+# map `parameters`. They are decoded separately, so the message can neither hide nor change them.
 cdef void submit_call(Submission *submission, Request *request, Block *block, const uint8_t *data, size_t size,
                       size_t forwarded, int64_t timeout_ns, uint64_t caller,
                       const TraceContext *context) noexcept nogil
-# On the loop: queue a request that the server itself has made: its lane is set (table_find), its tensors have been
-# checked (request_check), its sink and, if it has one, its deadline are set. It comes back over the bridge.
+# On the loop: queue a request that the server itself has made. Its lane (table_find), its sink and, if it has one, its
+# deadline are set, and its tensors are checked (request_check). It comes back over the bridge.
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
-# On the loop: queue what a coalescer has held back; its bridge and its queued_ns are set.
+# On the loop: queue a request that a coalescer has held back; its bridge and its queued_ns are set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
-# On the loop: what waits for this model, or for any where the name is NULL, is submitted anew and does not wait again;
-# with a status other than OK it is refused with it.
+# On the loop: submit the requests that wait for this model (NULL: for any model) anew; they do not wait again. With a
+# status other than OK they are refused with that status.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
-# On the loop: wake the instances for what was submitted. The bridge calls it after each round; `context` is the
-# Submission.
+# On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
+# `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil

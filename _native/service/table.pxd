@@ -1,4 +1,4 @@
-# Which model versions there are: looked up by every request, changed by loads and unloads.
+# The table of model versions: every request looks its model up, loads and unloads change it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -11,17 +11,17 @@ from _native.threads cimport Mutex
 
 cdef struct VersionEntry:
     int64_t version
-    Lane *lane               # NULL: known, not ready
+    Lane *lane               # NULL: the version exists and is not ready
 
 cdef struct ModelEntry:
-    ModelEntry *next         # in its bucket
+    ModelEntry *next         # in the same bucket
     Str name
     VersionEntry *versions   # ascending
-    uint32_t version_count   # of those that any request may find
-    # While sequences go on on versions that were replaced or unloaded, it depends on the request: then the versions
-    # count here, and not above.
+    uint32_t version_count   # of those that any request may use
+    # While sequences continue on versions that were replaced or unloaded, the lookup depends on the request. The number
+    # of versions is then here, and `version_count` is 0.
     uint32_t routed_count
-    VersionEntry *departing  # those versions, the one first that went last
+    VersionEntry *departing  # those versions, the one that departed last first
     uint32_t departing_count
 
 cdef struct Table:
@@ -30,21 +30,21 @@ cdef struct Table:
     uint32_t bucket_count    # a power of two
     uint32_t model_count
 
-# The lane of this version, or of the latest ready one for an empty version or "-1", counted as in flight once more.
-# NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, ask table_route.
+# The lane of this version, or of the latest ready one if `version` is empty or "-1", with one more request in flight.
+# NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, call table_route.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
-# The same for a request of this sequence, or of none, which begins with it. On the loop.
+# The same for a request of this sequence, or of none; `begins`: it starts the sequence. On the loop.
 cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *correlation, bint begins, int *status,
                        char **details) noexcept nogil
 
-# The model's name in a message that begins with these bytes; `data` NULL: they do not tell it.
+# The model's name in a message that begins with these bytes; `data` NULL: they do not contain it.
 cdef Str message_model(const uint8_t *head, size_t head_size) noexcept nogil
-# A block for a message of `size` bytes to this model: where it wants it, or NULL.
+# A block for a message of `size` bytes to this model, in memory that the model prefers; NULL: no preference.
 cdef Block *table_place(Table *table, Str name, size_t size) noexcept nogil
 
 
 cdef class ModelTable:
-    # owns a Table for Python
+    # a Table for Python
     cdef Table table
     cdef dict handles        # keeps the LaneHandles alive
     cdef int resize(self, uint32_t count) except -1

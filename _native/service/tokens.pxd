@@ -1,26 +1,26 @@
-# The tokens of callers and what each allows: built by any thread, then handed to the authorizer, and never changed
-# again.
+# The tokens of callers and their rights. Any thread builds a table and hands it to the authorizer; then it is
+# never changed.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
-    MAX_SECRET = 256         # bytes of a token or of a header's value
+    MAX_SECRET = 256         # bytes of a token or of a header's value at most
 
 cdef struct Rights:
-    # what a line of the file allows; lines that allow the same share one
+    # the rights in a line of the file; lines with the same rights share one
     uint32_t groups          # bits of the RPC groups
-    bint overrides           # a load may bring a configuration and files
+    bint overrides           # loads may contain a configuration and files
     char **models            # patterns of model names; NULL: every model
     uint32_t model_count
 
 cdef struct Token:
-    uint64_t id              # 0: the place is empty
+    uint64_t id              # 0: the entry is empty
     uint32_t offset          # of its text
     uint16_t size
     uint32_t rights
 
 cdef struct Tokens:
-    uint64_t key[2]          # of the hash that makes ids
+    uint64_t key[2]          # for the hash that makes ids
     Token *places            # a hash table with linear probing, at most half full
     uint32_t place_count     # a power of two
     uint32_t count
@@ -30,12 +30,12 @@ cdef struct Tokens:
     Rights *rights
     uint32_t rights_count
     uint32_t rights_capacity
-    Rights anonymous         # of callers without a token; no groups: there must be one
+    Rights anonymous         # of callers without a token; no groups: a token is required
 
-# What this token allows, and its id; NULL when it is not known. Takes the same time for every token of one length that
-# is not known: the hash is keyed, and an equal hash is followed by a comparison of the whole text.
+# The rights of this token, and its id; NULL if it is unknown. The time is the same for all unknown tokens of one
+# length: the hash is keyed, and after an equal hash the whole text is compared.
 cdef const Rights *tokens_find(const Tokens *tokens, const uint8_t *text, size_t size, uint64_t *id) noexcept nogil
-# What the token with this id allows now; NULL when there is none any more.
+# The rights that the token with this id has now; NULL if it does not exist any more.
 cdef const Rights *tokens_of_id(const Tokens *tokens, uint64_t id) noexcept nogil
 # The bits of these RPC groups.
 cdef uint32_t group_bits(groups) except? 0xffffffff

@@ -1,4 +1,4 @@
-# How many frames a peer may send that bring no call forward: a token bucket for each connection.
+# Limits the frames of a peer that bring no call forward: a token bucket for each connection.
 
 from libc.stdint cimport int64_t
 
@@ -7,17 +7,17 @@ cdef struct Budget:
     int64_t filled_ns        # when it was last filled
 
 cdef enum:
-    # what frames cost; every one of them is answered or looked up, some do more
+    # the costs of frames; the server answers or looks up every one of them, and some cause more work
     COST_FRAME = 1           # PING, PRIORITY, WINDOW_UPDATE, empty DATA, the end of a call that is served natively
-    COST_SETTINGS = 10       # may go through every open stream
-    COST_PYTHON_RESET = 10   # the end of a call that had become a task
-    # What answers earn back, so that a client that reads much is free to acknowledge each frame of it: WINDOW_UPDATE
+    COST_SETTINGS = 10       # may touch every open stream
+    COST_PYTHON_RESET = 10   # the end of a call that had become a Python task
+    # What each response adds to the bucket, so that a client that reads much may acknowledge each frame: WINDOW_UPDATE
     # for the stream and for the connection, and a PING to measure the bandwidth.
     EARNED_BY_ANSWER = 3
 
 
 cdef inline bint budget_spend(Budget *budget, int64_t cost, int64_t per_second, int64_t now_ns) noexcept nogil:
-    # False when the peer has none left; a second's worth is also the most that can be saved up
+    # False: the peer has none left. The bucket holds at most what one second adds.
     cdef int64_t earned
     budget.left -= cost
     if budget.left >= 0:

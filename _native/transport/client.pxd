@@ -1,14 +1,14 @@
-# Who is at the other end of connections, and what all of them together make the server hold.
+# One client, and what all its connections together make the server hold.
 
 from libc.stdint cimport uint32_t
 
 from _native.transport.ledger cimport Account
 
 cdef struct Client:
-    const char *name         # for people: "10.0.0.7", "user 1000", "certificate CN=robot"
+    const char *name         # for messages: "10.0.0.7", "user 1000", "certificate CN=robot"
     uint32_t calls           # open RPCs
     uint32_t max_calls       # 0: any number
-    Account account          # of requests that are not answered, and of answers that are not sent
+    Account account          # of requests that are not answered, and of responses that are not sent
 
 
 cdef class ClientUse:

@@ -1,4 +1,4 @@
-# Connections and their calls as Python sees them.
+# Connections and their calls, as objects for Python.
 
 from libc.stdint cimport int64_t, uint8_t
 
@@ -13,32 +13,32 @@ from _native.transport.workers cimport Workers
 cdef class Endpoint:
     cdef Host host
     cdef Workers workers
-    cdef uint8_t *receive        # where sockets are read to, one at a time
+    cdef uint8_t *receive        # the buffer for reads from sockets, one at a time
     cdef object on_call          # called with each new Call
-    cdef public object on_dirty  # called when flush_dirty has become necessary
-    cdef readonly TimersHandle timers    # that its own are among
+    cdef public object on_dirty  # called when flush_dirty must be called
+    cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()
     # `unary` must outlive the endpoint
     cdef int add_native(self, bytes path, Unary *unary) except -1
 
 
 cdef class InterceptorHandle:
-    # what the native calls of some connections must pass, for example of those of one listener
+    # the check of the native calls of some connections, for example those of one listener
     cdef Interceptor interceptor
 
 
 cdef class Connection:
     cdef Conn conn
     cdef Endpoint endpoint
-    cdef ReadTarget target       # where the next read goes, as `receive_buffer` said
-    cdef ClientUse use           # what limits count; None: nothing does
+    cdef ReadTarget target       # of the next read, from `receive_buffer`
+    cdef ClientUse use           # counts against the client's limits; None: no limits
     cdef InterceptorHandle interceptor
-    cdef public object flush     # called without arguments when there is output to take
+    cdef public object flush     # called without arguments when there is output to send
     cdef public object on_ping   # called without arguments for each PING of the peer
-    cdef public object on_refused  # called with a text when what the peer sent breaks HTTP/2
+    cdef public object on_refused  # called with a text when the peer violated HTTP/2
     cdef readonly object peer
-    cdef public object admission  # what it has been counted for, for its owner
-    cdef public object client    # what else its owner knows of the peer, for handlers
+    cdef public object admission  # the counts that the connection is part of, for its owner
+    cdef public object client    # what the owner knows about the peer, for handlers
     cdef object events           # deque of (Call, kind) for the calls' owners
     cdef int take_read_target(self, ReadTarget *target) except -1
     cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil

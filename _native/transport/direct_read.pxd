@@ -1,4 +1,4 @@
-# Direct reads: where the bytes of a connection are read to.
+# Direct reads: bytes of a large message are read from the socket into the block where they stay.
 
 from libc.stdint cimport uint8_t
 
@@ -6,17 +6,17 @@ from _native.memory.resource cimport Block
 from _native.transport.stream cimport Conn
 
 cdef struct ReadTarget:
-    # where a read goes
+    # the destination of a read
     uint8_t *data
     size_t size
-    Block *block             # holds `data`, without a reference for it; NULL: it is the buffer of all connections
-    size_t behind            # bytes that may be read along with it, to that buffer
+    Block *block             # contains `data`; holds no reference. NULL: the common buffer of all connections
+    size_t behind            # bytes that the same read may put into that buffer
 
-# Where the next read from the connection's socket goes: to the place of a message, or to `buffer`.
+# The destination of the next read from the connection's socket: the block of a message, or `buffer`.
 cdef ReadTarget conn_read_target(const Conn *conn, uint8_t *buffer) noexcept nogil
-# So many bytes have been read to there, those beyond its size to `buffer`: process them. Nothing has happened to the
-# connection since the target was asked for.
+# Process `size` bytes that were read to the target; those beyond the target's size are in `buffer`. Nothing may happen
+# to the connection between conn_read_target and this call.
 cdef void conn_received(Conn *conn, const ReadTarget *target, uint8_t *buffer, size_t size) noexcept nogil
-# Read from a socket that does not block, and process what comes, until there is no more or the other connections should
-# have their turn. `buffer` is that of all connections, of `capacity` bytes.
+# Read from a non-blocking socket, and process the bytes, until there are no more or it is the turn of other
+# connections. `buffer` is the common buffer, of `capacity` bytes.
 cdef void conn_read(Conn *conn, int fd, uint8_t *buffer, size_t capacity) noexcept nogil

@@ -1,4 +1,4 @@
-# Trailing metadata of a native call: google.rpc.Status of an error, and the load report for balancers.
+# Trailing metadata of a native call: the google.rpc.Status of an error, and the load report for balancers.
 
 from libc.stdint cimport uint8_t
 
@@ -9,15 +9,15 @@ cdef enum:
     MAX_REPORT = 2048        # bytes of an encoded load report in base64
 
 cdef struct LoadReport:
-    # the value of an endpoint-load-metrics-bin header; size 0: none is sent
+    # the value of an endpoint-load-metrics-bin header; size 0: no header
     size_t size
     uint8_t text[MAX_REPORT]
 
-# What goes with a final status: grpc-status-details-bin after an error (`reason` NULL: the usual one of the status),
-# and the report when there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
+# The trailers of a final status: grpc-status-details-bin for an error (`reason` NULL: the usual one of the status),
+# and the report if there is one. `count` pairs in one allocation from malloc, for stream_end; NULL for none.
 cdef nghttp2_nv *final_trailers(int status, const char *text, const char *reason, const LoadReport *report,
                                 size_t *count) noexcept nogil
-# End a call with an error and its details; `text` is from malloc (format_text) and is taken over.
+# End a call with an error and its details. Takes over `text`, which is from malloc (format_text).
 cdef void stream_refuse(Stream *stream, int status, const char *reason, char *text) noexcept nogil
-# Take over an encoded report; False: it is too long.
+# Store an encoded report; False: it is too long.
 cdef bint report_set(LoadReport *report, bytes encoded)

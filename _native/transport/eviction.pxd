@@ -1,10 +1,10 @@
-# Who goes when the server holds more than it may.
+# Ends calls when the server holds more bytes than it may.
 
 from _native.transport.stream cimport Host, Stream
 
-# To be called between rounds, when nothing is being delivered and no bytes are being received: if the server holds more
-# than it may, end calls until it holds clearly less. Others than the connection at hand may have something to say then
-# (Host.others_ran).
+# If the server holds more than it may, end calls until it holds clearly less. To be called between rounds, when no
+# response is being delivered and no bytes are being received. Other connections than the current one may then have
+# output (Host.others_ran).
 cdef void host_relieve(Host *host) noexcept nogil
-# End this call for what it holds.
+# End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil

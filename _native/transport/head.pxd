@@ -13,7 +13,7 @@ cdef inline size_t field_bytes(nghttp2_vec name, nghttp2_vec value) noexcept nog
 
 
 cdef inline void head_take(Stream *stream, const KnownField *said) noexcept nogil:
-    # what a header says that means the same in every call
+    # a header that has the same meaning in every call
     stream.seen |= said.seen
     stream.sender.accepted |= said.accepted
     if said.method != NULL:
@@ -26,7 +26,7 @@ cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *va
 
 
 cdef inline int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil:
-    # one more header; an error code of nghttp2's, or 0
+    # process one more header; returns an error code of nghttp2, or 0
     cdef uint32_t at = stream.header_count
     cdef const KnownField *known = &stream.conn.known[at]
     if (at >= <uint32_t>KNOWN_FIELDS or known.value != value_buffer or known.name != name_buffer
@@ -37,7 +37,7 @@ cdef inline int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_r
     head_take(stream, known)
     return 0
 
-# Let go of what the connection remembers of its calls' headers.
+# Release what the connection remembers of its calls' headers.
 cdef void head_forget(Conn *conn) noexcept nogil
-# There are no more: the call begins, or ends with an error.
+# The headers are complete: the call begins, or ends with an error.
 cdef void head_complete(Stream *stream) noexcept nogil

@@ -1,31 +1,31 @@
-# The ledger: what peers make the server hold. A charge moves with its message and is released once.
+# The ledger: the bytes that peers make the server hold. A charge moves with its message and is released once.
 #
-# A message that a peer announces costs nothing. From the first byte that comes it has a charge, for the room that was
-# taken for it; the charge goes with the message through the stages below, and another one with each answer. Charges
-# belong to an account: a connection's, which is within its client's, which is within the server's. So the bytes of an
-# account are the sum of the charges of all that is within it, at every moment. An account outlives what is within it.
+# An announced message costs nothing. From its first byte on it has a charge for the memory that was allocated for it.
+# The charge moves with the message through the stages below, and each response has a charge of its own. A charge
+# belongs to an account: a connection's, which is within its client's, which is within the server's. At every moment the
+# bytes of an account are the sum of the charges within it. An account outlives the accounts within it.
 #
 # Used on the event loop only.
 
 from libc.stddef cimport size_t
 
 cdef enum Stage:
-    STAGE_ARRIVING           # the room of a request message whose bytes come
-    STAGE_INFLATING          # complete, and inflated now or when those before it are
-    STAGE_QUEUED             # complete, and nobody has taken it
-    STAGE_EXECUTED           # taken by who answers the call, who has not answered
-    STAGE_ANSWERED           # an answer that is compressed, or waits for that
-    STAGE_UNSENT             # an answer that waits for the peer to take it
+    STAGE_ARRIVING           # memory of a request message that is arriving
+    STAGE_INFLATING          # complete, being inflated or waiting for that
+    STAGE_QUEUED             # complete, and not taken by a handler
+    STAGE_EXECUTED           # taken by the handler, which has not answered
+    STAGE_ANSWERED           # a response that is being compressed, or waits for that
+    STAGE_UNSENT             # a response that waits for the peer to read it
     STAGES
 
 cdef struct Account:
     Account *within          # NULL: the server's
     size_t bytes[STAGES]
     size_t total             # the sum of these
-    size_t limit             # of `total`; 0: none. The ledger tells, others act.
+    size_t limit             # of `total`; 0: none. The ledger does not enforce it; callers do.
 
 cdef struct Charge:
-    Account *account         # NULL: it is released, or was never made
+    Account *account         # NULL: released, or never made
     Stage stage
     size_t bytes
 
@@ -35,9 +35,9 @@ cdef extern from *:
     """
     void ledger_assert "assert"(bint agreed) nogil
 
-# Whether an account is the sum of its stages; for debug builds and tests.
+# Whether an account's total is the sum of its stages; for debug builds and tests.
 cdef bint account_agrees(const Account *account) noexcept nogil
-# A connection's account has begun to hold something, or holds nothing any more.
+# A connection's account begins to hold bytes (True), or holds none any more (False).
 cdef void account_turned(bint holds) noexcept nogil
 
 
@@ -46,7 +46,7 @@ cdef inline bint account_exceeded(const Account *account) noexcept nogil:
 
 
 cdef inline size_t account_owed(const Account *account) noexcept nogil:
-    # what is there until the peer does something: sends the rest of a request, or takes an answer
+    # bytes that stay until the peer acts: sends the rest of a request, or reads a response
     return account.bytes[<int>STAGE_ARRIVING] + account.bytes[<int>STAGE_UNSENT]
 
 
@@ -82,7 +82,7 @@ cdef inline void charge_make(Charge *charge, Account *account, Stage stage, size
 
 
 cdef inline void charge_resize(Charge *charge, size_t bytes) noexcept nogil:
-    # the message has become longer or shorter
+    # the size of the message has changed
     ledger_assert(charge.account != NULL)
     if bytes > charge.bytes:
         account_add(charge.account, charge.stage, bytes - charge.bytes)
@@ -92,7 +92,7 @@ cdef inline void charge_resize(Charge *charge, size_t bytes) noexcept nogil:
 
 
 cdef inline void charge_move(Charge *charge, Stage stage) noexcept nogil:
-    # the message has got to another stage
+    # the message has reached another stage
     cdef Account *account = charge.account
     ledger_assert(account != NULL)
     while account != NULL:
@@ -103,14 +103,14 @@ cdef inline void charge_move(Charge *charge, Stage stage) noexcept nogil:
 
 
 cdef inline void charge_hand(Charge *giver, Charge *taker) noexcept nogil:
-    # the charge goes from one structure to another, with its message
+    # moves the charge from one structure to another, together with its message
     ledger_assert(taker.account == NULL)
     taker[0] = giver[0]
     giver.account = NULL
 
 
 cdef inline void charge_release(Charge *charge) noexcept nogil:
-    # the message is gone; nothing when that has been said before
+    # the message is gone; no effect if the charge was released before
     if charge.account != NULL:
         account_subtract(charge.account, charge.stage, charge.bytes)
         charge.account = NULL

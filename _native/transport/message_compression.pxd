@@ -1,15 +1,15 @@
-# Where messages are compressed and inflated: at once when they are small, else on a worker.
+# Compression and inflation of messages: small ones at once, large ones on the thread pool.
 
 from _native.transport.compression cimport Result
 from _native.transport.outgoing cimport Outgoing
 from _native.transport.stream cimport Incoming, Stream, deflated_fn, inflated_fn
 from _native.transport.workers cimport Job
 
-# Inflate the message. True: it has been done at once, `result` is set. False: `then` is called with the message, and
-# until then stream.inflating is set.
+# Inflate the message. True: done, `result` is set. False: `then` will be called with the message, and until then
+# stream.inflating is set.
 cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil
-# Compress the message as `stream_compress` has chosen; the same with `deflated` and sender.deflating.
+# Compress the message as set by `stream_compress`; the same with `deflated` and sender.deflating.
 cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil
-# What a worker has of a stream (stream.inflating, sender.deflating) is not wanted any more: it is dropped when it comes
-# back, without calling anybody, and its charge is released now. Nothing when there is no job.
+# Abandon the job of a stream (stream.inflating or sender.deflating), if there is one. Its charge is released now. The
+# result is dropped when the worker returns it, without a callback.
 cdef void compression_abandon(Job **job) noexcept nogil

@@ -1,19 +1,19 @@
-# Memory goes back to the system when a peak is over.
+# Returns memory to the system after a peak.
 
 from _native.transport.stream cimport Host
 
 cdef enum:
-    PEAK_FROM = 16 << 20         # bytes that are worth giving back
-    IDLE_CONNECTION = 16 << 10   # bytes that a connection takes, about
+    PEAK_FROM = 16 << 20         # smaller peaks are not worth it
+    IDLE_CONNECTION = 16 << 10   # approximate bytes of a connection
 
 cdef void host_note_peak(Host *host) noexcept nogil
 
 cdef inline size_t host_kept(const Host *host) noexcept nogil:
-    # what clients make the server keep
+    # bytes that clients make the server hold
     return host.account.total + <size_t>host.connection_count * IDLE_CONNECTION
 
 
 cdef inline void host_note(Host *host) noexcept nogil:
-    # To be called when `host_kept` has changed, or has for a while.
+    # to be called when `host_kept` has changed, or after a while
     if host.peak >= PEAK_FROM or host_kept(host) > host.peak:
         host_note_peak(host)

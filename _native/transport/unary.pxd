@@ -1,4 +1,4 @@
-# Unary methods that are served without Python: one of the two kinds of service.
+# Unary methods that run without Python: one of the two kinds of service.
 
 from libc.stdint cimport int64_t, uint8_t
 
@@ -8,17 +8,17 @@ from _native.transport.stream cimport Conn, Service, Stream
 cdef struct Unary:
     # Method.context of such a method
     void *context
-    # Get the one request message (a reference to `block`, which is taken over, and the bytes in it) once the client
-    # has half-closed, and answer by stream_reply or stream_fail, now or later on the same thread. The bytes behind
-    # the message are stream.forwarded. `timeout_ns` is the
-    # client's, -1 for none. May set stream.call, which is handed to `cancel` when the answer is not wanted any more.
+    # Called when the client has half-closed, with the one request message: a reference to `block`, which is taken over,
+    # and its bytes. stream.forwarded is behind the message. The function answers by stream_reply or stream_fail, now or
+    # later on the same thread. `timeout_ns` is the client's, -1 for none. The function may set stream.call, which
+    # `cancel` gets if the answer is not wanted any more.
     void (*run)(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                 int64_t timeout_ns) noexcept nogil
     void (*cancel)(void *call) noexcept nogil
-    # Where a large message goes that begins with these bytes; NULL: into ordinary memory. May end the call. NULL: none.
+    # The block for a large message that begins with these bytes; NULL: ordinary memory. May end the call. NULL: none.
     Block *(*place)(void *context, Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
 
 cdef Service UNARY
 
-# Run what of this connection's parked calls may run now.
+# Run those parked calls of this connection that may run now.
 cdef void calls_resume(Conn *conn) noexcept nogil

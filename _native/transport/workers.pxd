@@ -1,4 +1,4 @@
-# Work that would keep the event loop too long: threads that do it, and the way back to the loop.
+# The thread pool: work that would block the event loop too long, and its way back to the loop.
 
 from libc.stdint cimport int32_t
 
@@ -10,9 +10,9 @@ cdef struct Job:
     Job *previous            # in a list of the pool's
     Job *next
     bint waits               # it is in ThreadPool.waiting
-    void (*run)(Job *job) noexcept nogil     # on a worker, without the GIL
-    void (*done)(Job *job) noexcept nogil    # then on the loop; frees the job
-    int32_t cancelled        # atomic: the result is not wanted any more; `run` may end early
+    void (*run)(Job *job) noexcept nogil     # on a thread of the pool, without the GIL
+    void (*done)(Job *job) noexcept nogil    # afterwards, on the loop; frees the job
+    int32_t cancelled        # atomic: the result is not wanted; `run` may end early
 
 cdef struct Jobs:
     # see _native.list
@@ -20,17 +20,17 @@ cdef struct Jobs:
     Job *last
 
 cdef struct ThreadPool:
-    Mutex guard              # guards the lists, and Job.waits
+    Mutex guard              # protects the lists, and Job.waits
     Condition work
     Jobs waiting             # to do
-    Jobs finished            # in the order in which they were finished
+    Jobs finished            # in the order of completion
     bint closing
     int event_fd             # readable when jobs are finished
-    Account departed         # on the loop: what jobs hold that run for calls which are over
+    Account departed         # used on the loop: the bytes held by jobs of calls that have ended
 
-# On the loop: hand over a job.
+# On the loop: submit a job.
 cdef void thread_pool_submit(ThreadPool *thread_pool, Job *job) noexcept nogil
-# On the loop: take a job back that no worker has begun. False: it is running, or done.
+# On the loop: withdraw a job that no thread has begun. False: it is running, or done.
 cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
 # On the loop: call `done` of every finished job.
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil
