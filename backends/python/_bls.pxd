@@ -1,17 +1,17 @@
-# Calls that a model makes to other models.
+# Calls of a model to other models (BLS): the part of the channel.
 
 from libc.stdint cimport uint8_t, uint64_t
 
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# A worker was started, or is gone: the loop reads what it sends on the socket of calls, or does so no longer. From the
-# attendant's thread.
+# On the attendant's thread: a worker was started, or is gone. The loop begins, or stops, to read what it sends on the
+# socket of calls.
 cdef void bls_open(Channel *channel) noexcept nogil
 cdef void bls_close(Channel *channel) noexcept nogil
-# Deal with a packet of the side socket about calls; False: it is not one of those. From the attendant's thread.
+# On the attendant's thread: process a packet of the side socket about calls; False: it is about something else.
 cdef bint bls_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
-# On the loop, from within abandoning it: nobody waits for this request of the worker any more.
+# On the loop, while it abandons the request: nobody waits for this request of the worker any more.
 cdef void bls_leave(Channel *channel, uint64_t number) noexcept nogil
-# The worker is gone: nobody waits for its calls any more. From the attendant's thread, after bls_close.
+# On the attendant's thread, after bls_close: the worker is gone, and nobody waits for its calls any more.
 cdef void bls_abandon(Channel *channel) noexcept nogil

@@ -1,4 +1,4 @@
-# The calls to other models that workers have under way.
+# The calls to other models that workers have in flight.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -7,18 +7,18 @@ from backends.python._bls_answers cimport BlsCall
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# From any thread: what a BLS_REQUEST says, or NULL: it was refused, or the worker is ended. Its callback makes it.
+# From any thread: the call in a BLS_REQUEST. NULL: it was refused, or the worker is ended. Its callback makes it.
 cdef BlsCall *call_new(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
 
 # All below on the loop.
 
-# Make the call, which is under way from then on.
+# Make the call, which is in flight from then on.
 cdef void call_make(PostedCallback *callback) noexcept nogil
-# NULL: it is over.
+# NULL: the call is over.
 cdef BlsCall *call_find(Channel *channel, uint64_t life, uint64_t id) noexcept nogil
-# The worker welcomes so many more responses.
+# The worker accepts so many more responses.
 cdef void call_credit(Channel *channel, uint64_t life, uint64_t id, uint32_t credit) noexcept nogil
-# The worker wants nothing more of a call but its end, or of all that it makes on behalf of a request.
+# The worker wants only the end of a call, or of all calls on behalf of a request.
 cdef void call_cancel(BlsCall *call) noexcept nogil
 cdef void calls_cancel(Channel *channel, uint64_t life, uint64_t parent) noexcept nogil
 # The worker is gone: nobody waits for its calls any more.

@@ -1,4 +1,4 @@
-# The server's end of the connection to one worker: its sockets, its requests, and the memory that it may touch.
+# The server's end of the connection to one worker: its sockets, its requests, and the memory that it may access.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -16,9 +16,9 @@ from backends.python._slots cimport Slots
 from backends.python._wire cimport Head
 
 cdef enum ChannelState:
-    CHANNEL_DOWN             # no worker yet, or the next one is being started: requests wait for it
+    CHANNEL_DOWN             # there is no worker yet, or the next one is being started: requests wait for it
     CHANNEL_UP
-    CHANNEL_BROKEN           # the last attempts failed; requests are refused until one succeeds
+    CHANNEL_BROKEN           # the last starts failed: requests are refused until one succeeds
     CHANNEL_CLOSED
 
 cdef enum:
@@ -27,71 +27,71 @@ cdef enum:
 cdef struct Team:
     # the workers of one model version
     int32_t references       # atomic
-    int32_t hopeful          # atomic: so many are up, or are being started for the first time after they ended
+    int32_t hopeful          # atomic: workers that are up, or are being started for the first time after an end
 
 cdef struct Parcel:
-    # a packet that waits until its socket takes it
+    # a packet that waits until the socket takes it
     Parcel *next
     size_t size
     uint8_t data[1]
 
 cdef struct Outlet:
-    # a socket that packets are sent to from any thread, and those that wait
+    # a socket to which any thread sends packets, and the packets that wait
     int fd
     Parcel *first
     Parcel *last
-    size_t waiting           # bytes in them
-    uint32_t count           # of them
+    size_t waiting           # bytes in waiting packets
+    uint32_t count           # number of waiting packets
 
 cdef struct Channel:
-    int32_t references       # atomic: the attendant's, and one for each response that waits and each BLS call
+    int32_t references       # atomic: the attendant's, and one for each waiting response and each BLS call
     Arena *arena
     char *name               # of the instance
     Block *flags             # SLOTS bytes in the arena: which requests are cancelled
     Team *team
-    void *submission         # Submission, for BLS calls; NULL: there are none
-    void *bls_calls[BLS_BUCKETS]  # BlsCalls under way, by their ids; the loop's
-    void *bls_families[BLS_BUCKETS]  # the same by the requests on whose behalf they are made
-    int64_t timeout_ns       # longest execution; 0: any
+    void *submission         # Submission, for BLS calls; NULL: none are possible
+    void *bls_calls[BLS_BUCKETS]  # BlsCalls in flight, by id; used on the loop
+    void *bls_families[BLS_BUCKETS]  # the same by the request on whose behalf they are made
+    int64_t timeout_ns       # longest execution; 0: no limit
 
-    Mutex guard              # guards all below up to the next heading
+    Mutex guard              # protects everything up to the next heading
     Condition changed        # of `state`
     ChannelState state
-    char *why                # what became of the last worker; NULL: nothing yet
+    char *why                # how the last worker ended; NULL: none has
     int work
     Outlet side
     Outlet calls
     int pid_fd               # readable when the worker has ended
-    int supervisor           # the socket to its supervisor, which ends it when this is shut down; -1: a thread
-    bint killed              # it is being ended
-    bint executing           # an execution is under way: `work` is used by the instance's thread, or by the loop
-    bint maps_regions        # the worker reaches shared memory of trusted clients; written while nothing is executed
-    bint leaving             # wait for no further worker
+    int supervisor           # socket to the supervisor, which ends the worker when it is shut down; -1: a thread
+    bint killed              # the worker is being ended
+    bint executing           # an execution is in progress: the instance's thread, or the loop, uses `work`
+    bint maps_regions        # the worker can map shared memory of trusted clients; written while nothing is executed
+    bint leaving             # do not wait for another worker
     Slots slots
     Ledger ledger
-    int64_t life             # atomic, written by the attendant: number of the worker; each has its own
-    int32_t call_count       # atomic, written under the guard: BLS calls under way
+    int64_t life             # atomic, written by the attendant: number of the worker, different for each
+    int32_t call_count       # atomic, written with the lock: BLS calls in flight
     uint64_t call_bytes      # of their requests
-    int32_t watching         # atomic: the attendant looks from time to time whether memory lies idle
+    int32_t watching         # atomic: the attendant looks regularly for unused memory
     int32_t overdue          # the worker was killed because its execution took too long
-    const char *fault        # the rule that it has broken and was killed for; NULL: none
-    int32_t deaf             # atomic: it has broken a rule, and nothing more that it says is read
-    int32_t wishes           # atomic: changes of its calls that the loop has not seen yet
-    int32_t called           # atomic: the attendant's Python half is wanted
-    int wake_fd              # tells the attendant to look around
+    const char *fault        # the rule that the worker has broken and was killed for; NULL: none
+    int32_t deaf             # atomic: the worker has broken a rule, and nothing more is read from it
+    int32_t wishes           # atomic: changes of its calls that the loop has not processed
+    int32_t called           # atomic: the Python part of the attendant is needed
+    int wake_fd              # wakes the attendant
 
-    # used by whoever executes: the instance's thread, or the loop
-    uint64_t execution       # id of the EXECUTE that runs
+    # used by the executor: the instance's thread, or the loop
+    uint64_t execution       # id of the current EXECUTE
     uint64_t *numbers        # of the batch's requests
     uint32_t number_capacity
     uint8_t *packet          # PACKET bytes, to send and to receive
-    Block *execute_block     # lent to the EXECUTE that runs, with its record; NULL: it was in the packet
-    double bytes_per_row     # of outputs beyond what fits into packets, slowly forgotten
+    Block *execute_block     # lent for the current EXECUTE, with its record; NULL: the record was in the packet
+    double bytes_per_row     # of outputs that do not fit into packets; a decaying mean
 
-    # used by the attendant's thread only
+    # used on the attendant's thread only
     uint8_t *side_packet
 
-    # used by the loop only, while the worker is there
+    # used on the loop only, while there is a worker
     WatchedDescriptor descriptor  # the socket of calls
     WatchedDescriptor results  # the work socket
     Remote remote
@@ -105,45 +105,45 @@ cdef Channel *channel_new(Arena *arena, const char *name, Team *team, int64_t ti
 cdef Channel *channel_share(Channel *channel) noexcept nogil
 cdef void channel_give(Channel *channel) noexcept nogil
 
-# A worker was started, and is reached by these descriptors until channel_down. From the attendant's thread.
+# On the attendant's thread: a worker was started. These descriptors are valid until channel_down.
 cdef void channel_connect(Channel *channel, int work, int side, int calls, int pid_fd, int supervisor) noexcept nogil
-# It has loaded its model; `maps_regions`: it can map shared memory of clients. From the attendant's thread.
+# On the attendant's thread: the worker has loaded its model. `maps_regions`: it can map shared memory of clients.
 cdef void channel_up(Channel *channel, bint maps_regions) noexcept nogil
-# The worker is gone: `why` (from malloc, taken over) is what its requests are answered. When it returns, nobody uses
-# the descriptors any more, and what the worker held is given back. From the attendant's thread.
+# On the attendant's thread: the worker is gone. Its requests get `why` (from malloc, taken over). After the return
+# nobody uses the descriptors any more, and what the worker held is given back.
 cdef void channel_down(Channel *channel, ChannelState state, char *why) noexcept nogil
 
-# Wait until a worker is up, or it is known that none will be soon; True: it is up. From the instance's thread.
+# On the instance's thread: wait until a worker is up (True), or until none is expected soon (False).
 cdef bint channel_await(Channel *channel) noexcept nogil
 
 cdef inline uint64_t channel_life(const Channel *channel) noexcept nogil:
     return <uint64_t>load64(&channel.life)
 
-# What a request's abandonment does: its flag says so to the worker. See request_follow; `owner` is the channel.
+# Called when a request is abandoned: sets its flag for the worker. See request_follow; `owner` is the channel.
 cdef void slot_cancelled(Request *request, void *owner) noexcept nogil
-# Send credit to a sender that waits, if it is more than 0. Not under the guard.
+# Send credit, if it is more than 0, to a sender that waits. Without the lock.
 cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexcept nogil
 
-# Send on the side socket, or on that of calls, from any thread: never blocks, in order; what the socket does not take
-# is sent by the attendant. `record` follows the head. `life`: of the worker that it is for, no other gets it; 0: any.
+# Send on the side socket, or on that of calls, from any thread: in order, without blocking; the attendant sends what
+# the socket does not take. `record` follows the head. `life`: only for the worker with this number; 0: any worker.
 cdef void side_send(Channel *channel, uint64_t life, const Head *head, const void *record,
                     size_t size) noexcept nogil
 cdef void calls_send(Channel *channel, uint64_t life, const Head *head, const void *record,
                      size_t size) noexcept nogil
-# The attendant's part of that, when the socket takes packets again. Under the guard.
+# The attendant's part of that, when the socket takes packets again. With the lock.
 cdef void outlet_flush(Outlet *outlet) noexcept nogil
-# End a request that the channel owns and whose response is complete: its slot is free, it is counted, and it leaves
-# over the bridge. Not under the guard.
+# End a request that the channel owns and whose response is complete: frees its slot, counts it, and returns it over
+# the bridge. Without the lock.
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil
 
-# Wait for no worker any more that is not up.
+# Do not wait for workers that are not up.
 cdef void channel_leave(Channel *channel) noexcept nogil
-# Tell the attendant to look.
+# Wake the attendant.
 cdef void channel_nudge(Channel *channel) noexcept nogil
-# End the worker at once, if it is there.
+# End the worker at once, if there is one.
 cdef void channel_kill(Channel *channel) noexcept nogil
-# The same because it has broken this rule, a text that lasts: "sent a packet that is none". Nothing that it says after
-# that is read.
+# The same because it has broken this rule, a static text such as "sent a packet that is none". Nothing more is read
+# from it.
 cdef void channel_break(Channel *channel, const char *rule) noexcept nogil
 # The same because there is no memory for what it has sent.
 cdef void channel_exhausted(Channel *channel) noexcept nogil

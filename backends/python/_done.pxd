@@ -1,4 +1,4 @@
-# What a worker says about the batch that it has executed.
+# DONE: what a worker says about the batch that it has executed.
 
 from libc.stdint cimport uint64_t
 
@@ -7,8 +7,8 @@ from backends.python._channel cimport Channel
 from backends.python._slots cimport Slot
 from backends.python._wire cimport Head
 
-# The slot of a request of the batch once the attendant is not busy with it, which waits for nothing then. Under the
-# guard.
+# With the lock: the slot of a request of the batch, after the attendant has finished with it; nothing is waited for
+# then.
 cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil
-# DONE has come: what it says about each request. False: the worker has broken a rule, or is gone.
+# Process a DONE: what it says about each request. False: the worker has broken a rule, or is gone.
 cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil

@@ -2,7 +2,7 @@
 
 from backends.python._channel cimport Channel
 
-# Have the loop read the work socket of the worker that is up, and no more; from the attendant's thread.
+# On the attendant's thread: let the loop read the work socket of the worker that is up, and stop that.
 cdef void results_open(Channel *channel) noexcept nogil
 cdef void results_close(Channel *channel) noexcept nogil
 

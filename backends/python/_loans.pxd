@@ -1,12 +1,12 @@
-# The ledger of loans: which memory of the arena one worker may use, and until when.
+# The ledger of loans: the memory of the arena that one worker may use, and until when.
 #
-# Memory is lent in three ways. A *grant* is for what the worker sends: for outputs of the batch that it executes (it
+# There are three ways of lending. A *grant* is for what the worker sends: for outputs of the batch that it executes (it
 # ends with DONE), or for one packet of the side socket (it ends with that packet, or with FREE). A *message* is a
-# BLS_RESPONSE in the arena; it ends with RELEASE. An *execution* is what an EXECUTE refers to; it ends with DONE, or,
-# where the model keeps views of it, with RELEASE, whichever of the two sockets is read first.
+# BLS_RESPONSE in the arena; it ends with RELEASE. An *execution* is the memory of an EXECUTE; it ends with DONE, or, if
+# the model keeps views of it, with RELEASE, whichever of the two sockets is read first.
 #
-# All functions are called under the guard of the channel. They take blocks over and hand them out; whoever calls gives
-# them back when it has let go of the guard.
+# All functions are called with the channel's lock. They take blocks over and return them; callers give blocks back
+# after they have released the lock.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -21,7 +21,7 @@ cdef enum LoanKind:
 cdef enum:
     MOST_LOANS = 16384       # of each kind that a worker has at a time
     KEPT_BUCKETS = 256
-    MOST_KEPT = 1 << 18      # executions that a model keeps views of
+    MOST_KEPT = 1 << 18      # executions of which a model keeps views
 
 cdef struct Loan:
     uint64_t offset          # in the arena
@@ -30,7 +30,7 @@ cdef struct Loan:
     LoanKind kind
 
 cdef struct Kept:
-    # an execution that has ended while the model keeps views of its memory
+    # an execution that has ended, and of whose memory the model keeps views
     uint64_t id
     Kept *next
     uint32_t count
@@ -40,36 +40,36 @@ cdef struct Ledger:
     Loan *loans              # ordered by offset; no two overlap
     uint32_t count
     uint32_t capacity
-    uint32_t of_kind[<int>LOAN_KINDS]  # atomic: read without the guard, to see whether there are any
-    uint64_t executions      # begun so far: the id of the latest
-    bint executing           # the latest is under way
-    bint released            # RELEASE of the latest has come before its DONE
+    uint32_t of_kind[<int>LOAN_KINDS]  # atomic: read without the lock, to see whether there are any
+    uint64_t executions      # number of executions that have begun, and the id of the latest
+    bint executing           # the latest is in progress
+    bint released            # the RELEASE of the latest has come before its DONE
     Kept *kept[KEPT_BUCKETS]
     uint32_t kept_count
 
-# Lend a block at this offset of the arena. False: the worker has as many as it may, or there is no memory; the block
-# remains the caller's.
+# Lend a block at this offset of the arena. False: the worker has the maximum of loans, or there is no memory; the
+# block still belongs to the caller.
 cdef bint loan_begin(Ledger *ledger, LoanKind kind, Block *block, uint64_t offset) noexcept nogil
-# The loan of this kind that holds all of these bytes; NULL: there is none.
+# The loan of this kind that contains all of these bytes; NULL: none.
 cdef Loan *loan_find(const Ledger *ledger, LoanKind kind, uint64_t offset, uint64_t size) noexcept nogil
-# End it; its block is the caller's.
+# End a loan; its block belongs to the caller.
 cdef Block *loan_end(Ledger *ledger, Loan *loan) noexcept nogil
-# End some loan of this kind; NULL: there is none.
+# End any loan of this kind; NULL: there is none.
 cdef Block *loan_end_one(Ledger *ledger, LoanKind kind) noexcept nogil
-# End the last loan, of whatever kind; NULL: there is none.
+# End the last loan, of any kind; NULL: there is none.
 cdef Block *loan_end_last(Ledger *ledger) noexcept nogil
 
-# An EXECUTE is sent: its id.
+# An EXECUTE is sent; returns its id.
 cdef uint64_t execution_begin(Ledger *ledger) noexcept nogil
-# Its DONE has come. `kept`: the blocks that the model keeps views of, NULL where it keeps none; they become the
-# ledger's. What is to be given back is returned: NULL: nothing. `rule` is set when the worker breaks one.
+# Its DONE has come. `kept`: the blocks of which the model keeps views, taken over; NULL: none. Returns the blocks to
+# give back; NULL: none. Sets `rule` if the worker has broken one.
 cdef Kept *execution_end(Ledger *ledger, Kept *kept, const char **rule) noexcept nogil
-# RELEASE has come: what is to be given back, or NULL.
+# RELEASE has come. Returns the blocks to give back, or NULL.
 cdef Kept *execution_release(Ledger *ledger, uint64_t id, const char **rule) noexcept nogil
-# The worker is gone: some execution that it kept; NULL: there is none.
+# The worker is gone: remove an execution that it kept; NULL: there is none.
 cdef Kept *execution_forget(Ledger *ledger) noexcept nogil
 
-# Not under the guard.
+# Without the lock.
 cdef Kept *kept_new(uint32_t most) noexcept nogil
 cdef void kept_give(Kept *kept) noexcept nogil
 # When all loans have ended.

@@ -1,11 +1,11 @@
-# The parameters of a request as the JSON object that `InferenceRequest.parameters()` gives.
+# The parameters of a request as the JSON object for `InferenceRequest.parameters()`.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 
 from _native.request.request cimport Request
 
-# Bytes of the object; 0 when the request has no parameters beside those that are the server's own.
+# Size of the object in bytes; 0 if the request has no parameters except those for the server.
 cdef size_t parameters_size(const Request *request) noexcept nogil
-# Write it; exactly so many bytes.
+# Write the object; exactly so many bytes.
 cdef void parameters_write(const Request *request, uint8_t *out) noexcept nogil

@@ -1,4 +1,4 @@
-# The record of an EXECUTE: a batch, as a worker reads it. Its layout is in `worker/protocol.py`.
+# The record of an EXECUTE: a batch in the form that a worker reads. `worker/protocol.py` has its layout.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint64_t
@@ -14,9 +14,9 @@ cdef struct RecordSize:
 
 # Whether this input stays where it is, in the arena; others are copied into the record.
 cdef bint record_refers(const Channel *channel, const InputData *input) noexcept nogil
-# Bytes of the requests' inputs that will be copied.
+# The bytes of the requests' inputs that are copied into the record.
 cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil
-# `supplied` is that of supply_each.
+# `supplied` is from supply_each.
 cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil
 # Write it to `out`, which has room for it, in the arena or in a packet; `numbers` are those of the requests, `outputs`
 # is what the worker may use for theirs (NULL: nothing yet).

@@ -1,4 +1,4 @@
-# What a worker sends on its side socket and needs no Python.
+# Packets of a worker on its side socket that need no Python.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
@@ -7,7 +7,7 @@ from _native.memory.resource cimport Block
 from backends.python._channel cimport Channel
 from backends.python._wire cimport Head
 
-# Deal with a packet; False: it is not one of those. From the attendant's thread.
+# On the attendant's thread: process a packet; False: it is another kind of packet.
 cdef bint side_take(Channel *channel, const Head *head, const uint8_t *record) noexcept nogil
-# A private copy of a record that lies in a grant, which ends with that; NULL: it lies elsewhere, or there is no memory.
+# A private copy of a record in a grant, which then ends; NULL: the record is elsewhere, or there is no memory.
 cdef Block *side_record(Channel *channel, const Head *head) noexcept nogil

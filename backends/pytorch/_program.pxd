@@ -1,4 +1,4 @@
-# How a library compiled by AOTInductor is called for one configuration, with batches on the CPU.
+# A library that AOTInductor compiled, prepared for one configuration and batches on the CPU.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
@@ -27,13 +27,13 @@ cdef struct Argument:
     Dim dims[MAX_RANK]
 
 cdef struct Program:
-    # a library, and how it is called for one configuration
+    # a library, and how to call it for one configuration
     void *container
     run_fn run
-    int32_t (*last_error)(const char **text) noexcept nogil    # NULL: the library is older than it
+    int32_t (*last_error)(const char **text) noexcept nogil    # NULL: the library is too old to have it
     Argument *arguments
     uint32_t argument_count
-    uint32_t *results        # of each output of the library: that of the signature, or NOWHERE
+    uint32_t *results        # of each output of the library: index of the output in the signature, or NOWHERE
     uint32_t result_count
     int64_t *symbols         # room for their values in one batch
     uint32_t symbol_count

@@ -1,4 +1,4 @@
-# What PyTorch itself exports for libraries compiled by AOTInductor: tensors as handles. The functions are those of
+# The functions that PyTorch exports for libraries compiled by AOTInductor, with tensors as handles. They are in
 # torch/csrc/inductor/aoti_torch/c/shim.h.
 
 from libc.stddef cimport size_t
@@ -8,7 +8,7 @@ from _native.memory.resource cimport Block
 from _native.protobuf.datatype cimport Datatype
 
 cdef enum:
-    TYPES = 16               # of the protocol, and then some
+    TYPES = 16               # the protocol's datatypes, and room for more
 
 ctypedef void *Handle        # of a tensor
 ctypedef int32_t (*from_blob_fn)(void *data, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset,
@@ -16,7 +16,7 @@ ctypedef int32_t (*from_blob_fn)(void *data, int64_t rank, const int64_t *sizes,
                                  const uint8_t *metadata, int64_t metadata_size) noexcept nogil
 
 cdef struct Torch:
-    # what PyTorch itself exports; each returns 0 for good
+    # functions that PyTorch exports; each returns 0 on success
     from_blob_fn from_blob
     int32_t (*delete)(Handle tensor) noexcept nogil
     int32_t (*data)(Handle tensor, void **out) noexcept nogil
@@ -29,20 +29,20 @@ cdef struct Torch:
     int32_t cuda
     int32_t strided
 
-cdef Torch torch             # filled in by find_torch
+cdef Torch torch             # set by find_torch
 
 # Find the functions in PyTorch's own library, libtorch_cpu.so, which is loaded. Raises AotiError.
 cdef int find_torch(str path) except -1
-# A function of a library; raises AotiError.
+# A function of a library; raises AotiError if it is missing.
 cdef void *symbol(void *library, str name) except NULL
 
 cdef Datatype datatype_of(Handle tensor) noexcept nogil
-# A contiguous tensor in memory of somebody else; 0 for good.
+# A contiguous tensor on memory of another owner; 0 on success.
 cdef int32_t tensor_over(const void *data, Datatype datatype, const int64_t *shape, uint32_t rank, int32_t device_type,
                          int32_t device, Handle *out) noexcept nogil
 cdef bint is_contiguous(const int64_t *sizes, const int64_t *strides, int64_t rank) noexcept nogil
-# `size` bytes of elements of `element` bytes, side by side; NULL when there is no memory.
+# `size` contiguous bytes of elements of `element` bytes; NULL if there is no memory.
 cdef Block *contiguous_copy(const uint8_t *data, const int64_t *sizes, const int64_t *strides, int64_t rank,
                             size_t element, size_t size) noexcept nogil
-# A release_fn for what a tensor owns.
+# A release_fn that frees a tensor.
 cdef void delete_tensor(void *tensor) noexcept nogil

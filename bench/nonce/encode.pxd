@@ -1,8 +1,8 @@
-# The requests of plans as protobuf.
+# Encodes the requests of plans as protobuf.
 
 from libc.stdint cimport uint8_t
 
 from bench.nonce.plan cimport Plan
 
-# Serialize a ModelInferRequest; the payloads are in place, the room is the caller's affair. Returns its end.
+# Serialize a ModelInferRequest; the payloads are in place, and the caller has made room. Returns its end.
 cdef uint8_t *put_request(uint8_t *out, const Plan *plan) noexcept nogil

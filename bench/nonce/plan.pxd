@@ -1,4 +1,4 @@
-# What a nonce stands for: a model and the tensors of one request to it.
+# What a nonce determines: a model, and the tensors of one request to it.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -10,7 +10,7 @@ cdef enum:
     MAX_ID = 40
 
 cdef enum Fault:
-    # what is wrong with a request on purpose
+    # intended errors of a request
     NO_FAULT = 0
     UNKNOWN_MODEL = 1         # NOT_FOUND
     SHORT_PAYLOAD = 2         # one byte less than the shape says
@@ -27,7 +27,7 @@ cdef struct Tensor:
     uint32_t contents_field
     bint is_signed
     bint is_bool
-    bint packed_fixed         # FP32 and FP64 travel as they lie; the other typed ones as varints
+    bint packed_fixed         # FP32 and FP64 are packed fixed-size elements; other typed contents are varints
     uint32_t rank             # without the batch dimension
 
 cdef struct Model:
@@ -44,10 +44,10 @@ cdef struct Part:
     uint64_t payload_seed
     uint8_t *raw
     size_t size
-    bint named                # its output is asked for
+    bint named                # its output is requested
 
 cdef struct Plan:
-    # one request, as its nonce determines it
+    # one request, as determined by its nonce
     Model *model
     Part parts[MAX_TENSORS]
     bint any_named            # the request lists its outputs
@@ -63,11 +63,11 @@ cdef struct Catalogue:
     uint32_t fault_share      # of 65536
     uint32_t large_share
     uint32_t large_elements
-    uint64_t early_ns         # how much before its deadline a call may be answered DEADLINE_EXCEEDED
+    uint64_t early_ns         # how long before its deadline a call may be answered DEADLINE_EXCEEDED
 
-# The request of a nonce, but for its payloads.
+# The request of a nonce, without its payloads.
 cdef void plan_draw(Catalogue *catalogue, uint64_t nonce, Plan *plan) noexcept nogil
-# Bytes of the payload, rounded up to a multiple of 8; for BYTES the most it can be.
+# Size of the payload, rounded up to a multiple of 8; for BYTES the maximum.
 cdef uint64_t payload_bound(const Tensor *tensor, const Part *part) noexcept nogil
-# Write the tensor's elements; `out` has room for payload_bound bytes. Returns the bytes of the payload.
+# Write the tensor's elements; `out` has room for payload_bound bytes. Returns the size of the payload.
 cdef size_t payload_fill(const Tensor *tensor, const Part *part, uint8_t *out) noexcept nogil

@@ -1,8 +1,8 @@
-# One connection of the client, without Python: its session, the calls in flight on it, and whose turn it is to read.
+# One connection of the client, without Python: its session, its calls in flight, and which thread reads.
 #
-# Any thread may start calls and wait for them. One of those that wait reads for all of them, with the lock given up
-# while it is in poll(); a call of one thread so costs no switch between threads. Calls that nobody waits for announce
-# themselves: they go to the line's news, for an attendant thread or an event loop to take.
+# Any thread may start calls and wait for them. One of the waiting threads reads for all, and releases the lock while it
+# is in poll(); so a call of a single thread needs no switch between threads. Calls for which no thread waits announce
+# themselves in the line's news, which an attendant thread or an event loop takes.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
@@ -13,7 +13,7 @@ from inferd_client._native.session cimport Ending, Exchange, Session
 cdef enum:
     READ_SIZE = 1 << 18
 
-# One whole message. Freed by whoever takes it.
+# One whole message. The taker frees it.
 cdef struct Arrived:
     Arrived *next
     uint8_t *data            # of the pool
@@ -32,20 +32,20 @@ cdef enum GivenUp:
 cdef struct Wire:
     Exchange exchange
     void *call               # the Call
-    Wire *next               # of those in flight
+    Wire *next               # the next of those in flight
     Wire *previous
     Wire *next_news
     bint in_flight
     bint has_news
-    bint announces           # nobody waits for it: its end and its messages are news
+    bint announces           # no thread waits for it: its end and its messages are news
     bint done
-    bint orphaned            # done here, while the session still knows it
+    bint orphaned            # it has ended here, and the session still knows it
     bint waiting             # a thread waits for `woken`
     bint many                # the answer is a stream of messages
     pthread_cond_t woken
     uint64_t deadline_ns     # 0: none
     Ending ending
-    uint32_t error           # of HTTP/2
+    uint32_t error           # an HTTP/2 error code
     GivenUp given_up
     # the message that is being received
     uint8_t prefix[5]
@@ -56,7 +56,7 @@ cdef struct Wire:
     size_t filled
     Arrived *first
     Arrived *last
-    # texts of the answer, ended by 0; NULL: none
+    # zero-terminated texts of the response; NULL: none
     char *text               # grpc-message
     char *details            # grpc-status-details-bin
     char encoding[16]        # grpc-encoding
@@ -66,19 +66,19 @@ cdef struct Line:
     pthread_mutex_t lock
     pthread_cond_t attendant
     int fd
-    int wake                 # eventfd: makes the reader look again
+    int wake                 # eventfd: makes the reading thread look again
     bint dead
-    bint closing             # its owner wants no more of it: the attendant ends
-    bint reading             # a thread has its turn
-    bint polling             # it is in poll(), and nobody has woken it
-    bint blocked             # the socket takes no more for now
-    uint64_t emptied         # how often everything that was serialised had been written
+    bint closing             # its owner does not use it any more: the attendant ends
+    bint reading             # a thread is the reader
+    bint polling             # the reader is in poll(), and nobody has woken it
+    bint blocked             # the socket accepts no more for now
+    uint64_t emptied         # how often all serialised output has been written
     bint evented             # an event loop polls; no thread does
     uint64_t wakes_ns        # when the reader's poll ends
     Wire *flight             # those in flight
-    uint32_t count           # of them
-    uint32_t announcing      # of them
-    uint32_t timed           # of them with a deadline
+    uint32_t count           # their number
+    uint32_t announcing      # those of them that announce
+    uint32_t timed           # those of them with a deadline
     Wire *news
     Wire *last_news
     uint8_t *buffer          # READ_SIZE bytes
@@ -88,8 +88,8 @@ cdef struct Line:
     uint64_t ping_every_ns
     uint64_t ping_timeout_ns
     bint ping_idle           # also with no call in flight
-    uint64_t heard_ns        # when something was last read
-    uint64_t pinged_ns       # when a PING that is not answered was sent; 0: none is out
+    uint64_t heard_ns        # when bytes were last read
+    uint64_t pinged_ns       # when an unanswered PING was sent; 0: there is none
 
 cdef bint line_open(Line *line) noexcept nogil
 cdef void line_free(Line *line) noexcept nogil
@@ -97,18 +97,18 @@ cdef void line_free(Line *line) noexcept nogil
 cdef void wire_open(Wire *wire) noexcept nogil
 cdef void wire_free(Wire *wire) noexcept nogil
 
-# All of these hold the lock.
+# All of these are called with the lock.
 cdef bint line_submit(Line *line, Wire *wire, const nghttp2_nv *headers, size_t count) noexcept nogil
 cdef void line_give_up(Line *line, Wire *wire, GivenUp why) noexcept nogil
-# Read what there is and tell of it.
+# Read what there is, and process it.
 cdef void line_receive(Line *line) noexcept nogil
 cdef void line_flush(Line *line) noexcept nogil
-# Calls whose deadline has passed, and pings that are due. Returns when to come again; 0 for never.
+# End calls whose deadline has passed, and send pings that are due. Returns when to call again; 0: never.
 cdef uint64_t line_tick(Line *line) noexcept nogil
 cdef void line_kill(Line *line) noexcept nogil
-# Have the turn: poll until something happens or `until_ns` (0: without end), and do what follows. False: a signal came.
+# As the reader: poll until something happens or `until_ns` (0: no limit), and process it. False: a signal came.
 cdef bint line_turn(Line *line, uint64_t until_ns) noexcept nogil
-# Give the turn to another thread that needs it.
+# Make another thread the reader, if one waits.
 cdef void line_hand_over(Line *line) noexcept nogil
 cdef void line_wake_reader(Line *line) noexcept nogil
 # Wait for a condition, at most until then.

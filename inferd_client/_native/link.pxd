@@ -7,18 +7,18 @@ from inferd_client._native.linux cimport iovec
 from inferd_client._native.nghttp2 cimport nghttp2_nv
 
 cdef enum:
-    PARTS = 4                # of a body, without memory of their own
+    PARTS = 4                # of a body, without separate memory
 
 
 cdef class Call:
     cdef Wire wire
-    cdef Link link           # that it is, or was, on
+    cdef Link link           # on which it is, or was
     cdef iovec few_parts[PARTS]
-    cdef iovec *parts        # `few_parts`, or memory of its own
+    cdef iovec *parts        # `few_parts`, or separate memory
     cdef nghttp2_nv *headers
     cdef size_t header_count
     cdef list texts          # of the headers
-    cdef list pieces         # what the parts are of; the first `sealed` were serialised when `emptied` was the line's
+    cdef list pieces         # objects of the parts; the first `sealed` were serialised when `emptied` was the line's
     cdef size_t sealed
     cdef uint64_t emptied
     cdef public object owner
@@ -29,7 +29,7 @@ cdef class Call:
 cdef class Link:
     cdef Line line
     cdef object tls
-    cdef set lingering       # calls that have ended, of which the session or the output still knows
+    cdef set lingering       # calls that have ended and that the session or the output still refers to
     cdef readonly str peer
     cdef readonly int process
     cdef readonly bint attended

@@ -1,4 +1,4 @@
-# What a connection has to write: pieces of an arena of its own and of bodies that stay where they are.
+# The output of a connection: pieces of an arena of its own, and of bodies that are not copied.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -17,10 +17,10 @@ cdef struct Output:
 
 cdef enum Written:
     WROTE_ALL
-    WOULD_BLOCK              # the socket takes no more for now
+    WOULD_BLOCK              # the socket accepts no more for now
     WRITE_FAILED             # the connection is gone
 
-# Whether so many more pieces and copied bytes fit.
+# Whether so many further pieces and copied bytes fit.
 cdef inline bint output_has_room(const Output *output, uint32_t pieces, size_t copied) noexcept nogil:
     return output.count + pieces <= PIECES and output.used + copied <= ARENA
 

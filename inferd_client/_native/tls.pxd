@@ -10,19 +10,19 @@ cdef class Tls:
     cdef object connection   # ssl.SSLObject
     cdef object incoming     # ssl.MemoryBIO
     cdef object outgoing
-    cdef object wants_read   # the exception that says so
-    cdef bytes pending       # encrypted, not written yet
-    cdef size_t written      # bytes of that
+    cdef object wants_read   # the exception for an incomplete read
+    cdef bytes pending       # encrypted bytes that are not written yet
+    cdef size_t written      # written bytes of `pending`
 
-    # What came from the socket.
+    # Process bytes from the socket.
     cdef int take(self, const uint8_t *data, size_t size) except -1
-    # What it means: bytes, 0 for nothing for now, -1 when the peer has ended.
+    # Decrypt: the number of bytes, 0 for none now, -1 if the peer has ended.
     cdef ssize_t read(self, uint8_t *out, size_t space) except -2
-    # Encrypt all of the output, and write.
+    # Encrypt the whole output, and write it.
     cdef Written write(self, Output *output, int fd) except *
     cdef int encrypt(self, Output *output) except -1
 
-# For connections, whose `tls` is a Tls. What lies in a buffer of so much room, which is used again for what it means.
-# False: the connection is of no use any more.
+# For connections, whose `tls` is a Tls: process the bytes in a buffer with this capacity, which is reused for the
+# decrypted bytes. False: the connection is unusable.
 cdef bint tls_receive(void *tls, Session *session, uint8_t *buffer, size_t room, size_t size) noexcept with gil
 cdef Written tls_write(void *tls, Output *output, int fd) noexcept with gil

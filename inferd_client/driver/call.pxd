@@ -1,4 +1,4 @@
-# One call, as the driver and the workloads see it.
+# One call, for the driver and the workloads.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
@@ -14,27 +14,27 @@ cdef struct Call:
     uint64_t index           # number of this request within its run, from 0
     uint64_t nonce           # pseudo-random, a function of the run's seed and the index only
     uint64_t due_ns          # when it was (or, in an open loop, should have been) sent
-    uint64_t elapsed_ns      # from then to its end
+    uint64_t elapsed_ns      # from `due_ns` to its end
     Call *next_free
-    int32_t doom             # place in the connection's list of calls to reset; -1: not there
-    uint64_t cancel_at       # reset once the connection has seen this many calls end
+    int32_t doom             # index in the connection's list of calls to reset; -1: not in it
+    uint64_t cancel_at       # it is reset after the connection has seen so many calls end
     bint cancelled
     uint32_t timeout_us      # grpc-timeout; 0: none
     char timeout_text[16]
     # written by `prepare`
-    const uint8_t *head      # what comes before the body
+    const uint8_t *head      # what precedes the body
     size_t head_size         # 0: nothing
     const uint8_t *body      # framed gRPC message, or the rest of it after the head
     size_t body_size
-    bint body_stays          # unchanged until the end of the run: sent by reference
-    # memory for the workload, kept from call to call
+    bint body_stays          # unchanged until the end of the run, so sent by reference
+    # memory for the workload, kept between calls
     uint8_t *scratch
     size_t scratch_capacity
-    # the sequence that its slot is at, kept from call to call
+    # the sequence of the slot, kept between calls
     uint64_t sequence
-    uint32_t step            # requests of it that were made
-    uint32_t steps           # of all that it has
-    # the answer; its bytes are kept only when the workload verifies them
+    uint32_t step            # requests of the sequence so far
+    uint32_t steps           # requests of the sequence in all
+    # the response; its bytes are kept only if the workload verifies them
     uint8_t *answer
     size_t answer_size
     size_t answer_capacity

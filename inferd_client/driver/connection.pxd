@@ -11,7 +11,7 @@ cdef enum:
     READ_SIZE = 1 << 18
     MOST_HEADERS = 32        # of a request
 
-# A call has ended; its slot is the callee's, to start another call on it or to give it back.
+# A call has ended. Its slot belongs to the callee, which starts another call on it or gives it back.
 ctypedef void (*call_ended_fn)(Connection *connection, Call *call, Ending ending) noexcept nogil
 
 cdef struct Connection:
@@ -20,37 +20,37 @@ cdef struct Connection:
     call_ended_fn ended
     int epoll                # where it is polled
     uint8_t *buffer          # READ_SIZE bytes to read into, of the owner
-    bint keeps_answers       # else their bytes are dropped
+    bint keeps_answers       # otherwise the bytes of responses are dropped
     int fd
     PyObject *tls            # a Tls, or NULL
     bint dead
     bint polls_write         # registered for EPOLLOUT
-    bint no_memory           # for an answer; the connection is dead
+    bint no_memory           # for a response; the connection is dead
     Call *calls
     uint32_t capacity
     Call *free_calls
     Call *last_free
-    bint in_turn             # free slots are taken in turn: each has a state of its own
+    bint in_turn             # free slots are used in turn: each has a state of its own
     uint64_t closed          # calls that ended here
     Call **doomed            # calls that will be reset
     uint32_t doomed_count
 
-# Begin the handshake on a socket, which is the connection's from now on, with its Tls or None; owner, ended, epoll and
+# Begin the handshake on a socket, which then belongs to the connection, with its Tls or None. owner, ended, epoll and
 # buffer are set. Raises MemoryError.
 cdef int connection_open(Connection *connection, int fd, object tls, int32_t window, uint32_t max_frame_size) except -1
-# Say GOAWAY, close and free what connection_open made.
+# Send GOAWAY, close the connection and free what connection_open made.
 cdef void connection_close(Connection *connection) noexcept nogil
 
-# Slots for so many calls; what was counted begins anew. False when there is no memory.
+# Make slots for so many calls, and reset the counters. False if there is no memory.
 cdef bint connection_take_slots(Connection *connection, uint32_t count) noexcept nogil
 cdef void connection_give_slots(Connection *connection) noexcept nogil
 
-# No further calls: GOAWAY, or dead.
+# No further calls are possible: GOAWAY was received, or the connection is dead.
 cdef inline bint connection_refuses(const Connection *connection) noexcept nogil:
     return connection.dead or connection.session.refusing
 
 cdef inline Call *slot_take(Connection *connection) noexcept nogil:
-    # there is a free one
+    # there is a free slot
     cdef Call *call = connection.free_calls
     connection.free_calls = call.next_free
     return call
@@ -70,15 +70,15 @@ cdef inline void slot_give(Connection *connection, Call *call) noexcept nogil:
 # Start the call, whose request is prepared. False: the connection takes no more. The last header is grpc-timeout.
 cdef bint connection_submit(Connection *connection, Call *call, const nghttp2_nv *headers,
                             uint32_t count) noexcept nogil
-# The call is to be reset after so many others have ended.
+# Reset the call after so many others have ended.
 cdef void connection_doom(Connection *connection, Call *call, uint64_t after) noexcept nogil
 cdef void connection_spare(Connection *connection, Call *call) noexcept nogil
-# Reset the doomed calls whose time has come; their requests are on the wire already.
+# Reset the doomed calls whose time has come, if their requests are on the wire.
 cdef void connection_reset_doomed(Connection *connection) noexcept nogil
 
-# Read once from the socket and tell of calls that ended by it.
+# Read once from the socket, and report the calls that end.
 cdef void connection_receive(Connection *connection) noexcept nogil
-# Let nghttp2 serialise, and write, until there is nothing left or the socket takes no more.
+# Let nghttp2 serialise, and write, until there is nothing left or the socket accepts no more.
 cdef void connection_flush(Connection *connection) noexcept nogil
-# The connection is gone: what was in flight on it is lost.
+# The connection is gone: its calls in flight are lost.
 cdef void connection_bury(Connection *connection) noexcept nogil

@@ -10,19 +10,19 @@ from inferd_client.driver.tally cimport Tally
 from inferd_client.driver.workload cimport prepare_fn, unfinished_fn, verify_fn
 
 cdef enum:
-    TICK_MS = 200            # how often a run that nothing moves looks at the clock, and any run for signals
+    TICK_MS = 200            # how often an idle run looks at the clock, and any run for signals
 
 cdef struct Loop:
     int epoll
     int timer                # for the open loop
-    uint8_t *buffer          # what all connections read into, one at a time
+    uint8_t *buffer          # into which all connections read, one at a time
     Connection *connections
     uint32_t connection_count
-    uint32_t turn            # open loop: the connection whose turn it is
+    uint32_t turn            # open loop: index of the next connection
     # of one run
     Schedule schedule
     uint64_t next_due_ns     # open loop
-    uint64_t stall_ns        # give up when no call ends for so long
+    uint64_t stall_ns        # give up when no call has ended for so long
     nghttp2_nv headers[MOST_HEADERS]  # the last is grpc-timeout, for calls that have one
     uint32_t header_count
     prepare_fn prepare
@@ -30,18 +30,18 @@ cdef struct Loop:
     unfinished_fn unfinished
     void *context
     Tally tally
-    Tally counted            # of an open loop, before the requests with which sequences are ended
+    Tally counted            # of an open loop, before the requests that end its sequences
     uint64_t started_ns
-    uint64_t counted_ns      # when it was at its end
+    uint64_t counted_ns      # its end
     bint no_memory           # for a request
     uint64_t looked_ns       # when signals were last looked for
-    PyObject *raised         # by a signal's handler: the loop's; NULL: nothing
+    PyObject *raised         # the exception of a signal's handler; owned; NULL: none
 
-# Open so many connections to a server, each of the descriptor and the Tls or None that `dial` returns. Raises what that
-# raises, or MemoryError; loop_close is due in any case.
+# Open so many connections to a server, each with the descriptor and the Tls or None that `dial` returns. Raises what
+# `dial` raises, or MemoryError; call loop_close in any case.
 cdef int loop_open(Loop *loop, object dial, uint32_t connections, int32_t window, uint32_t max_frame_size) except -1
 cdef void loop_close(Loop *loop) noexcept nogil
-# Wait for events once, at most so long, and serve them.
+# Wait for events once, at most so long, and process them.
 cdef void loop_step(Loop *loop, int timeout_ms) noexcept nogil
-# Run until everything that was started has ended and nothing more may start, or until nothing moves any more.
+# Run until everything that was started has ended and nothing more may start, or until nothing happens any more.
 cdef void loop_run(Loop *loop) noexcept nogil

@@ -9,17 +9,17 @@ cdef struct Schedule:
     uint64_t limit           # requests; 0: no limit
     uint64_t end_ns          # no request is started after this; 0: no end
     uint64_t interval_ns     # open loop: between two requests, on average if `scattered`; 0: closed loop
-    bint scattered           # they come independently of each other
+    bint scattered           # requests are independent of each other (a Poisson process)
     uint32_t cancel_share    # of 65536
     uint32_t cancel_span     # calls
     uint32_t deadline_share  # of 65536
     uint32_t deadline_low_us
     uint32_t deadline_high_us
 
-# Whether a request may follow so many others now.
+# Whether a further request may start after so many.
 cdef bint schedule_goes_on(const Schedule *schedule, uint64_t issued) noexcept nogil
 # Open loop: nanoseconds between the request before this index and the one at it.
 cdef uint64_t schedule_gap(const Schedule *schedule, uint64_t index) noexcept nogil
-# Set the call's nonce and its deadline from its index. Returns after how many ends of other calls on its connection it
-# is to be reset, -1 for never.
+# Set the call's nonce and its deadline from its index. Returns the number of other calls on its connection after whose
+# end it is reset, -1 for never.
 cdef int64_t schedule_draw(const Schedule *schedule, Call *call) noexcept nogil

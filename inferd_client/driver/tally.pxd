@@ -1,4 +1,4 @@
-# What happened in a run. `inferd_client.driver.report.Report` is the same for people.
+# The counters of a run. `inferd_client.driver.report.Report` has the same for Python.
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -22,12 +22,12 @@ cdef struct Sample:
 
 cdef struct Tally:
     uint64_t issued
-    uint64_t finished        # each in one of the four ways that follow
+    uint64_t finished        # each in one of the following four ways
     uint64_t answered
     uint64_t cancelled
     uint64_t reset
     uint64_t lost
-    uint64_t deadlines       # calls that carried one
+    uint64_t deadlines       # calls with a deadline
     uint64_t verdicts[VERDICT_COUNT]
     uint64_t statuses[STATUSES]
     uint64_t bytes_sent
