@@ -1,8 +1,9 @@
-"""Cache keys: what of a request makes a difference to its answer, as a digest and compared.
+"""Cache keys: the parts of a request that its response depends on, as a digest and for comparison.
 
-The digest is XXH3 with 128 bits (https://xxhash.com), with a secret seed of each process. Two that differ have the same
-one with a probability of 2^-128, and nobody who does not know the seed can look for such two; but it is not made to
-withstand whoever learns of it. So all that is small is compared as well, and large inputs where the operator wants it.
+The digest is XXH3 with 128 bits (https://xxhash.com) and a secret seed, different in each process. Two different keys
+have the same digest with a probability of 2^-128, and without the seed a client cannot search for such a pair. But the
+hash is not designed to resist somebody who learns the seed. So everything small is compared as well, and large inputs
+if the operator wants it.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

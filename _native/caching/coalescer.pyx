@@ -1,15 +1,16 @@
-"""The coalescer: identical requests in flight are executed once, and the response cache keeps answers for later ones.
+"""The coalescer: identical requests in flight are executed once, and the response cache keeps responses for later ones.
 
-A key that no request has had yet gets a memo, with a request of its own that goes to the model. Whoever asks,
-the first one too, waits at the memo: each with its own deadline and each free to leave. When the last one leaves, the
-work is cancelled. The answer goes to all who wait, by reference; with a cache, the memo stays, and its work with it,
-which holds what is compared of the key, and the answer for the next. Answers leave the cache by last use when it
-grows over its limit, when they are too old, and when their model version ends.
+The first request with a key makes a memo, which has a request of its own (`work`) that goes to the model. All requests
+with the key, the first one too, wait at the memo. Each has its own deadline, and may leave; when the last one leaves,
+the work is cancelled. All waiting requests get the response by reference. With a cache the memo stays, and its work
+with it, which holds the key for comparisons and the response. A response leaves the cache by last use when the cache
+exceeds its limit, when it is too old, and when its model version ends.
 
-Where answers are kept in a store outside of the server, its answer is waited for at the memo, too, before the work is
-pushed: all who ask the same meanwhile share what comes of it, be it an answer from the store or one execution.
+With a store outside of the server, the memo first waits for the lookup in the store, and the work is pushed only if the
+store does not have the key. Requests with the same key that come meanwhile share the result, be it a response from the
+store or an execution.
 
-Everything happens on the loop; see `_native.caching.cache_key` for what makes requests identical.
+Everything happens on the loop. `_native.caching.cache_key` defines which requests are identical.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,8 +1,8 @@
-"""Stores: answers that are kept outside of the server, and asked for over a network.
+"""Stores: responses that are kept outside of the server and looked up over a network.
 
-A model whose answers are kept is not fast enough to be run for each request, so here Python does the work. The
-coalescer (`_native.caching.coalescer`) holds the request back, and who asks the same meanwhile, until the lookup says
-what it has found. Everything happens on the loop.
+A model with such a cache is too slow to be executed for each request, so Python is fast enough here. The
+coalescer (`_native.caching.coalescer`) holds the request back, with identical ones that come meanwhile, until the
+lookup has a result. Everything happens on the loop.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING

@@ -1,4 +1,4 @@
-"""What a backend sees of a batch on a device."""
+"""A batch on a device, for backends."""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy

@@ -1,4 +1,4 @@
-"""Sets of buffers: each holds one batch from the copy in until it is answered, and goes round between two threads."""
+"""Buffer sets: each holds one batch from its upload to its responses, and passes between two threads."""
 
 cimport cython
 from libc.stdint cimport uint32_t

@@ -1,8 +1,8 @@
-"""The thread that closes what the driver may be slow to give back.
+"""The thread that releases CUDA resources for which the driver may take long.
 
-To close a region of a client may wait until the device has come to the end of all its work, and to return page-locked
-memory unlocks its pages. The last user of either may be the event loop, which must not wait: it hands what is to be
-closed over, and goes on.
+Closing a region of a client may wait until the device has finished all its work; releasing page-locked memory unlocks
+its pages. The last user of either may be the event loop, which must not wait. So the loop passes the resource to this
+thread and continues.
 """
 
 from libc.stdint cimport uint64_t

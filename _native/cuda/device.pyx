@@ -1,8 +1,8 @@
-"""CUDA's objects for Python: a device with its primary context, streams, events, graphs, memory.
+"""CUDA objects for Python: a device with its primary context, streams, events, graphs, memory.
 
-Addresses are plain integers and copies are not checked against their length here: this is for code that knows what
-lies where (instances, backends, tests), not for values that come from clients. No call of this module waits for the
-device unless its name says so, and those release the GIL.
+Addresses are plain integers, and lengths of copies are not checked: this module is for code that knows its memory
+(instances, backends, tests), not for values from clients. Only functions whose name says so wait for the device; they
+release the GIL.
 """
 
 cimport cython

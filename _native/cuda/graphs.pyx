@@ -1,9 +1,9 @@
-"""CUDA graphs: the model's work for batches of given shapes, recorded on each set of buffers and launched as one.
+"""CUDA graphs: the model's work for batches of given shapes, captured on each buffer set and launched as one.
 
-Addresses are part of a graph. So each set has its own, and a graph has its own memory for inputs and for outputs, which
-nobody else is given while the graph can be launched, whatever the buffers of the set do. It is full of zeros when the
-model first computes with it, and the rows that a smaller batch leaves over are zeros each time: what is never anybody's
-value could be an index out of range, and the device lost with it.
+A graph contains addresses. So each buffer set has its own graphs, and a graph has its own memory for inputs and
+outputs, which nobody else gets while the graph can be launched. This memory is zeroed before the model first computes
+with it, and so are the rows that a smaller batch does not use, each time: uninitialised values could be indexes out of
+range, which would make the device unusable.
 """
 
 cimport cython

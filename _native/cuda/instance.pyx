@@ -1,9 +1,9 @@
 """Instances on a GPU.
 
-Three streams and three sets of buffers: while a batch is computed, the next one is gathered and uploaded, and the last
-one is downloaded. The instance's thread only submits work and never waits for the device; what it may wait for is a
-free set, and that the batch before the last one is computed, so that requests stay in the lane, where they can form
-larger batches, instead of lining up on the device. A second thread waits for the device without the GIL and answers.
+An instance has three streams and three buffer sets: while one batch is computed, the next one is gathered and uploaded,
+and the previous one is downloaded. The instance's thread only submits work and never waits for the device. It waits for
+a free set, and until the batch before the last one is computed, so that requests stay in the lane, where they can form
+larger batches, and not on the device. A second thread waits for the device without the GIL, and answers.
 
     thread of the instance              streams                        thread of completions
     take a batch, gather it into
@@ -11,7 +11,7 @@ larger batches, instead of lining up on the device. A second thread waits for th
     let the backend submit       compute   waits for it; the model      waits until computed: the next may be taken
     submit the copies back       copy-out  waits for it; the outputs    waits until copied: answers, frees the set
 
-Requests are answered out of the page-locked block that their outputs were copied to.
+Responses are sent from the page-locked block to which the outputs were copied.
 """
 
 cimport cython

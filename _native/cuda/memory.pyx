@@ -1,7 +1,8 @@
 """Pools of page-locked host memory and of device memory.
 
-Both are slow to obtain (the driver locks pages, or waits for the whole device), so slabs are obtained ahead and carved
-up by `_native.memory.pool`, up to the caps of `--pinned-memory-pool-byte-size` and `--cuda-memory-pool-byte-size`.
+Both are slow to allocate (the driver locks pages, or waits for the whole device). So slabs are allocated in advance,
+and `_native.memory.pool` divides them into blocks, up to the limits of `--pinned-memory-pool-byte-size` and
+`--cuda-memory-pool-byte-size`.
 """
 
 cimport cython

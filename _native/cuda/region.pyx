@@ -1,8 +1,8 @@
-"""Regions of clients in the memory of a GPU: opened once, read and written by copies, closed after the last user, by
-the thread of `_native.cuda.closing`: the last user may be the event loop, and the driver may wait for the device.
+"""Shared memory regions of clients on a GPU: opened once, read and written by copies, and closed after the last user.
 
-A region has a stream of its own. The protocol carries no event: the client has finished writing before it sends a
-request, and the server has before it answers, so the copies here are waited for.
+The thread of `_native.cuda.closing` closes them, because the last user may be the event loop, and the driver may wait
+for the device. A region has a stream of its own. The protocol has no events: the client finishes writing before it
+sends a request, and the server before it responds, so the copies here wait for their end.
 """
 
 from libc.stdint cimport uint8_t

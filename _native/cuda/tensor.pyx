@@ -1,4 +1,4 @@
-"""Tensors on a device at the border to Python: what frameworks read and write in place, by DLPack or by address."""
+"""Tensors on a device, for Python: frameworks read and write them in place, by DLPack or by address."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uintptr_t

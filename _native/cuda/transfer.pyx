@@ -1,8 +1,8 @@
-"""Copies of a batch: all inputs are gathered in one page-locked block and go up at once, outputs come down to another.
+"""Copies of a batch: inputs are gathered in a page-locked block and uploaded at once; outputs come back to another.
 
-Tensors in regions of clients on the same device never leave it: inputs are copied there, and parts of outputs, and
-where one request is the whole batch the model reads and writes the region itself, unless a graph is bound to other
-addresses. The request holds the region until all of that is done. Nothing here waits for the device but `synchronize`.
+Tensors in regions of clients on the same device never leave it: the device copies inputs, and parts of outputs. If one
+request is the whole batch, the model reads and writes the region itself, unless a graph is bound to other
+addresses. The request keeps the region until all of that is done. Only `synchronize` waits for the device.
 """
 
 cimport cython

@@ -1,4 +1,4 @@
-"""What an ensemble answers: the tensors of a frame and of those around it as a response."""
+"""The response of an ensemble, made of the tensors of a frame and of those around it."""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset

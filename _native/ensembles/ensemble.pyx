@@ -1,6 +1,7 @@
-"""Ensembles: the lane of requests that other models answer together, step by step (see `_native.ensembles.run`).
+"""Ensembles: the lane of requests that several models answer together, step by step (see `_native.ensembles.run`).
 
-Its queue policy counts requests from their arrival to their answer: none of them waits for an instance here.
+The queue policy of an ensemble counts requests from their arrival to their response, because none waits for an instance
+of the ensemble.
 """
 
 from cpython.pycapsule cimport PyCapsule_GetPointer

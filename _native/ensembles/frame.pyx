@@ -1,8 +1,7 @@
 """Frames: the tensors and steps of a running ensemble.
 
-A frame is one occurrence of a scope (see `_native.ensembles.plan`). Its values refer to the memory in which a step, or
-the client, left them; nothing is copied. That memory is given back after its last use, at the latest when the frame
-ends.
+A frame is one occurrence of a scope (see `_native.ensembles.plan`). Its values refer to memory of a step or of the
+client; nothing is copied. The memory is given back after its last use, at the latest when the frame ends.
 """
 
 from libc.stddef cimport size_t

@@ -1,4 +1,4 @@
-"""The graph of an ensemble, compiled when it is loaded: which step reads and writes what, in what scope and order."""
+"""The graph of an ensemble, compiled when it is loaded: the tensors of each step, scopes, and order."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free

@@ -1,14 +1,14 @@
 """Runs: one request of an ensemble, from its tensors to its last response.
 
-A step of a run starts when all tensors that it reads are known; its request enters its model's lane like any other, so
-each model queues and batches by its own policy. Tensors go from step to step as references to where they lie. Only the
-steps that the wanted outputs need take part.
+A step of a run starts when all tensors that it reads are known. Its request enters its model's lane like any other, so
+each model queues and batches by its own policy. Tensors pass from step to step by reference. Only steps that the wanted
+outputs need are executed.
 
-Each response of a decoupled step begins a frame of its own (`_native.ensembles.frame`), in which what depends on it
-happens once more; the ensemble then answers once for each frame, in the order in which they began.
+Each response of a decoupled step begins a frame (`_native.ensembles.frame`), in which the steps behind it are executed
+again. The ensemble responds once for each frame, in the order of their beginnings.
 
-Everything here happens on the loop: there is no lock. A run ends once, by `finish`: with its last response, with the
-first error of a step, or because nobody waits for it; steps that still run then are abandoned.
+Everything happens on the loop, without a lock. A run ends once, by `finish`: with its last response, with the
+first error of a step, or because nobody waits for it. Steps that still run are then abandoned.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

@@ -1,4 +1,4 @@
-"""Between a step of an ensemble and its model: the request made of tensors, and the tensors that a response brings."""
+"""Between a step of an ensemble and its model: makes the request from tensors, and takes tensors from responses."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t

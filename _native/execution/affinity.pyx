@@ -1,4 +1,4 @@
-"""Where the memory of a thread comes from on machines with several NUMA nodes."""
+"""The memory of a thread on machines with several NUMA nodes."""
 
 from cpython.exc cimport PyErr_SetFromErrno
 

@@ -1,6 +1,6 @@
-"""Batches: from the requests that an instance took to their answers.
+"""Batches: from the requests that an instance took to their responses.
 
-The C half works without the GIL for native executors; the classes at the end are what Python backends see.
+The C half works without the GIL, for native executors; the classes at the end are for Python backends.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
-"""The line per batch that can be switched on at run time: what went together, how long it had waited, and why it went.
+"""The optional log line of each batch: its requests, how long they waited, and why it left.
 
-Instances look at one flag per batch; only when it is set do they enter Python.
+Instances read one flag for each batch, and enter Python only if it is set.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""Gathering: the inputs of the requests of a batch, each made one contiguous tensor for the model.
+"""Gathering: each input of the requests of a batch becomes one contiguous tensor for the model.
 
-Rows lie one behind the other, in the order of the requests. A ragged input loses its shape: the model gets all elements
-in one dimension. A padded input has its variable dimension filled up, to the bucket of its length or, without buckets,
-to the longest of the batch.
+Rows are in the order of the requests. A ragged input loses its shape: the model gets all elements in one dimension. The
+variable dimension of a padded input is padded to the bucket of its length or, without buckets, to the longest of the
+batch.
 """
 
 from libc.stddef cimport size_t

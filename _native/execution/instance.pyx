@@ -1,4 +1,4 @@
-"""Instances that compute on the host: native ones, Python ones, and those whose work is done in another process."""
+"""Instances on the host: native ones, Python ones, and those whose work runs in another process."""
 
 cimport cython
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer

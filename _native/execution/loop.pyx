@@ -1,7 +1,7 @@
-"""What the thread of every instance does: take batches and have them executed, until nothing more will come.
+"""The loop of an instance's thread: takes batches and has them executed, until no more will come.
 
-Kinds of instances differ in what an execution is: `_native.execution.instance` for those that compute on the host or in
-another process, `_native.cuda.instance` for those on a GPU.
+Kinds of instances differ in the execution: `_native.execution.instance` for those on the host or in another process,
+`_native.cuda.instance` for those on a GPU.
 """
 
 cimport cython

@@ -1,9 +1,9 @@
-"""Instances whose work is done in another process, without a thread of the server between the loop and that process.
+"""Instances whose work runs in another process, with no thread of the server between the loop and that process.
 
-While the thread of such an instance waits for a batch, its consumer may be lent (`_native.scheduling.calling`): the
-loop sends the next batch itself, reads the results when they are there, and sends what has queued up meanwhile. The
-thread is called for what may take time: batches with large inputs that must be copied, inputs on a GPU, a worker that
-is gone or not there yet.
+While the thread of such an instance waits for a batch, its consumer may be lent to the loop
+(`_native.scheduling.calling`). The loop then sends the next batch itself, reads the results, and sends the batch that
+has formed meanwhile. The thread is called for work that may block: batches with large inputs that must be copied,
+inputs on a GPU, a worker that is gone or not started yet.
 """
 
 from _native.execution.batch cimport batch_begin, batch_finish

@@ -1,4 +1,4 @@
-"""Scattering: what the model gives for a batch, split among its requests, without a copy where that is possible."""
+"""Scattering: the outputs of a batch are split among its requests, without a copy where possible."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

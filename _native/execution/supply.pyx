@@ -1,8 +1,8 @@
-"""Inputs that the batch provides and no request carries: what a model is told about sequences and ragged inputs.
+"""Supplied inputs, which the batch provides and no request contains: they describe sequences and ragged inputs.
 
-A signature lists them behind the inputs of requests. Gathering a batch fills them, so that backends see all inputs
+A signature lists them behind the inputs of requests. Gathering a batch fills them, so for backends all inputs are
 alike. Controls have one element for each row, in the shape (rows, 1), or (1,) for a model without batch dimension, as
-Triton gives them ("Sequence Batcher" in its user guide, "architecture.md").
+in Triton ("Sequence Batcher" in its user guide, "architecture.md").
 """
 
 from libc.stddef cimport size_t

@@ -1,6 +1,6 @@
-"""Tensors at the border to Python: views that frameworks read in place, and arrays that are taken over in place.
+"""Tensors for Python: views that frameworks read in place, and arrays that the server uses in place.
 
-Both directions speak the buffer protocol and DLPack (https://dmlc.github.io/dlpack/, version 0 capsules), on the CPU.
+Both directions support the buffer protocol and DLPack (https://dmlc.github.io/dlpack/, version 0 capsules), on the CPU.
 """
 
 from cpython.buffer cimport (

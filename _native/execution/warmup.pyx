@@ -1,7 +1,7 @@
-"""Warm-up: requests that the server itself makes before a model version is ready, to warm it up.
+"""Warm-up: requests that the server makes before a model version is ready.
 
-They go to an instance directly, past the lane, on the instance's own thread. Their answers come over a bridge of their
-own and are looked at only for whether they are errors.
+They go directly to an instance, not through the lane, on the instance's own thread. Their responses return over a
+separate bridge, and are only checked for errors.
 """
 
 from libc.stddef cimport size_t

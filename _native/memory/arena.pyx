@@ -1,14 +1,14 @@
 """Arenas: memory that the server shares with the processes that it starts.
 
-An arena is a memfd, an anonymous file that has no name in any file system and is gone with the last process that has
-it. It is sparse: as large as it can ever become from the beginning, but made of no more pages than have been written
-to. So it is mapped once, by everybody whole, it grows without a word between the processes, and it shrinks by giving
-the pages of free ranges back (FALLOC_FL_PUNCH_HOLE). Seals keep the other processes from changing its size.
+An arena is a memfd, an anonymous file that is in no file system and ends with the last process that has it. It is
+sparse: it has its maximum size from the beginning, but only pages that were written exist. So every process maps it
+once as a whole; it grows without communication, and shrinks when the pages of free ranges are released
+(FALLOC_FL_PUNCH_HOLE). Seals prevent other processes from changing its size.
 
-Who made the arena allocates from it and keeps the books, in memory of its own: a process that writes where it should
-not can spoil contents, but nothing that the server's own work depends on, and there is no lock that it could die
-with. The arena is one slab of a pool (`_native.memory.pool`): free neighbours become one range again, so that no
-history of sizes uses the address space up. The pages of what exceeds POOL_LIMIT free bytes are given back at once.
+The server allocates from the arena, and keeps the metadata in private memory. So a process that writes where it should
+not can corrupt contents, but nothing that the server's own work depends on, and there is no lock that a dying process
+could leave locked. The arena is one slab of a pool (`_native.memory.pool`): adjacent free ranges are merged, so address
+space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are released at once.
 """
 
 from libc.errno cimport errno

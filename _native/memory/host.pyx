@@ -4,20 +4,20 @@ A block that is given back goes to the free list of its size class, where the ne
 already mapped. That matters: a fresh 600 kB allocation costs some 150 page faults, several times the cost of copying
 the tensor.
 
-Size classes are four per power of two, from 256 bytes to 1 GiB, so at most a fifth of a block is unused, and of a large
-one that fifth is address space only. From MAPPED_FROM on a block has a memory mapping of its own, so that freeing it
-returns it to the system and leaves no hole in the heap. From HUGE_FROM on it is made of huge pages.
+There are four size classes for each power of two, from 256 bytes to 1 GiB. So at most a fifth of a block is unused, and
+in a large block that fifth is address space only. From MAPPED_FROM on a block has a memory mapping of its own, so that
+freeing it returns it to the system and leaves no hole in the heap. From HUGE_FROM on a block consists of huge pages.
 
-The pool keeps a limited number of free bytes (`host_keep`). When a block that is given back finds no room, blocks of
-classes that nobody has asked for since its own was asked for make room; the pool's time for that is counted in blocks
-that it did not have. So a size that is in use is pooled whatever was in use before. To unmap memory takes time, and who
-gives a block back may be the event loop: it frees AT_ONCE bytes beside its own block at most, and larger blocks that
-make room are put aside for `host_cool`. What is not used for some seconds goes back to the system there, too: of each
-class as many blocks as were free all the while.
+The pool keeps a limited number of free bytes (`host_keep`). If there is no room for a block that is given back, blocks
+make room whose classes were not requested since its own class was; the pool measures that time in blocks that it did
+not have. So a size that is in use is pooled, whatever was in use before. Unmapping takes time, and the thread that
+gives a block back may be the event loop. So it frees at most AT_ONCE bytes beside its own block, and leaves larger
+blocks for `host_cool`. `host_cool` also returns memory to the system that was not used for some seconds: of each class as many
+blocks as were free all that time.
 
-Blocks of up to 64 KiB wait first in lists of the thread that gave them, where taking one needs neither lock nor atomic
-instruction; a list that runs full or empty is halved or filled from those of all threads. Blocks travel (the event loop
-takes what an instance gives), so the ledger of a thread alone may be negative; only the sum means something.
+Blocks of up to 64 KiB first go to lists of the thread that gave them back, where taking one needs neither lock nor
+atomic instruction. A list that is full or empty is halved or filled from the common lists. Blocks move between threads
+(an instance's block is given back by the event loop), so a single thread's count may be negative; only the sum counts.
 """
 
 from libc.stddef cimport size_t

@@ -1,13 +1,13 @@
-"""Shared mappings of files that somebody else may shorten.
+"""Shared mappings of files that another process may shorten.
 
-Whoever touches a mapped page that its file does not have any more gets SIGBUS, which ends the process. Here a handler
-of that signal puts zeros in the place of the mapping and marks it as broken, so that the thread goes on and its owner
-sees afterwards that what it read was worth nothing. The Wayland library treats the memory of its clients like that
+An access to a mapped page that the file does not have any more raises SIGBUS, which ends the process. A handler
+of that signal replaces the mapping by zeros and marks it as broken; so the thread continues, and its owner can see
+afterwards that what it read is invalid. The Wayland library treats the memory of its clients like that
 (https://gitlab.freedesktop.org/wayland/wayland, "src/wayland-shm.c").
 
-The handler belongs to the process, and another library may replace it: `mapping_guard` looks before each use and puts
-it back, in front of the other. It helps in threads that do not block SIGBUS, and not in system calls: they return
-EFAULT, so bytes of a mapping are copied before they are given to one.
+The handler belongs to the process, and another library may replace it. `mapping_guard` checks that before each use and
+installs it again, in front of the other. The handler works in threads that do not block SIGBUS, and not in system
+calls: they return EFAULT, so bytes of a mapping are copied before they are passed to one.
 """
 
 from libc.stdint cimport uint8_t, uint64_t

@@ -1,12 +1,12 @@
-"""Pools for memory that is slow to obtain: page-locked, on a device, shared with other processes.
+"""Pools for memory that is slow to allocate: page-locked, on a device, shared with other processes.
 
-A pool carves blocks out of large slabs, up to a hard cap. Free pieces are kept in two-level size classes (eight steps
-for each power of two) with a bitmap of the classes that have some: taking and giving are a handful of instructions
-whatever the number of pieces, and neighbours that are free become one piece again at once, so that a burst of small
-blocks does not make large ones impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic
-memory allocator for real-time systems", ECRTS 2004.)
+A pool divides large slabs into blocks, up to a hard limit. Free pieces are in two-level size classes (eight for each
+power of two), with a bitmap of the classes that have any. So taking and giving are a handful of instructions, whatever
+the number of pieces, and adjacent free pieces are merged at once, so that many small blocks do not make large ones
+impossible. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
+systems", ECRTS 2004.)
 
-What describes a piece lies in ordinary memory: the CPU need not be able to read what is handed out.
+The metadata of a piece is in ordinary memory, because the CPU may be unable to read the piece.
 """
 
 from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t

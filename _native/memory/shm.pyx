@@ -1,12 +1,12 @@
-"""Shared memory of clients: which regions there are, who may use them, and how their bytes are reached.
+"""Shared memory of clients: the registered regions, who may use them, and how their bytes are accessed.
 
-A region is found by its name and the scope of the caller. Its memory is held by a block: the registry has one
-reference, every request that uses the region has another. To unregister a region takes its name and the registry's
-reference away; the memory goes with the last request.
+A region is found by its name and the scope of the caller. A block holds its memory: the registry has one
+reference, and every request that uses the region has another. Unregistering a region removes its name and the
+registry's reference; the memory is released after the last request.
 
-System regions are mapped. What is in the mapping of a trusted client is used where it lies; what is in any other is
-copied before it is checked or computed with, because its client may change it at any time. A client that shortens its
-object does no harm either way, see `_native.memory.mapping`.
+System regions are mapped. The mapping of a trusted client is used in place. Contents of any other mapping are
+copied before they are checked or computed with, because the client may change them at any time. If a client shortens
+its object, nothing is harmed in either case, see `_native.memory.mapping`.
 """
 
 from libc.errno cimport errno

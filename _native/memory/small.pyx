@@ -1,7 +1,7 @@
-"""Small memory of one thread, see the header.
+"""Small allocations of one thread, see the header.
 
-A call takes and gives a dozen small pieces, most of them in libnghttp2. The C library serves a thread from lists of its
-own, too, but of seven pieces each, so where some dozens of calls are in flight it goes the long way for nearly all.
+A call takes and gives a dozen small pieces, most of them in libnghttp2. The C library also has lists for each thread,
+but only of seven pieces each; with some dozens of calls in flight nearly all allocations would take its slow path.
 """
 
 from libc.stddef cimport size_t

@@ -1,6 +1,6 @@
-"""ModelInferRequest decoded and ModelInferResponse encoded as Python objects, for tests and tools.
+"""Decodes ModelInferRequest and encodes ModelInferResponse as Python objects, for tests and tools.
 
-The server uses the functions underneath: those of codec.pxd and encoding.pxd.
+The server uses the functions below them, in codec.pxd and encoding.pxd.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,6 @@
-"""Accounting: how requests get into the counters of their lanes.
+"""Counts requests in the statistics of their lanes.
 
-What the server asks its models for itself, before they are ready, is no traffic: it is not counted, on whichever lanes
-it comes to.
+Requests that the server makes before models are ready are not traffic, and are not counted on any lane.
 """
 
 from libc.stdint cimport int64_t

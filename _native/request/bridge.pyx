@@ -1,15 +1,15 @@
-"""The bridge: responses and callbacks travel from every other thread to the loop, which owns the sinks.
+"""The bridge: responses and callbacks from every other thread to the loop, which owns the sinks.
 
-Instance threads append chains of responses and write to an eventfd, once until the loop has looked. The loop then
-calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
-the final response, or by DEADLINE_EXCEEDED from the timer, or not at all when it has left (`bridge_abandon`). Where a
-model's answers leave in order (`_native.scheduling.order`), those that are ready too early wait here.
+Instance threads append chains of responses, and write to an eventfd if the loop has not been signalled yet. The loop
+calls each sink's `deliver`, and frees the request after its final response. A sink gets the end at most once: by
+the final response, by DEADLINE_EXCEEDED from the timer, or not at all if it has left (`bridge_abandon`). If a
+model's responses must be in order (`_native.scheduling.order`), early ones wait here.
 
-What comes from other processes through a descriptor can be read by the loop itself (a watched descriptor), so that no
-thread wakes for it only to wake the loop.
+The loop can itself read a descriptor through which other processes send (a watched descriptor), so that no
+thread wakes only to wake the loop.
 
-Whoever wants to free a request must own it: the loop owns it before it is queued, when it got it back out of the lane,
-and when its final response came over the bridge; in between it belongs to the lane and then to the instance.
+Only the owner of a request may free it. The loop owns it before it is queued, after it got it back from the lane,
+and after its final response came over the bridge. In between the lane owns it, then the instance.
 """
 
 cimport cython

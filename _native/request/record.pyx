@@ -1,8 +1,8 @@
-"""Records of single requests: when each of its steps was, and what it shared a batch with.
+"""Records of single requests: the times of their steps, and the batch that they were in.
 
-A request has a record only where somebody asked for it: it was chosen for a trace or for the access log when it came,
-or requests that fail or are slow are kept, which nobody knows before they end. Whoever executes it writes its times
-into it. When it ends, the record goes into a list that a thread takes away.
+A request has a record only if one may be needed: it was chosen for a trace or for the access log at its arrival, or
+failed and slow requests are kept, which are known only at the end. The executor of the request writes the times. When
+the request ends, the record goes into a list that another thread takes.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF

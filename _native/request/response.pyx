@@ -1,4 +1,4 @@
-"""Responses: bringing the outputs that a model has set into the form in which they leave."""
+"""Completes responses: brings the outputs that a model has set into the form in which they are sent."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t

@@ -1,15 +1,14 @@
-"""Carrying out what the dispatcher decides (`_native.scheduling.dispatcher`).
+"""Carries out the dispatcher's decisions (`_native.scheduling.dispatcher`).
 
-The thread of an instance that waits is asleep on a condition of its own. Whoever changes something, on whatever thread,
-has the dispatcher decide, under its guard, and calls exactly the threads that it names. What a thread has been given it
-finds in its consumer. Between that and the moment when it runs more requests may have come: they join its batch if the
-policy lets them.
+The thread of a waiting instance sleeps on a condition of its own. A thread that changes something takes the
+dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A thread finds in its consumer
+what it was given. Requests that come before it runs join its batch if the policy allows it.
 
-A thread that takes a batch, sends it to another process and sleeps until its results come costs two changes of threads
-for each batch. So an instance whose work is done elsewhere lets the loop begin batches while its thread sleeps
-(`_native.execution.remote`): the consumer is lent. If the loop cannot go on with it, or there is nothing to take any
-more, the thread is called, or the consumer is idle again. Where requests wait to become a batch, a timer of the loop
-then stands for the thread's own waiting.
+A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
+each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps
+(`_native.execution.remote`): the consumer is lent. If the loop cannot go on with it, the thread is called; if there is
+no batch any more, the consumer is idle again. If requests wait to become a batch, a timer of the loop replaces the
+thread's own waiting.
 """
 
 from libc.stdint cimport int64_t

@@ -1,7 +1,7 @@
-"""Lanes: where requests enter a model version. What happens behind it is the scheduler's affair.
+"""Lanes: the entry of requests into a model version. A scheduler decides what happens behind it.
 
-There is one kind of lane for each way of meeting a model: `_native.scheduling.queue` for models whose requests are
-independent. All have the same head, through which requests come in and instances take batches.
+There is one kind of lane for each kind of scheduling, for example `_native.scheduling.queue` for models whose requests
+are independent. All have the same head, through which requests come in and instances take batches.
 """
 
 from libc.stdint cimport int64_t, uint32_t

@@ -1,12 +1,11 @@
-"""Priority levels: the requests that wait, in the order in which they are served.
+"""Priority levels: the waiting requests in the order of service.
 
-They are one list: the levels one after the other, the highest first, and of each level first the requests that are in
-time and then those whose time is over and that wait on (timeout_action DELAY), both in the order in which they came.
-The end of each such segment is known, so that putting one in takes a look at the segments before it, and taking one
-out of the middle nothing at all.
+They are in one list: level by level, the highest first; within a level first the requests that are in time, then those
+whose time is over and that continue to wait (timeout_action DELAY), each in the order of arrival. The end of each
+segment is known. So inserting a request looks only at the segments before it, and removing one needs no search.
 
-Priorities are strict: as long as a higher level has requests, lower ones are not served but to fill a batch up. Who
-must not wait for ever has a timeout or a deadline.
+Priorities are strict: while a higher level has requests, lower ones are served only to fill up a batch. A request that
+must not wait for ever needs a timeout or a deadline.
 """
 
 from libc.stdint cimport uint32_t

@@ -1,11 +1,11 @@
-"""The rate limiter: instances that execute only while they hold the resources that they need.
+"""The rate limiter: instances execute only while they hold the resources that they need.
 
-A resource is a name and a number: what an operator says may be used at a time, per device or (global) over all. An
-instance needs some of several, and holds them from when it is given a batch until it asks for the next one. Requests
-wait for them in the queue, so they can time out, be cancelled, or go to another instance meanwhile.
+A resource is a name and a number: how much of it may be used at a time, on each device or (global) over all. An
+instance needs amounts of several resources, and holds them from when it is given a batch until it asks for the next
+one. Requests wait for resources in the queue, so they can time out, be cancelled, or be taken by another instance.
 
 All lanes whose instances need resources share the dispatcher of their limiter (`_native.scheduling.dispatcher`), which
-says who goes first.
+decides who goes first.
 """
 
 from libc.stdlib cimport calloc, free

@@ -1,8 +1,8 @@
-"""Response order: answers leave in the order in which requests came (`preserve_ordering`).
+"""Response order: responses leave in the order in which requests came (`preserve_ordering`).
 
-Every request gets an entry when it is queued. An answer that is ready too early waits; it goes when the answers
-before it have gone. Who will get no answer from an instance (its client left, its deadline passed, it waited too long)
-leaves the order at once, so nobody waits for it.
+Every request gets an entry when it is queued. An early response waits until the responses before it have left. A
+request that will get no response from an instance (its client cancelled, its deadline or queue time passed) leaves the
+order at once, so nothing waits for it.
 """
 
 from libc.stdlib cimport calloc, free

@@ -1,19 +1,18 @@
 """Queues: where the requests of a stateless model wait for an instance.
 
 A queue is one line of the dispatcher (`_native.scheduling.dispatcher`) for all instances. The policy
-(`_native.scheduling.policy`) says whether what waits is a batch, and else until when, or until how many rows have come,
-there will be none: so most requests that come while an instance waits for more cost no look at all of them. Batches
-grow exactly while all instances are busy, and a request never waits beside an idle instance longer than
-`max_queue_delay`.
+(`_native.scheduling.policy`) says whether the waiting requests are a batch. If not, it says until when, or until how
+many rows, there will be none; so most requests that come while an instance waits for more cost no decision. Batches
+grow exactly while all instances are busy, and no request waits beside an idle instance longer than `max_queue_delay`.
 
-Requests of different shapes share no batch. When another shape closes a batch, those of its own shape that wait behind
-join it: so shapes that come in turn make batches like one shape alone. The first that waits is always served next, so
-none is passed by more than the batches of those before it; within one shape the order stays, and requests pass only
-others of their own priority. Where answers are to keep their order (`preserve_ordering`), nothing passes anything.
+Requests of different shapes share no batch. When a request of another shape closes a batch, waiting requests of the
+batch's shape behind it join: so alternating shapes make batches like a single shape. The request that has waited
+longest is always served next, so a request is passed by at most the batches of those before it. Within one shape the order
+stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes another.
 
-The order of service, how many may wait and for how long are the affair of `_native.scheduling.levels`. When there is no
-room for a request, those of the client who has most of the queue make some (`_native.scheduling.shares`). Timeouts are
-watched by the loop's timers, so they are on time even while all instances are busy.
+`_native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
+request, requests of the client with most of the queue make room (`_native.scheduling.shares`). Timers of the loop watch
+timeouts, so these are on time even while all instances are busy.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

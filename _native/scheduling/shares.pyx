@@ -1,7 +1,7 @@
-"""Shares: whose requests make room in a queue that is full.
+"""Shares: which requests are removed from a full queue to make room for others.
 
-Who holds most of it is refused first: the requests that one client has waiting never keep another, that has fewer, from
-having one. Nothing is counted as long as there is room; who finds a queue full begins.
+The client that holds most of the queue is refused first: the waiting requests of one client never prevent a client with
+fewer from having one. Nothing is counted while there is room; counting begins when a request finds the queue full.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

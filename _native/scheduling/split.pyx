@@ -1,7 +1,7 @@
-"""Splitting: a request with more rows than max_batch_size becomes several, which batches and instances share.
+"""Splitting: a request with more rows than max_batch_size becomes several, for different batches and instances.
 
-The parts share the data of the whole. It waits for them, with its own deadline, and is answered when the last one is
-there; the first error ends it, and what is queued of the others. Everything happens on the loop.
+The parts share the data of the whole request. It waits for them, with its own deadline, and is answered with the last
+part; the first error ends it, and the queued parts. Everything happens on the loop.
 """
 
 from libc.stddef cimport size_t

@@ -1,4 +1,4 @@
-"""Batches of sequences: which requests an instance gets next, by the model's strategy (`_native.sequences.slots`)."""
+"""Forms batches of sequences by the model's strategy (`_native.sequences.slots`)."""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcmp

@@ -1,7 +1,7 @@
-"""Requests come to sequences: what is taken in, and what is refused.
+"""Assigns arriving requests to sequences, or refuses them.
 
-A request belongs to the live sequence of its id, or begins one. Texts are those of Triton's sequence batcher
-("sequence_batch_scheduler.cc"), with what came and what to do behind them.
+A request belongs to the live sequence with its id, or begins one. Error texts begin like those of Triton's sequence
+batcher ("sequence_batch_scheduler.cc"), followed by what came and what to do.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t

@@ -1,8 +1,8 @@
-"""Sequences: identity, the requests that wait in one, and the state that the model has brought it to.
+"""Sequences: the id, the waiting requests, and the state that the model has given a sequence.
 
-The state of a sequence lies in memory of its own: what a model gives is copied there, unless the model has written it
-there itself, or its memory holds nothing else. So a sequence that pauses keeps no batch alive, and what a model does to
-its inputs harms nobody else.
+The state of a sequence is in memory of its own: the model's output is copied there, unless the model wrote it there, or
+the memory contains nothing else. So a sequence that pauses keeps no batch alive, and a model that writes to its
+inputs affects nobody else.
 """
 
 from libc.stddef cimport size_t

@@ -1,8 +1,8 @@
 """Sequencers: the lane of a model whose requests belong to sequences.
 
-The policy is that of `_native.sequences.slots`; here are its lock, its answers and its clock. Each instance has a line
-of the dispatcher of its own (`_native.scheduling.dispatcher`), as sequences are tied to instances.
-One timer of the loop ends idle sequences. It is set while any sequence lives, and then counts as in flight, so that the
+`_native.sequences.slots` has the policy; this module adds the lock, the responses and the clock. Each instance has a
+line of the dispatcher (`_native.scheduling.dispatcher`) of its own, because sequences are tied to instances.
+One timer of the loop ends idle sequences. While any sequence is live it is set, and counts as in flight, so that the
 lane outlives it.
 """
 

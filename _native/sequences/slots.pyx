@@ -1,22 +1,23 @@
 """Slots: the policy of sequence batching.
 
-Every instance has slots. A sequence gets a free one with its first request, the lowest slot of all instances first, and
-keeps it until it ends; so one instance executes all its requests, in order. Sequences that find none wait in the
-backlog, as a whole and in the order in which they started. An instance never has two requests of one sequence.
+Every instance has slots. A sequence gets a free slot with its first request, the lowest of all instances first, and
+keeps it until it ends; so one instance executes all its requests, in order. Sequences without a slot wait in the
+backlog, with all their requests and in the order of their start. An instance never has two requests of one sequence.
 
-*direct*: a slot is a row of the batch, `max_batch_size` to an instance. A batch consists of the rows up to the last
-that has a request; the others are null requests, for which the model is told READY = false. With a delay and a minimum
-utilization, a batch waits until so many slots have a request, or until the oldest has waited for the delay. The oldest
-request decides which shapes a batch has; rows of other shapes wait for the next one.
+*direct*: a slot is a row of the batch, `max_batch_size` for each instance. A batch consists of the rows up to the last
+one with a request; the others are null requests, for which the model gets READY = false. With a delay and a minimum
+utilization, a batch waits until enough slots have a request, or until the oldest has waited for the delay. The oldest
+request determines the shapes of a batch; rows of other shapes wait for the next one.
 
 *oldest*: a slot is a candidate, and each instance batches the next requests of its candidates by the rules of dynamic
 batching (`_native.scheduling.policy`), in the order in which they became ready.
 
-A sequence ends with the request that says END; when it has had no request for `max_sequence_idle_microseconds`; when a
-request of it is cancelled while it waits, with the requests behind it; and with its stream, if it is tied to it. Where
-the model asks for it, it is told of the last three by a request that the policy makes, with END and the reason.
+A sequence ends with the request that has END; when it has had no request for `max_sequence_idle_microseconds`; when a
+request of it is cancelled while it waits, together with the requests behind it; and with its stream, if it is tied to
+one. If the model wants it, the policy makes a request with END and the reason for the last three.
 
-Behaviour follows Triton's sequence batcher ("sequence_batch_scheduler.cc"); docs/differences.md says where it does not.
+Behaviour follows Triton's sequence batcher ("sequence_batch_scheduler.cc"), except for the differences in
+docs/differences.md.
 """
 
 from libc.stddef cimport size_t

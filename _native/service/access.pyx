@@ -1,14 +1,14 @@
 """Who may call what.
 
-Two rules, both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with a value. *Tokens*
-are of callers: each has the groups and the models that it may use. A call must pass all rules that concern it.
+There are two kinds of rules; both may be set. A *restriction* is Triton's: calls of some RPC groups need a header with
+a value. A *token* identifies a caller, who has RPC groups and models. A call must pass all rules that concern it.
 
-Values of headers are compared in their whole width, tokens are found by a keyed hash (`_native.service.tokens`). No
-text and no log line contains one.
+Values of headers are compared in constant time; tokens are found by a keyed hash (`_native.service.tokens`). No text
+and no log line contains one.
 
-A call is checked when its headers are complete, before a message is received, and each of its messages is checked once
-more when it has come: by group and by model, both by the line that is in force then. In between only the caller's id
-is kept. So a line that is changed or taken away holds from the next message on, also for a stream that is open.
+A call is checked when its headers are complete, before a message is received. Each of its messages is checked again
+when it has come: by group and by model, both by the line of the token file that is in force then. In between only the
+caller's id is kept. So a changed or removed line takes effect with the next message, also in an open stream.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

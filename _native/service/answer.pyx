@@ -1,6 +1,6 @@
-"""Answers: the bytes of ModelInferResponse and ModelStreamInferResponse messages.
+"""Encodes ModelInferResponse and ModelStreamInferResponse messages.
 
-The header is written, the tensors are referenced where the model left them, unless they are small.
+The head is written; tensors are referenced in the model's memory, unless they are small.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,7 +1,8 @@
-"""Binding: taking a request's message apart, checking it against its model, and the texts that say what is wrong.
+"""Binding: decodes a request's message, checks it against its model, and makes the texts of errors.
 
-Texts that Triton's clients and tests match on are kept; what was expected and what came is added. The rules are those
-of Triton's front end and core (https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc").
+Texts on which Triton's clients and tests depend are kept, followed by what was expected and what came. The rules are
+those of Triton's front end and core (https://github.com/triton-inference-server, "infer_handler.cc",
+"infer_request.cc").
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t

@@ -1,6 +1,6 @@
 """The metrics of model versions as text, in the formats of Prometheus and OpenMetrics.
 
-All samples of a family stand together, so each family is written for every version before the next one begins. The
+All samples of a family must be together, so each family is written for every version before the next family. The
 counters of all versions are read first, each under its own lock; the text is written without the GIL.
 """
 

@@ -1,10 +1,9 @@
-"""Headers that models see: metadata of a call whose name matches a pattern becomes parameters of its requests.
+"""Header forwarding: metadata of a call whose name matches a pattern becomes parameters of its requests.
 
-They are encoded as entries of the map `parameters` of a ModelInferRequest and travel behind the message, but are
-decoded apart: a message that ends within a field cannot swallow them. Parameters of such names in the message are
-dropped, also where the client sent no such header: what a model sees under the name of a forwarded header was a
-header. Of several headers with one name the last counts, as everywhere in a map. So both front doors forward in the
-same way.
+Forwarded headers are encoded as entries of the map `parameters` of a ModelInferRequest, behind the message. They are
+decoded separately, so a message that ends within a field cannot swallow them. Parameters of such names in the message
+are dropped, even if the client sent no such header: under the name of a forwarded header a model sees only headers. If
+several headers have the same name, the last counts, as in any map. Both front doors forward in the same way.
 
     ModelInferRequest  4 parameters (map entry: 1 key, 2 InferParameter: 3 string_param)
 """

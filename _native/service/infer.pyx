@@ -1,7 +1,7 @@
-"""ModelInfer: from the front doors to a submission, and from a response to the door that waits for it.
+"""ModelInfer: from the front doors to a submission, and from a response to the call that waits for it.
 
-The native front door comes in through `infer_unary` and leaves through `deliver_stream`, without a Python object on the
-way. Everything else (the other front door, streams, tests) uses `InferService.submit`.
+The native front door enters by `infer_unary` and gets responses by `deliver_stream`, without Python objects. Everything
+else (the grpcio front door, streams, tests) uses `InferService.submit`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING

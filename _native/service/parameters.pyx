@@ -1,7 +1,7 @@
-"""Parameters: what those of a request say to the server: its sequence, priority, timeout, and what `triton_` reserves.
+"""The parameters of a request that the server interprets: sequence, priority, timeout, and the prefix `triton_`.
 
-They are taken in one pass. Only where one is wrong is it asked which keys come again, in a second pass, so a message of
-nothing but parameters costs what its length says.
+They are read in one pass. Only if one is malformed does a second pass check which keys are repeated, so the cost of a
+message of nothing but parameters is proportional to its length.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

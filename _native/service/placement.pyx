@@ -1,4 +1,4 @@
-"""Placement: the tensors of a request that lie in shared memory of its client instead of in its message.
+"""Placement: tensors of a request in the shared memory of its client instead of in its message.
 
 The rules and the beginnings of the texts are those of Triton ("ParseSharedMemoryParams" in grpc_utils.h, GetMemoryInfo
 in shared_memory_manager.cc, ResponseAllocatorHelper in infer_handler.cc).

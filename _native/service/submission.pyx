@@ -1,4 +1,4 @@
-"""Submission: the one way in, for everything that asks a model: front doors, streams, and the server itself."""
+"""Submission: the one entry for all requests for models: of front doors, streams, and the server itself."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free

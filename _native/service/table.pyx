@@ -1,8 +1,8 @@
-"""The table of models: name and version to lane, a chained hash table under one short lock.
+"""The table of models: name and version to lane, a chained hash table under one lock that is held briefly.
 
-A version that is replaced or unloaded departs: requests of sequences that have begun on it still find it. While that is
-so, the versions of its model are set apart, where a plain lookup does not see them, and the request's sequence decides.
-So a lookup that has nothing to do with it costs what it does without.
+A version that is replaced or unloaded departs: requests of sequences that began on it still find it. While there are
+departing versions, the versions of the model are stored apart, where a plain lookup does not find them, and the
+request's sequence decides. So other lookups cost nothing more.
 """
 
 from libc.stdint cimport int64_t, uint32_t

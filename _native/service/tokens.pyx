@@ -1,9 +1,9 @@
 """The tokens of callers, found in a time that does not depend on their number.
 
-A table is built while another is in force, by a thread that may take its time, and is never changed when it is in
-force: so the loop's part of reading a large file is one pointer.
+A thread builds a table while another table is in force; a table in force is never changed. So for the loop, reading a
+large file is the exchange of one pointer.
 
-The id of a token is its SipHash-2-4 under a key of the process. It stands for the caller between two messages of a
+The id of a token is its SipHash-2-4 with a key of the process. It stands for the caller between two messages of a
 call, and is the same in every table with the same key.
 """
 

@@ -1,4 +1,4 @@
-"""What one client uses, over all of its connections; limits are per client, not per connection."""
+"""The resources that one client uses over all its connections; limits are for a client, not for a connection."""
 
 from libc.stdint cimport uintptr_t
 

@@ -1,11 +1,11 @@
-"""Compression of whole messages with zlib, into blocks that grow as the result does.
+"""Compression of whole messages with zlib, into blocks that grow with the result.
 
-Inflating holds its limit at every moment: no byte is written beyond it, and memory grows geometrically with what has
-come out. A gzip message tells its inflated size in its last four bytes; it gets exactly that much, so an honest bomb
-is refused before anything is inflated and a lying one ends at the size that it claimed.
+Inflating obeys its limit at every moment: no byte is written beyond it, and memory grows geometrically with the
+output. A gzip message has its inflated size in its last four bytes, and gets exactly that much memory. So a bomb with
+the true size is refused before it is inflated, and one with a false size ends at that size.
 
-Results of MAPPED_FROM bytes and more lie in memory mappings of their own: those grow without being copied, untouched
-pages cost nothing, and nothing stays behind in the pool when the message is gone.
+Results of MAPPED_FROM bytes and more have memory mappings of their own: these grow without a copy, untouched
+pages cost nothing, and nothing stays in the pool when the message is freed.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t

@@ -1,8 +1,8 @@
-"""Connections and their calls as Python sees them.
+"""Connections and their calls, as objects for Python.
 
 The owner of a connection reads from its socket into `Connection.receive_buffer`, or that of the `Endpoint`, calls
-`Connection.received`, and writes what `Connection.take_output` gives. Calls of methods that are not native come to
-`Endpoint.on_call` as `Call` objects, which never wait: they have events instead.
+`Connection.received`, and writes what `Connection.take_output` returns. Calls of methods that are not native come to
+`Endpoint.on_call` as `Call` objects. These never wait; they have events instead.
 """
 
 cimport cython

@@ -1,12 +1,12 @@
 """Direct reads: the bytes of a large message are read from the socket into the block where they stay.
 
-While a DATA frame of a message is coming, it is known how many bytes of the message come next, and where they belong.
-So they are read to there, and what is behind them to the buffer that all connections share. nghttp2 is fed from
-wherever bytes are, in their order, and counts and checks them as ever; `stream_receive` moves what is not in its place.
-Nothing but a copy depends on what was expected to come.
+While a DATA frame of a message is arriving, the number of the next bytes of the message, and their place, are known. So
+they are read to that place, and bytes behind them to the buffer that all connections share. nghttp2 gets the bytes from
+wherever they are, in order, and counts and checks them as usual; `stream_receive` moves those that are not in place.
+If the expectation is wrong, the cost is a copy.
 
-A read of its own pays from some size on only. Clients whose frames are below it (16 KiB is common) are read as many
-bytes at a time as there are.
+A direct read pays only from some size on. For clients with smaller frames (16 KiB is common) one read takes
+all bytes that there are.
 """
 
 from libc.stdint cimport uint8_t

@@ -1,7 +1,7 @@
-"""Rich errors: google.rpc.Status with an ErrorInfo, and a RetryInfo where trying again may help.
+"""Rich errors: google.rpc.Status with an ErrorInfo, and a RetryInfo if a retry may help.
 
-They travel in `grpc-status-details-bin` beside the plain status and text, which stay what every client reads. The few
-fields are written by hand: both front doors need them, one of them without Python.
+They are in `grpc-status-details-bin`, in addition to the plain status and text that every client reads. The few fields
+are encoded by hand, because both front doors need them, one of them without Python.
 
     Status     1 code, 2 message, 3 details (Any: 1 type_url, 2 value)
     ErrorInfo  1 reason, 2 domain

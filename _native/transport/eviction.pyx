@@ -1,10 +1,10 @@
-"""Eviction: whoever holds most and moves least goes, so that everybody else goes on.
+"""Eviction: when the server holds too much, calls of clients that hold most and progress least end; all others go on.
 
-Nobody waits because the server is full. What is over the limit is let go of at once, from the calls whose peers owe
-most: bytes of a request that was announced and does not come, of answers that wait to be taken. What a call owes is
-weighed by how long it has owed it and by how much of it has moved since, so a trickle helps little, and a call that
-has just begun owes nothing yet. When nobody owes anything worth naming, the requests are simply too many: then the
-calls of the connection that holds most go, the largest first and of equal ones the latest.
+Nobody waits because the server is full. What exceeds the limit is freed at once, from the calls whose peers owe most:
+bytes of a request that was announced and does not come, and of responses that the peer does not read. A call's debt is
+weighted by its age and by its progress since, so a trickle helps little, and a call that has just begun owes nothing.
+If nobody owes much, there are simply too many requests. Then calls of the connection that holds most end, the largest
+first, and of equal ones the latest.
 """
 
 from libc.stdint cimport int64_t

@@ -1,9 +1,9 @@
-"""What takes too long: requests that do not arrive, answers that are not taken, and calls that have not begun at their
-deadline.
+"""Ends what takes too long: requests that do not arrive, responses that are not read, and calls that have not begun at
+their deadline.
 
-A call has one timer, for all of this. A call that is complete in the read in which it began, and whose answer the peer
-takes at once, needs none: the timer is set when a read ends before the request does, or output ends before the answer
-does. What moves on meanwhile does not move the timer: when that fires it is seen what is due, and when the next may be.
+A call has one timer for all of this. A call that is complete in the read in which it began, and whose response the peer
+takes at once, needs none: the timer is set when a read ends before the request does, or output ends before the response
+does. Progress does not move the timer: when it fires, the call is checked, and the timer is set again if necessary.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t

@@ -1,6 +1,6 @@
 """The head of a call: its request headers, read one by one and checked when they are complete.
 
-Most calls of a connection have the same headers, so what each says is remembered, see KnownField.
+Most calls of a connection have the same headers, so the meaning of each is remembered, see KnownField.
 """
 
 from libc.stdint cimport uint32_t

@@ -1,4 +1,4 @@
-"""Timeouts, percent-encoded messages and metadata as gRPC writes them in HTTP/2 headers."""
+"""The syntax of timeouts, percent-encoded messages and metadata in gRPC's headers."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc

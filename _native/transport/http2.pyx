@@ -1,22 +1,22 @@
 """HTTP/2 of a server connection, on libnghttp2, without I/O and without Python.
 
-`conn_receive` takes what came from the socket, `conn_collect` gives what goes there. In between, headers are read and
-checked, messages put together and native methods run (`_native.transport.incoming`), answers framed under flow control
-(`_native.transport.stream`). A call is served by the `Service` of its method: natively
-(`_native.transport.unary`), or by Python (`_native.transport.connection`).
+`conn_receive` takes bytes from the socket, `conn_collect` gives bytes for it. In between, headers are read and
+checked, messages assembled and native methods run (`_native.transport.incoming`), and responses framed under flow
+control (`_native.transport.stream`). The `Service` of its method serves a call: natively
+(`_native.transport.unary`), or in Python (`_native.transport.connection`).
 
-Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages nobody
-takes.
+Request bytes are acknowledged (WINDOW_UPDATE) as they come, except those of a stream whose complete messages no
+handler takes.
 
-Floods. Frames that bring no call forward, resets and what the server must reset for the peer's faults among them, come
-out of a budget (`_native.transport.budget`); a peer that has spent it is sent away. CONTINUATION frames and queued
-acknowledgements are limited by nghttp2.
+Floods. Frames that bring no call forward, including resets and what the server must reset because of the peer's errors,
+are paid from a budget (`_native.transport.budget`); a peer without budget is disconnected. nghttp2 limits CONTINUATION
+frames and queued acknowledgements.
 
-Frames of streams that are over. Some versions of nghttp2 keep closed streams, which costs memory with every call, and
-others forget them. Here each connection remembers the numbers of a few: HEADERS of a stream that the peer has ended or
-reset end the connection (STREAM_CLOSED), whether the answer has been sent or not. Those of a stream that was answered
-before the peer had ended it were on their way, and are ignored. So is DATA of any closed stream: nghttp2 tells nothing
-of it, and RFC 9113 section 5.1 lets one.
+Frames of closed streams. Some versions of nghttp2 keep closed streams, which costs memory with every call; others
+forget them. So each connection remembers the numbers of a few. HEADERS of a stream that the peer has ended or
+reset end the connection (STREAM_CLOSED), whether the response was sent or not. HEADERS of a stream that was answered
+before the peer ended it were already on their way, and are ignored. So is DATA of any closed stream: nghttp2 does not
+report it, and RFC 9113 section 5.1 allows to ignore it.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t

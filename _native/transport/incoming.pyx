@@ -1,10 +1,10 @@
-"""Request messages: put together from the bytes of a stream, inflated in order, handed to the service of the call.
+"""Request messages: assembled from the bytes of a stream, inflated in order, passed to the service of the call.
 
-What a client announces costs it nothing and gets it nothing: a message has room for at most ROOM_FOR_BYTE times the
-bytes of it that have come, or a page. Then it gets the place where it stays, and what has come is copied there. Nearly
-all messages have it from their first bytes on.
+Announcing a message reserves nothing: a message has memory for at most ROOM_FOR_BYTE times the bytes of it that have
+come, or a page. When enough have come, it gets its final block, and the bytes are copied there. Nearly all messages
+have their final block from the first bytes on.
 
-Messages wait until they are taken; while many do, the stream gets no more flow-control credit.
+Messages wait until a handler takes them; while many wait, the stream gets no more flow control credit.
 """
 
 from libc.stdint cimport uint8_t

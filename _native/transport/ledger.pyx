@@ -1,4 +1,4 @@
-"""The ledger of what peers make the server hold, see the header. Here is what is not on the path of requests."""
+"""The ledger of bytes that peers make the server hold, see the header. These functions are off the path of requests."""
 
 from libc.stdint cimport int64_t
 

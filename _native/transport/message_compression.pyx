@@ -1,7 +1,6 @@
-"""Compression of the messages of streams: large ones on workers, so that they do not keep the event loop.
+"""Compression of the messages of streams: large ones on the thread pool, so that they do not block the event loop.
 
-Which message is next is the caller's business: it gives one of each stream and direction at a time, so their order
-stays.
+The caller keeps the order of messages: it gives one message of each stream and direction at a time.
 """
 
 from libc.stdint cimport int32_t

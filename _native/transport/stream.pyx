@@ -1,7 +1,7 @@
-"""Calls: their life, and the framing of their answers on libnghttp2.
+"""Calls: their life, and the framing of their responses on libnghttp2.
 
-Answers are framed only when asked for, and asked for only while the socket takes them. Messages of an answer that are
-to be compressed keep their order: those behind one that is being compressed wait.
+Responses are framed only while the socket takes output. Messages of a response that are to be compressed keep their
+order: those behind one that is being compressed wait.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t

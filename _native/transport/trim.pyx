@@ -1,4 +1,4 @@
-"""Giving memory back to the system: the pool of host memory and the allocator keep what is free, for the next peak."""
+"""Returns memory to the system after a peak: otherwise the pool of host memory and the allocator would keep it."""
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free

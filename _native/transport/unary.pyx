@@ -1,7 +1,7 @@
-"""Native calls: checked when their headers are complete, run when their one message is.
+"""Native calls: checked when their headers are complete, run when their message is.
 
-A call that is complete runs at once, unless so many answers wait on its own connection that it is parked until the peer
-has taken some of them.
+A complete call runs at once, unless so many responses wait on its own connection that the call is parked until the peer
+has read some of them.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

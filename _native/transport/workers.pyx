@@ -1,7 +1,7 @@
-"""Worker threads for what would keep the event loop too long: compressing and decompressing large messages.
+"""The thread pool: threads that compress and inflate large messages, which would block the event loop too long.
 
-Jobs run without the GIL. Finished ones wait in a list and an eventfd tells the loop, which calls their `done`. The
-threads are nicer than the rest of the process: where cores are scarce, the loop and the instances go first.
+Jobs run without the GIL. Finished ones wait in a list, and an eventfd signals the loop, which calls their `done`. The
+threads have a higher nice value than the rest of the process: when cores are scarce, the loop and instances go first.
 """
 
 from libc.stdint cimport uint64_t
