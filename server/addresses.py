@@ -1,7 +1,7 @@
-"""Where the server listens, and what holds at one address only.
+"""Where the server listens, and the rules for single addresses.
 
-127.0.0.1:8001                                            an address, everything as the other options say
-unix:///run/x.sock,mode=0600,tokens=off                   with options of its own after commas
+127.0.0.1:8001                                            an address; the other options hold for it
+unix:///run/x.sock,mode=0600,tokens=off                   with rules of its own after commas
 0.0.0.0:8002,groups=inference+health,max-connections=500
 """
 

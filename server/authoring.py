@@ -1,6 +1,6 @@
-"""The command `inferd models init`: a model file → a model of a repository.
+"""The command `inferd models init`: makes a model of a repository from a model file.
 
-The configuration is what auto-completion makes of the file, so what is written is what would be served without it.
+The configuration is the one that auto-completion derives from the file, so the model is served as without it.
 """
 
 from __future__ import annotations

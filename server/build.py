@@ -1,7 +1,7 @@
-"""What this server was built from, and whether that is what is imported now.
+"""What this server was built from, and whether the imported modules are from that build.
 
-`setup.py` writes a record beside the native extensions. In a source tree the sources lie there, too, and can be
-compared with it; extensions that were built from others fail at the import, with errors that tell nobody what to do.
+`setup.py` writes a record beside the native extensions. In a source tree the record can be compared with the sources.
+Extensions that were built from other sources fail at the import, with errors that do not say what to do.
 """
 
 from __future__ import annotations

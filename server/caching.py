@@ -1,8 +1,8 @@
-"""The response cache as `--cache-config` describes it.
+"""The response cache as configured by `--cache-config`.
 
-Triton's form: `--cache-config local,size=1048576`, or one option for each value of the cache. There is one cache at a
-time: in the server's memory (`local`), or in a Redis server that others use, too (`redis`), whose keys are those of
-https://github.com/triton-inference-server/redis_cache and some of ours.
+The form is Triton's: `--cache-config local,size=1048576`, or one option for each value. There is one cache: in the
+server's memory (`local`), or in a Redis server that other servers may use, too (`redis`). The keys of `redis` are those
+of https://github.com/triton-inference-server/redis_cache and some of this server.
 """
 
 from __future__ import annotations

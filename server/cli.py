@@ -1,8 +1,8 @@
-"""The command `inferd`: what a command line asks for is done, and what went wrong is told in a sentence.
+"""The command `inferd`: runs a command line, and reports what went wrong in a sentence.
 
 A value of `serve` comes from the flag, else from the environment (INFERD_GRPC_PORT), else from the file that --config
-names, else it is the default. Flags are tritonserver's where it has the option: `--x=true` and `--x true` both work;
-its options that mean nothing here are accepted or refused as `server.foreign` says.
+names, else it is the default. Flags are tritonserver's where it has the option: `--x=true` and `--x true` both work.
+Its options without meaning here are accepted or refused, see `server.foreign`.
 """
 
 from __future__ import annotations

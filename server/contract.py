@@ -1,4 +1,4 @@
-"""The command `inferd check-backend`: whether a backend keeps to its contract, shown with models that use it."""
+"""The command `inferd check-backend`: checks a backend against its contract, with models that use it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Error families, by whose fault it is, and the one mapping from them to gRPC status codes.
+"""Families of errors, by who made the error, and the one mapping from them to gRPC status codes.
 
-The texts of errors that Triton also knows are Triton's, followed by what was expected and what came.
+Texts of errors that Triton also has are Triton's, followed by what was expected and what came.
 """
 
 from __future__ import annotations

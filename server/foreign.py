@@ -1,7 +1,7 @@
-"""Options of tritonserver that this server does not have: what is written instead, is ignored, or is refused, and why.
+"""Options of tritonserver that this server does not have: whether they are replaced, ignored or refused, and why.
 
-Scripts written for tritonserver should start here unchanged where that is honest. An option that asks for something
-that is not there must say so rather than be swallowed.
+Scripts for tritonserver should start here unchanged if that is honest. An option that asks for something
+that does not exist must be refused, not ignored.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ The pool keeps a limited number of free bytes (`host_keep`). If there is no room
 make room whose classes were not requested since its own class was; the pool measures that time in blocks that it did
 not have. So a size that is in use is pooled, whatever was in use before. Unmapping takes time, and the thread that
 gives a block back may be the event loop. So it frees at most AT_ONCE bytes beside its own block, and leaves larger
-blocks for `host_cool`. `host_cool` also returns memory to the system that was not used for some seconds: of each class as many
-blocks as were free all that time.
+blocks for `host_cool`. `host_cool` also returns memory to the system that was not used for some seconds: of each class
+as many blocks as were free all that time.
 
 Blocks of up to 64 KiB first go to lists of the thread that gave them back, where taking one needs neither lock nor
 atomic instruction. A list that is full or empty is halved or filled from the common lists. Blocks move between threads

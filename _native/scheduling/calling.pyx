@@ -1,8 +1,8 @@
 """Carries out the dispatcher's decisions (`_native.scheduling.dispatcher`).
 
 The thread of a waiting instance sleeps on a condition of its own. A thread that changes something takes the
-dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A thread finds in its consumer
-what it was given. Requests that come before it runs join its batch if the policy allows it.
+dispatcher's lock, lets the dispatcher decide, and wakes exactly the threads that the decision names. A thread finds in
+its consumer what it was given. Requests that come before it runs join its batch if the policy allows it.
 
 A thread that takes a batch, sends it to another process and sleeps until the results come costs two thread switches for
 each batch. So an instance whose work runs in another process lets the loop begin batches while its thread sleeps

@@ -1,6 +1,6 @@
-"""The commands that ask a server, of this project or another that speaks the v2 protocol.
+"""The commands that send requests to a server, of this project or another that speaks the v2 protocol.
 
-What they need is imported when one of them is run.
+Each imports what it needs when it is run.
 """
 
 from __future__ import annotations

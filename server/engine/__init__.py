@@ -1,7 +1,7 @@
-"""Models from repositories, brought to readiness and served: `engine.Engine` puts it together.
+"""Loads models from repositories and serves them: `engine.Engine` composes it.
 
-Its folders from the ground up; each imports from those before it only: `housekeeping` (how work is done beside
-requests), `pbtxt` (config.pbtxt as text), `repository` (what lies where), `config` (what a configuration means: rules,
-specification), `instances` (threads and devices), `models` (what there is), `loading` (models come and go), `caching`
-(answers kept in Redis).
+The folders from the lowest layer up; each imports only from those before it: `housekeeping` (work beside requests),
+`pbtxt` (config.pbtxt as text), `repository` (the files of models), `config` (the meaning of a configuration: rules,
+specification), `instances` (threads and devices), `models` (the loaded models), `loading` (loads and unloads),
+`caching` (responses kept in Redis).
 """

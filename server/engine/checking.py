@@ -1,6 +1,6 @@
-"""What would keep models from being served, or is ignored in their configurations: `inferd check`.
+"""`inferd check`: what would keep models from being served, or has no effect in their configurations.
 
-The steps are those of a load, up to where code of a model would run; each model is looked at, whatever is wrong with
+The steps are those of a load, up to where code of a model would run. Each model is checked, whatever is wrong with
 others.
 """
 

@@ -1,7 +1,7 @@
-"""The engine: models from repositories, brought to readiness and served until it is closed.
+"""The engine: loads models from repositories, and serves them until it is closed.
 
-It lives on one event loop. Loading and unloading run on threads; requests are native (`_native.service.infer`) and
-come back to the loop over the bridge.
+It belongs to one event loop. Loads and unloads run on threads. Requests are native (`_native.service.infer`) and
+return to the loop over the bridge.
 """
 
 from __future__ import annotations

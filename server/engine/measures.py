@@ -1,8 +1,8 @@
-"""Metrics of models' own (`pb_utils.MetricFamily`): the values, kept in the server for whoever shows them.
+"""The metrics that models make (`pb_utils.MetricFamily`): their values, which the server keeps for all exporters.
 
-A family is one for the server, whichever models and instances name it, and a metric is one in its family for its
-labels: as in Triton, instances count together. A metric lives while somebody who has made it does: it goes with the
-last worker, a family with its last metric and user.
+A family exists once in the server, whichever models and instances name it, and a metric once in its family for its
+labels: as in Triton, instances count together. A metric exists while one of those that have made it does: it ends with
+the last worker, and a family with its last metric and user.
 """
 
 from __future__ import annotations

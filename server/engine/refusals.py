@@ -1,4 +1,4 @@
-"""The log of refused requests: one line each, but never more than a log can bear."""
+"""The log of refused requests: a line for each, at a limited rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine does for models that ask it: see `backends.api.Services`."""
+"""The services of the engine for models that ask for them: see `backends.api.Services`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Shared memory of clients: who may register which object, and how far it is trusted.
+"""Shared memory of clients: who may register which object, and how far a client is trusted.
 
-Without `shared`, a client may use shared memory when the kernel has told who it is, which it does on unix sockets, and
-then only objects that its own user owns; regions of one user do not exist for another. With `shared` every caller may
-register every object that the server can open, and use every region, as in Triton.
+Without `shared`, a client may use shared memory if the kernel tells its user, as on unix sockets, and only objects
+that this user owns; users do not see each other's regions. With `shared` every caller may register every object that
+the server can open, and use every region, as in Triton.
 
-The regions of trusted clients are used where they lie: models read inputs in them and write results to them. What is in
-any other region is copied first, because its client could change a tensor after it was checked.
+Regions of trusted clients are used in place: models read inputs from them and write results to them. The contents of
+any other region are copied first, because its client could change a tensor after it was checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Access control of both front doors: which RPC is of which group, and what becomes of a call that is refused.
+"""Access control of both front doors: the group of each RPC, and the answer to a call that is refused.
 
-`_native.service.access.Authorizer` decides. Native calls meet it in the connection; all others here: the native door
-asks before it runs a handler, grpc.aio through an interceptor. An RPC of no group is refused as soon as there are
-rules.
+`_native.service.access.Authorizer` decides. Native calls meet it in the connection; for others the native front door
+asks here before it runs a handler, and grpc.aio through an interceptor. An RPC without a group is refused if there are
+any rules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who may connect to the native door: connections are counted for the server, for each listener, for each client.
+"""Connection limits of the native front door: for the server, for each listener, and for each client.
 
-A client is, whatever connections it makes: the subject of its certificate under mutual TLS; else the user of its
+A client is, over all its connections, the subject of its certificate with mutual TLS; else the user of its
 process on a unix socket; else its IP address. Behind a proxy all clients are one, the proxy.
 """
 

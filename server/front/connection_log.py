@@ -1,4 +1,4 @@
-"""The log of what clients send that breaks HTTP/2 or is not HTTP/2: one line a minute for each reason."""
+"""The log of connections that violate HTTP/2 or speak another protocol: one line a minute for each reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries out what `server.front.keepalive` says: a monitor for each native connection, with a timer of the loop's."""
+"""Carries out the rules of `server.front.keepalive`: a monitor for each native connection, with a timer of the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a servicer sees of a call on the native door: the surface of grpc.aio.ServicerContext."""
+"""The context of a call on the native front door for servicers: the interface of grpc.aio.ServicerContext."""
 
 from __future__ import annotations
 

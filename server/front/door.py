@@ -1,4 +1,4 @@
-"""What every front door offers: the registration surface of a grpc.aio server, a start and a stop."""
+"""The interface of a front door: the registration functions of a grpc.aio server, a start and a stop."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """grpc.health.v1 for the server, each model and each version.
 
-Names: "" and the service's full name are the readiness of the server, `<model>` is SERVING while any version of the
-model is ready, `<model>/<version>` while that version is; both while a request would have the model loaded. Check
-answers NOT_FOUND for a name that was never known, Watch answers SERVICE_UNKNOWN and goes on, as the protocol says.
+Names: "" and the service's full name are the readiness of the server; `<model>` is SERVING while any version of the
+model is ready, `<model>/<version>` while that version is; both are SERVING while a request would load the model. Check
+answers NOT_FOUND for a name that was never known; Watch answers SERVICE_UNKNOWN and continues, as the protocol says.
 
 The messages and the registration are grpcio-health-checking's, the servicer is not: its Watch holds a lock while it
-writes, so that one client that does not read stops the updates of all, and it forgets the other watchers of a name
+writes, so one client that does not read stops the updates of all; and it forgets the other watchers of a name
 when one of them leaves.
 """
 

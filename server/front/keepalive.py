@@ -1,7 +1,7 @@
-"""When a connection is pinged, sent away or dropped: keepalive and connection age, without clock and without I/O.
+"""When a connection is pinged, ended or dropped: keepalive and connection age, without clock and without I/O.
 
-Times are seconds on whatever clock the caller uses. Each rule has a `deadline` at which it wants to be asked again, and
-says then what is to be done. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of
+Times are seconds of the caller's clock. Each rule has a `deadline` at which it must be called again, and then
+says what to do. The rules are those of gRPC's C core (doc/keepalive.md and the proposals A8 and A9 of
 gRPC), except where the docstrings say otherwise.
 """
 

@@ -1,7 +1,7 @@
-"""The sockets that a server listens on: how they are opened, and what becomes of a unix socket's file.
+"""The sockets on which a server listens: how they are opened, and the files of unix sockets.
 
-A unix socket's file outlives a process that was killed. Such a stale file is replaced, a socket on which somebody
-answers is not; and the file is removed when the server ends, unless it is another's by then.
+The file of a unix socket survives a process that was killed. Such a stale file is replaced; a socket on which a process
+answers is not. The file is removed when the server ends, unless it then belongs to another server.
 """
 
 from __future__ import annotations

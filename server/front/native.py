@@ -1,7 +1,7 @@
 """The native front door: `_native.transport.connection`s under uvloop's buffered protocols.
 
-ModelInfer never comes here: it goes from the connection to its lane and back without a Python object. Every other
-method is a Python handler, hosted as on a grpc.aio server.
+ModelInfer does not pass here: it goes from the connection to its lane and back without a Python object. Every other
+method is a Python handler, served as on a grpc.aio server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection of the native door."""
+"""The client at the other end of a connection of the native front door."""
 
 from __future__ import annotations
 

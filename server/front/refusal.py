@@ -1,4 +1,4 @@
-"""How an error leaves: status, text, and both once more in google.rpc.Status."""
+"""How an error is sent: status, text, and both again in google.rpc.Status."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The listener for scrapers: HTTP/1.1, GET only, for /metrics.
+"""The listener for metrics: HTTP/1.1, GET only, for /metrics.
 
-A scraper costs little whatever it does. There are at most `MOST` at a time, each has `ASK_SECONDS` to ask and
-`READ_SECONDS` to read, and a request has at most `LONGEST` bytes. What was rendered is shared by all who came
-meanwhile, and handed to the socket in small pieces, as fast as its reader takes them.
+A scraper costs little whatever it does. There are at most `MOST` at a time. Each has `ASK_SECONDS` to send a request
+and `READ_SECONDS` to read, and a request has at most `LONGEST` bytes. Scrapers that come while a page is rendered share
+it; it is passed to the socket in small pieces, as fast as its reader takes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Puts the services on a front door: the inference service, grpc.health.v1 and server reflection.
+"""Registers the services on a front door: the inference service, grpc.health.v1 and server reflection.
 
-What is registered are plain gRPC method handlers over bytes, so both doors host the same objects. Messages are decoded
+They are plain gRPC method handlers over bytes, so both front doors have the same ones. Messages are decoded
 here and not by the transport, because grpc.aio answers UNKNOWN when a deserializer raises.
 """
 

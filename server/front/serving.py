@@ -1,4 +1,4 @@
-"""Running a servicer's method for one call on the native door, as grpc.aio would run it."""
+"""Runs a servicer's method for one call on the native front door, as grpc.aio would run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The access log and the log of slow requests: a line for a request."""
+"""The access log and the log of slow requests: one line for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that others chose, as a log may show it."""
+"""Escapes text from outside for the log."""
 
 from __future__ import annotations
 

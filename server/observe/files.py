@@ -1,4 +1,4 @@
-"""Files for logs and traces: opened and written without waiting for others, and told apart from what is no file."""
+"""Files for logs and traces: opened and written without blocking; paths that are no regular files are refused."""
 
 from __future__ import annotations
 

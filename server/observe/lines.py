@@ -1,12 +1,12 @@
-"""The forms of log lines.
+"""The formats of log lines.
 
     default    I1121 10:49:02.123456 4711 inferd.engine] "successfully loaded 'digits' version 1"
     ISO8601    2026-11-21T10:49:02Z I 4711 inferd.engine] "..."
     json       {"time": "2026-11-21T10:49:02.123456Z", "level": "info", "pid": 4711, "logger": "inferd.engine",
-                "message": "..."}, on one line; what else is known follows, each with its own key
+                "message": "..."}, on one line; further values follow, each with its own key
 
 The first two are Triton's, and write the message as a JSON string. Nothing that a client chose can end a line, begin
-another, or act on a terminal: whatever is not printable is escaped.
+another, or control a terminal: whatever is not printable is escaped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How busy the server is, for balancers: an OrcaLoadReport, made once a second and sent with every answer.
+"""The load of the server, for balancers: an OrcaLoadReport, made once a second and sent with every response.
 
-cpu_utilization           processor time of this process over that of the processors it may use
-application_utilization   time that instances computed over the time that there was, of the busiest model version:
-                          what limits the server, also where processors are idle because a GPU works
-rps_fractional, eps       inferences answered, and of them failed, per second
-named_metrics             queue_depth (requests waiting), inflight_requests (in the house)
+cpu_utilization           CPU time of this process divided by that of the processors it may use
+application_utilization   the share of time in which the instances of the busiest model version computed:
+                          what limits the server, even if processors are idle because a GPU works
+rps_fractional, eps       inferences answered per second, and how many of them failed
+named_metrics             queue_depth (waiting requests), inflight_requests (requests in the server)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the process logs, and where: the settings of logging, which can be changed while the server runs."""
+"""The settings of logging, which can be changed while the server runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted of single requests, and where it goes: traces, the access log and the log of slow requests."""
+"""Passes the records of single requests on: to traces, the access log and the log of slow requests."""
 
 from __future__ import annotations
 

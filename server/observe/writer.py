@@ -1,7 +1,7 @@
-"""Where log lines go: to a queue, from there on a thread of its own to a file or to standard error.
+"""Writes log lines: from a queue, on a thread of its own, to a file or to standard error.
 
-Whoever logs never waits for a disk or for a reader of a pipe. The queue is bounded: what does not fit is left out and
-counted, as is what cannot be written, and the first line after it says how many.
+A thread that logs never waits for a disk or for the reader of a pipe. The queue is bounded: lines that do not fit are
+dropped and counted, as are lines that cannot be written, and the next line says how many.
 """
 
 from __future__ import annotations

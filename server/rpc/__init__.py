@@ -1,1 +1,1 @@
-"""Handlers of the RPCs, free of any transport: `service.table` lists them, a front door hosts them."""
+"""Handlers of the RPCs, independent of the transport: `service.table` lists them, a front door registers them."""

@@ -1,4 +1,4 @@
-"""What a handler may know of the call it answers; a front door provides it."""
+"""What a handler may know about the call that it answers; a front door provides it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Delays that test suites of clients ask for by environment variables, under the names of Triton's.
+"""Delays for test suites of clients, set by environment variables with Triton's names.
 
-They let a suite meet a call at a moment of its choice: when it is cancelled before its request is queued, or while its
-answer waits. Triton's handlers are threads that sleep at these points; here a call waits and holds up no other.
-ModelInfer goes through Python while one of its delays is set, since the native way has no such points.
+They let a suite meet a call at a chosen moment: when it is cancelled before its request is queued, or while its
+response waits. Triton's handlers are threads that sleep at these points; here a call waits without blocking others.
+ModelInfer goes through Python while one of its delays is set, because the native path has no such points.
 """
 
 from __future__ import annotations

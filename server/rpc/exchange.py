@@ -1,12 +1,12 @@
-"""What is open in one ModelStreamInfer call: requests in, responses out.
+"""The state of one ModelStreamInfer call: requests in, responses out.
 
 Responses of models that give one for each request leave in the order of their requests. A decoupled model gives any
-number; they leave as they come, and say by a parameter which is the last.
+number; they leave as they come, and a parameter says which one is the last.
 
-At most a window of requests is read ahead: one leaves the window when its last response was handed to the transport,
-which takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
-decoupled model may have a bounded number of responses of one request on the way: each is acknowledged to it when the
-transport has taken it, so a client that does not read stops the model, too.
+At most a window of requests is read ahead. A request leaves the window when its last response was passed to the
+transport, which takes it only as fast as the client reads. So a client that sends without reading stops the server from
+reading. A decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when
+the transport has taken it, so a client that does not read stops the model, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LogSettings: what is logged, seen and changed while the server runs."""
+"""LogSettings: shows and changes the settings of logging while the server runs."""
 
 # ruff: noqa: ARG002 - handlers share one signature, whatever they need of it
 

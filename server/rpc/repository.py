@@ -1,4 +1,4 @@
-"""The model repository as clients see and control it."""
+"""The RPCs of the model repository: index, load and unload."""
 
 from __future__ import annotations
 

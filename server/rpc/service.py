@@ -1,4 +1,4 @@
-"""The one table of `inference.GRPCInferenceService`: every front door registers what it lists."""
+"""The one table of `inference.GRPCInferenceService`: every front door registers the methods in it."""
 
 # ruff: noqa: ARG001 - handlers share one signature, whatever they need of it
 

@@ -1,4 +1,4 @@
-"""TraceSetting: which requests are traced, seen and changed while the server runs."""
+"""TraceSetting: shows and changes which requests are traced while the server runs."""
 
 # ruff: noqa: ARG002 - handlers share one signature, whatever they need of it
 

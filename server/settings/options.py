@@ -1,6 +1,6 @@
-"""Every option of the server once: its name, type, default and meaning.
+"""Every option of the server, once: its name, type, default and meaning.
 
-The names are tritonserver's where it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
+The names are tritonserver's if it has the option. A field `grpc_port` is the flag `--grpc-port`, the environment
 variable `INFERD_GRPC_PORT` and the key `grpc-port` of a `--config` file; `server.cli` derives all three from here.
 """
 

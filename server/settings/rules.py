@@ -1,4 +1,4 @@
-"""Which values of the options are allowed, and which go together."""
+"""The allowed values of the options, and combinations of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options in force, for the log: what is secret in them is left out."""
+"""The options in force, for the log, without secrets."""
 
 from __future__ import annotations
 

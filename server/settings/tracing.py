@@ -1,4 +1,4 @@
-"""What --trace-config says."""
+"""The value of --trace-config."""
 
 from __future__ import annotations
 

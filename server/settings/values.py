@@ -1,4 +1,4 @@
-"""What the values of some options mean."""
+"""Parses the values of some options."""
 
 from __future__ import annotations
 

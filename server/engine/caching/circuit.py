@@ -1,7 +1,7 @@
-"""A circuit breaker: whether something that may be down or slow is asked at all.
+"""A circuit breaker: decides whether a service that may be down or slow is called at all.
 
-It opens, which is to say that nobody asks any more, when the other side refuses or when several calls in a row run into
-their timeouts. While it is open, a probe tries again and again whether the other side is well; no request does.
+It opens, so that nobody calls the service any more, when the service refuses or when several calls in a row time out.
+While it is open, a probe checks regularly whether the service works again; no request does.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The response cache in a Redis server.
 
-An answer lies under PREFIX:MODEL:VERSION:DIGEST. The digest is the SHA-256 of what makes a difference to the answer
-(`Lookup.parts`) and of the model's fingerprint; with a digest of that strength, equal digests are taken for equal
-questions. The value is an encoded inference.ModelInferResponse behind a checksum that covers the key, too: what
-somebody else has written, or what was cut off, is no answer.
+The key of a response is PREFIX:MODEL:VERSION:DIGEST. The digest is the SHA-256 of everything that the response depends
+on (`Lookup.parts`) and of the model's fingerprint; requests with equal digests count as identical. The value is an
+encoded inference.ModelInferResponse behind a checksum that also covers the key: values that somebody else has written,
+or that are truncated, count as missing.
 
-A lookup takes `socket_timeout` at most, whatever Redis does; then the model answers. When Redis is down or late it is
-not asked for a while, and nothing is kept.
+A lookup takes at most `socket_timeout`, whatever Redis does; then the model answers. If Redis is down or slow, it is
+not called for a while, and nothing is kept.
 """
 
 from __future__ import annotations

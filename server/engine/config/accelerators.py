@@ -1,6 +1,6 @@
-"""The rules for `optimization.execution_accelerators`: the names that a backend knows, where instances can use them.
+"""The rules for `optimization.execution_accelerators`: the names that a backend knows, if instances can use them.
 
-For a kind of which the model has no instance they are hints without effect, see `refused`.
+For a kind of device on which the model has no instance they are hints without effect, see `refused`.
 """
 
 from __future__ import annotations

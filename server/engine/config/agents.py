@@ -1,5 +1,5 @@
-"""Repository agents: what is done with a model's folder before it is loaded. Triton's are shared libraries; its
-`checksum` is served here by our own, and no other.
+"""Repository agents, which process a model's folder before it is loaded. Triton's are shared libraries; this server
+implements only `checksum`.
 """
 
 from __future__ import annotations

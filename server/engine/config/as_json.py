@@ -1,7 +1,7 @@
-"""A model configuration as JSON text, in the form that Triton gives to models written in Python.
+"""A model configuration as JSON text, in the form in which Triton passes it to Python models.
 
-It is protobuf's JSON with the field names of model_config.proto and with defaults, but for 64-bit integers, which are
-numbers here: models compare and index with them.
+It is protobuf's JSON with the field names of model_config.proto and with defaults, except that 64-bit integers are
+numbers: models compare and index with them.
 """
 
 from __future__ import annotations

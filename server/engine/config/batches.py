@@ -1,4 +1,4 @@
-"""The rules of what a batch makes of tensors: reshaping, ragged inputs, padding."""
+"""The rules for how a batch changes tensors: reshaping, ragged inputs, padding."""
 
 from __future__ import annotations
 

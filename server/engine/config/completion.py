@@ -1,4 +1,4 @@
-"""Auto-complete: what the model file says and the configuration leaves out."""
+"""Auto-complete: reads from the model file what the configuration leaves out."""
 
 from __future__ import annotations
 

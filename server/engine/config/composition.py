@@ -1,4 +1,4 @@
-"""Ensembles with their models: what must agree along each edge, and what an ensemble takes over from its steps."""
+"""Ensembles with their models: checks each edge, and derives properties of an ensemble from its steps."""
 
 from __future__ import annotations
 

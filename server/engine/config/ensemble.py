@@ -1,10 +1,10 @@
-"""Ensembles by themselves: the rules of `ensemble_scheduling` and of the parameters that go with it.
+"""Ensembles without their models: the rules of `ensemble_scheduling` and of its parameters.
 
-What can be said only with the models of the steps at hand is in `server.engine.config.composition`.
+`server.engine.config.composition` has the rules that need the models of the steps.
 
-A parameter `gate[STEP]`, which the format has no field for, makes a step conditional: it runs where this BOOL tensor of
-the ensemble is true; "!name": where it is false. STEP is the step's number, from 0, or its model's name where no other
-step has it. The parameters `queue_policy.*` hold for all requests that are in the ensemble.
+A parameter `gate[STEP]`, for which the format has no field, makes a step conditional: it runs if this BOOL tensor of
+the ensemble is true; "!name": if it is false. STEP is the step's number, from 0, or the name of its model if no other
+step has that model. The parameters `queue_policy.*` apply to all requests in the ensemble.
 """
 
 from __future__ import annotations

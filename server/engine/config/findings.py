@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, field by field, and the error that is made of it."""
+"""Errors of a configuration, by field, and the exception that is made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration says of its model's metrics: tags that they carry, and the buckets of histograms."""
+"""The part of a configuration about metrics: tags, and buckets of histograms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A version's own configuration: what it writes stands for what the model's configuration says.
+"""A version's own configuration, which replaces fields of the model's configuration.
 
-One rule: each field stands as a whole, so that nobody has to know how two blocks or lists would be joined; of maps,
-such as `parameters`, each entry does. What concerns the model and not a version is not for a version to say.
+There is one rule: a field is replaced as a whole, so that nobody has to know how two blocks or lists would be merged.
+In maps, such as `parameters`, single entries are replaced. Fields about the model, not a version, cannot be changed.
 """
 
 from __future__ import annotations

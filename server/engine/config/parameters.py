@@ -1,6 +1,6 @@
-"""Model parameters that the server itself reads: what Triton's config.pbtxt has no field for.
+"""Model parameters that the server itself reads, for which Triton's config.pbtxt has no field.
 
-They stand among the backend's in `parameters { key value { string_value } }` and are not handed to it.
+They are among the backend's in `parameters { key value { string_value } }`, and the backend does not get them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paths in a configuration: checked before anything looks for a file, and whoever wrote them."""
+"""Checks the paths in a configuration before anything opens a file, whoever wrote the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the fields that only models of TensorRT have: shape tensors, optimisation profiles, a plan for each GPU."""
+"""The rules for fields of TensorRT models: shape tensors, optimisation profiles, a plan for each GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that stand for others: a clone without Git LFS has a small text in the place of each model file."""
+"""Pointer files: a clone without Git LFS has a small text in place of each model file."""
 
 from __future__ import annotations
 

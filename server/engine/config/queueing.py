@@ -1,4 +1,4 @@
-"""How requests wait: the queue policies of dynamic_batching, and the parameters for models with another scheduler."""
+"""Queue policies: those of dynamic_batching, and the parameters for models with another scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration files of a model's folder: which there are, what is written in them, and its defaults."""
+"""Finds and reads the configuration files of a model's folder, and fills in defaults."""
 
 from __future__ import annotations
 

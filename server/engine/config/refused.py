@@ -1,5 +1,5 @@
-"""The fields of config.pbtxt that do nothing here, by one rule: what would change an answer is refused by name; what
-cannot, such as a hint for a device that is not there, is kept and said once.
+"""The fields of config.pbtxt that do nothing here. One rule decides: a field that would change a response is refused by
+name; a field that cannot, such as a hint for a device that does not exist, is kept, and the log says so.
 """
 
 from __future__ import annotations

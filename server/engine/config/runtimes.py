@@ -1,4 +1,4 @@
-"""The rule for `runtime`: the usual way in which a backend executes models, or another that it has."""
+"""The rule for `runtime`: the usual way in which a backend executes models, or another one that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelConfig → the frozen ModelSpec that backends and engine work with."""
+"""ModelConfig → the frozen ModelSpec for backends and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a model that no request carries: inputs that the batch provides, and outputs that the server keeps."""
+"""Tensors of a model that no request contains: inputs that the batch provides, and outputs that the server keeps."""
 
 from __future__ import annotations
 

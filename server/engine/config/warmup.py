@@ -1,4 +1,4 @@
-"""model_warmup: its rules, and the specification of what instances execute before they serve."""
+"""model_warmup: its rules, and the specification of what instances execute before the version is ready."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How the engine's own work is done beside requests: on threads, in slices, away from the garbage collector."""
+"""The engine's own work beside requests: on threads, in slices, and without the garbage collector."""

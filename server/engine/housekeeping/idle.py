@@ -1,4 +1,4 @@
-"""Gives back to the system the memory that nobody has used for some seconds."""
+"""Returns memory to the system that nobody has used for some seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Work that blocks, each on a thread that does nothing else meanwhile.
+"""Blocking work, each piece on a thread that does nothing else meanwhile.
 
-No pool with a bound: what is loaded may itself have something loaded and wait for it, and what ends may wait for
-anything; a bound on the number of threads would let them wait for each other. A thread that has done its work takes the
-next one for a while, so that the start of many models does not make threads for each.
+The number of threads has no limit: what is being loaded may load something else and wait for it, and what ends may wait
+for anything; with a limit they could wait for each other. A thread that has finished its work takes more for a while,
+so that the start of many models does not make a thread for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: asked of the driver once, and the memory that the instances on them share."""
+"""The GPUs of this machine, found once through the driver, and the memory that their instances share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Host policies: on which cores and with memory of which NUMA node the threads of instances run.
+"""Host policies: the cores and NUMA nodes on which the threads of instances run.
 
-tritonserver's `--host-policy NAME,SETTING=VALUE`; an instance has the policy that its group names, else `cpu`,
+tritonserver's `--host-policy NAME,SETTING=VALUE`. An instance has the policy that its group names, else `cpu`,
 `gpu_<id>` or `model`, by its kind.
 """
 

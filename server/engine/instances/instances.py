@@ -1,4 +1,4 @@
-"""The instances of one version: each on a thread of its own, where its host policy says, with its resources."""
+"""The instances of one version: each on a thread of its own, with its host policy and its resources."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The rate limiter's resources: what instances need to execute, and how much of it there is.
 
-With `--rate-limit=execution_count`, tritonserver's, an instance executes only while it holds what the `rate_limiter` of
-its group names. There is as much of a resource as `--rate-limit-resource` says, else as much as the neediest instance
-takes. The waiting and granting is native (`_native.scheduling.dispatcher`).
+With `--rate-limit=execution_count`, as in tritonserver, an instance executes only while it holds the resources in the
+`rate_limiter` of its group. `--rate-limit-resource` sets how much there is of a resource; by default as much as the
+neediest instance takes. `_native.scheduling.dispatcher` does the waiting and granting.
 """
 
 from __future__ import annotations

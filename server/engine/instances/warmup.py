@@ -1,4 +1,4 @@
-"""Warm-up: what the samples of a model say, as tensors, and their execution by an instance."""
+"""Warm-up: the samples of a model as tensors, and their execution by an instance."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models come and go: what is loaded and unloaded, when, in which order, and what it replaces."""
+"""Loads and unloads of models: which, when, in which order, and what they replace."""

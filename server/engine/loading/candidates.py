@@ -1,4 +1,4 @@
-"""Models that are to be loaded: what is known of one until it takes over, how it is made, and why it was not."""
+"""Models that are being loaded: their state until they take over, how they are made, and why they failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When models are loaded and unloaded: once, on demand, or as the repositories change."""
+"""Decides when models are loaded and unloaded: once, on demand, or as the repositories change."""
 
 from __future__ import annotations
 

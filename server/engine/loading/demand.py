@@ -1,14 +1,14 @@
-"""Models that are loaded when somebody asks for them, and leave when others need their memory.
+"""Models that are loaded by their first request, and unloaded when others need their memory.
 
-A request for a model that is not there waits in the house (`InferService.load_on_demand`) until its load has ended: all
-that wait for one model share one load. What could not be loaded is answered so to all of them, and to those who come in
-the next seconds; then it is tried again.
+A request for a model that is not loaded waits in the server (`InferService.load_on_demand`) until the load has ended;
+all requests for one model share one load. If it fails, all of them get the error, and so do requests in the next
+seconds; then a request tries again.
 
-What a loaded model costs is the size of the files of the versions that are served. Before a load, and after it, those
-models that were asked least recently are unloaded until all fit into the budget: each finishes what it has accepted.
+The cost of a loaded model is the size of the files of the versions that are served. Before a load, and after it, the
+models that were used least recently are unloaded until all fit into the budget; each first finishes its requests.
 
-Models are loaded beside each other, for one may ask another while it is loaded or warmed up. What one of them waits
-for, others that are loaded or that leave, it waits for a bounded time: they may wait for it.
+Models are loaded concurrently, because one may ask for another while it is loaded or warmed up. A load waits only a
+limited time for other models that are being loaded or unloaded, because these may wait for it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Models come and go while others serve.
+"""Loads and unloads of models while others serve.
 
-What is loaded is made beside what serves, off the loop, and takes its place in one step of it: the next request finds
-the new version, those before it are finished by the old one, which then ends by itself. A load that fails changes
-nothing. What has not changed, a version or its whole model, is kept as it is; if all that has changed is the number of
-instances, instances are added or taken away.
+A load makes the new version beside the one that serves, off the loop. It takes over in one step on the loop: the next
+request finds the new version; the old one finishes its requests and ends by itself. A load that fails changes
+nothing. What has not changed, a version or its whole model, is kept; if only the number of instances has changed,
+instances are added or removed.
 
-A sequence stays with the version that it has begun on. A version with live sequences departs when it is replaced or
+A sequence stays with the version on which it began. A version with live sequences departs when it is replaced or
 unloaded: their requests still find it (`_native.service.table`), until they have ended or their time is over.
 
-Loads and unloads of the same models happen one after the other (`server.engine.loading.model_locks`), others beside
-each other. An ensemble is loaded under one lock with the models of its steps, and with a model the ensembles are
-completed anew that have it as a step. An unload, and the end of the server, wait for a load that is under way, but not
-for the rest of its warm-up. None of this waits for the end of what was replaced: a model may have itself or its callers
-reloaded. Only a client's load that takes instances away returns when these have ended; and where MOST_REPLACED of one
-model still finish their requests, a load waits for one of them, or fails if it is a model's own.
+Loads and unloads of the same models are executed one after the other (`server.engine.loading.model_locks`), others
+concurrently. An ensemble is loaded under one lock with the models of its steps, and when a model is loaded, the
+ensembles that have it as a step are completed again. An unload, and the end of the server, wait for a load in progress,
+but not for the rest of its warm-up. None of them waits for the end of what was replaced, because a model may reload
+itself or its callers. There are two exceptions: a client's load that removes instances returns when these have ended;
+and if MOST_REPLACED versions of one model still finish their requests, a load waits for one of them, or fails if a
+model asked for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One load: what of it must be made, and the step in which it takes the place of what was there."""
+"""One load: what it must make, and the step in which it takes over."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Locks of models: changes of the same models happen one after the other, in the order in which they were asked for.
+"""Locks of models: changes of the same models happen one after the other, in the order of their requests.
 
-A lock is for a set of names, and waits for every earlier one that shares a name with it: so it has all of them or none,
-and locks of other models are held meanwhile. A lock may be taken on behalf of another one that waits for it: that is
-how a model which loads another one while it is loaded itself can be told from one that waits for itself.
+A lock is for a set of names, and waits for every earlier lock that shares a name with it. So it holds all of them or
+none, and locks of other models can be held meanwhile. A lock may be taken on behalf of another one that waits for it:
+so a model that loads another one while it is being loaded differs from a model that waits for itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a load may bring along instead of what the repository holds: a configuration, and files."""
+"""What a load request may contain in place of the repository's contents: a configuration, and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many models are made at a time, where one that is made may wait for another."""
+"""Limits how many models are loaded at a time, although one that is being loaded may wait for another."""
 
 from __future__ import annotations
 

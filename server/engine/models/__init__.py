@@ -1,1 +1,1 @@
-"""What there is: models, their versions and states, and how these are listed."""
+"""The loaded models, their versions and states, and how these are listed."""

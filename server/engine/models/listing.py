@@ -1,4 +1,4 @@
-"""The repository index as clients get it."""
+"""The repository index for clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is, for people: one line while models are loaded, and a table when they have been."""
+"""Models for the log: a line while they are loaded, and a table afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is: each model with its versions and their states, found by requests, listed, and told of.
+"""The registry: each model with its versions and their states, for requests, lists and subscribers.
 
 Used on the event loop only.
 """

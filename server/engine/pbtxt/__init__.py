@@ -1,1 +1,1 @@
-"""config.pbtxt as text: read, its variables filled in, parsed, with the line of each field."""
+"""config.pbtxt as text: reads it, fills in variables, parses it, and records the line of each field."""

@@ -1,4 +1,4 @@
-"""config.pbtxt → ModelConfig message, with errors that give file, line, column and what was probably meant."""
+"""config.pbtxt → ModelConfig message, with errors that have file, line, column and a suggestion."""
 
 from __future__ import annotations
 

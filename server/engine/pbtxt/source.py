@@ -1,8 +1,8 @@
-"""Where in a config.pbtxt each field was written, so that errors can say file and line.
+"""The position of each field in a config.pbtxt, for errors with file and line.
 
-protobuf's text_format keeps no positions, and it silently keeps the last of two map entries with one key. This reads
-the same text a second time, after text_format has accepted it, and only for the positions: so it may take the text for
-well formed.
+protobuf's text_format keeps no positions, and silently keeps the last of two map entries with one key. This module
+reads the same text a second time, after text_format has accepted it, only for positions; so it may assume a well-formed
+text.
 """
 
 from __future__ import annotations

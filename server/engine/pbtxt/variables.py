@@ -1,8 +1,8 @@
 """`${NAME}` and `${NAME:-default}` in a config.pbtxt: values of the server's environment.
 
-ModelConfig shows a configuration to clients, and who writes a model need not be who runs the server: so only variables
-that are meant for it can be had, by their names, and none that sounds like a secret unless the operator says its very
-name.
+ModelConfig shows a configuration to clients, and the author of a model need not be the operator of the server. So only
+variables that the operator allows by name or pattern are available, and one that sounds like a secret only if it is
+allowed by its full name.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What lies in model repositories, in folders and elsewhere. Nothing is loaded here."""
+"""The contents of model repositories, local and remote. Nothing is loaded here."""

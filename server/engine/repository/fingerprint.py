@@ -1,7 +1,7 @@
-"""Which model it is: a digest of all that makes a version answer as it does.
+"""The fingerprint of a version: a digest of everything on which its responses depend.
 
-Answers that outlive the server are kept under it, so that a version whose files or configuration have changed does not
-answer with what it was before, and servers with equal files share their answers.
+Responses that outlive the server are stored under it. So a version whose files or configuration have changed does not
+answer with old responses, and servers with equal files share responses.
 """
 
 from __future__ import annotations

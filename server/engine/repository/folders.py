@@ -1,4 +1,4 @@
-"""Model repositories: which models and versions lie there. Nothing is loaded here."""
+"""Model repositories in folders: their models and versions. Nothing is loaded here."""
 
 from __future__ import annotations
 

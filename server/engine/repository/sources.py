@@ -1,7 +1,7 @@
-"""Where models come from: folders of model folders, and a single model as a repository of one.
+"""Repository sources: folders of model folders, and a single model as a repository of one.
 
-A source is asked which models it has (`scan`) and for one of them (`find`). `Repositories` asks all of them. All of it
-blocks; several threads may ask.
+A source lists its models (`scan`) and finds one of them (`find`). `Repositories` combines all sources. All functions
+block; several threads may call them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Metrics: what the server has done and does, as text for Prometheus."""
+"""Metrics of the server, as text for Prometheus."""

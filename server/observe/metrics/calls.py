@@ -1,4 +1,4 @@
-"""Counters of gRPC calls, by the names that go-grpc-prometheus has given them."""
+"""Counters of gRPC calls, with the names of go-grpc-prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exemplars: single requests whose traces show what stands behind a bucket of a histogram."""
+"""Exemplars: single requests whose traces explain a bucket of a histogram."""
 
 from __future__ import annotations
 

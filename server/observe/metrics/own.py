@@ -1,4 +1,4 @@
-"""Metrics of models' own (`pb_utils.MetricFamily`), as the engine keeps them."""
+"""Metrics that models make (`pb_utils.MetricFamily`), from the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that scrapers get."""
+"""The page for scrapers."""
 
 from __future__ import annotations
 

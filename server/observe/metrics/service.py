@@ -1,4 +1,4 @@
-"""The metrics of the server as a whole. What is read here changes on the event loop, so it is read there."""
+"""The metrics of the server as a whole. They are read on the event loop, where they change."""
 
 from __future__ import annotations
 

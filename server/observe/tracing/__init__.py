@@ -1,1 +1,1 @@
-"""Traces: what happened to single requests, and where that is told."""
+"""Traces: what happened to single requests, in files or as spans."""

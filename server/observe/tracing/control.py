@@ -1,4 +1,4 @@
-"""Which requests are traced: settings of the server and of single models, changed while it runs."""
+"""Which requests are traced: settings of the server and of single models, which can be changed while it runs."""
 
 from __future__ import annotations
 

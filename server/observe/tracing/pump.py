@@ -1,4 +1,4 @@
-"""Takes the records of requests that have ended to whoever wants them, on a thread of its own."""
+"""Passes the records of requests that have ended to their consumers, on a thread of its own."""
 
 from __future__ import annotations
 

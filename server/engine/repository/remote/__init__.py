@@ -1,1 +1,1 @@
-"""Repositories that lie elsewhere: in object stores (`stores`, `mirror`) and on the Hugging Face Hub (`hub`)."""
+"""Remote repositories: in object stores (`stores`, `mirror`) and on the Hugging Face Hub (`hub`)."""

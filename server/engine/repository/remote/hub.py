@@ -1,7 +1,7 @@
 """Models of the Hugging Face Hub: `hf://organisation/name`, or a file of it, `hf://organisation/name/onnx/model.onnx`.
 
-What is asked for is downloaded by huggingface_hub, by its rules (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE), and then is
-served as what it is: a folder of model folders, or one model. `@revision` behind the name says which commit or branch.
+huggingface_hub downloads them, with its own variables (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). The download is served
+as a folder of model folders, or as one model. `@revision` behind the name chooses a commit or branch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A repository in an object store, copied to this machine model by model.
 
-A model is copied when it is to be loaded, into a folder that nothing looks into; when all of it is there, and the store
-still says what it said before, the folder is renamed to its place. So nobody sees a part of a model, and what is loaded
-of an older copy goes on until the new one serves. A file that has not changed, by its ETag, is not copied again: the
-new folder shares it with the old one, and a version none of whose files has changed stays loaded.
+A load copies the model into a folder that nothing reads. When the copy is complete, and the store still lists the model
+as before, the folder is renamed to its place. So nobody sees a part of a model, and versions that were loaded from an
+older copy go on serving until the new ones do. A file that has not changed, by its ETag, is not copied again: the new
+folder shares it with the old one, and a version whose files have not changed stays loaded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Object stores by URL: which, where in it, and by whose credentials, all as Triton has it.
+"""Object stores by URL: the store, the path in it, and the credentials, all as in Triton.
 
     s3://bucket/path    s3://host:port/bucket/path    s3://https://host:port/bucket/path
     gs://bucket/path    as://account/container/path   as://account.blob.core.windows.net/container/path
 
-Credentials are those of the environment, with the names that the clouds' own tools know, or of the file that
-TRITON_CLOUD_CREDENTIAL_PATH names: there the entry with the longest beginning of the URL counts.
+Credentials come from the environment, under the names that the clouds' own tools use, or from the file that
+TRITON_CLOUD_CREDENTIAL_PATH names: there the entry with the longest common prefix with the URL counts.
 """
 
 from __future__ import annotations
