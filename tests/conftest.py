@@ -16,6 +16,7 @@ settings.register_profile("inferd", deadline=None)
 settings.load_profile("inferd")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """For --dist loadfile."""
     if config.getvalue("dist") != "loadfile":
