@@ -2,7 +2,8 @@
 
 Switches (environment variables):
     INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
-                   address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer)
+                   address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer) | coverage
+                   (what release does, compiled so that gcov can count it; tools/coverage.py)
     INFERD_COMMIT  of the sources, for `inferd --version`, where there is no git to ask
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
@@ -27,6 +28,7 @@ FLAGS = {
     "debug": ["-O1", "-g", "-UNDEBUG"],
     "asan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
     "tsan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=thread"],
+    "coverage": ["-O0", "-g0", "-DNDEBUG", "--coverage"],
 }
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
@@ -87,7 +89,7 @@ def extension(path: Path) -> Extension:
         include_dirs=[str(ROOT)],
         extra_compile_args=["-std=c11", "-Wall", "-Wno-unused-function", *FLAGS[BUILD]]
         + (pkg_config("--cflags") if http2 else []),
-        extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith("-fsanitize")]
+        extra_link_args=[flag for flag in FLAGS[BUILD] if flag.startswith(("-fsanitize", "--coverage"))]
         + (pkg_config("--libs") if http2 else [])
         + LINK_FLAGS.get(name, []),
         libraries=["pthread", "m"] + (["z"] if name in ZLIB_USERS else []),
@@ -129,7 +131,7 @@ def note_build() -> None:
     module.RECORD.write_text(json.dumps(noted) + "\n")
 
 
-DEBUG = BUILD != "release"
+DEBUG = BUILD not in ("release", "coverage")
 EXTENSIONS = extensions()
 
 if EXTENSIONS:

@@ -59,7 +59,7 @@ class Stub:
         lib.stub_bytes.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
         lib.stub_bytes.restype = ctypes.c_void_p
         lib.stub_wrote.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
-        lib.stub_loop.argtypes = [ctypes.c_int]
+        lib.stub_loop.argtypes = lib.stub_step.argtypes = [ctypes.c_int]
         lib.stub_kernel.argtypes = [
             ctypes.c_void_p,
             KERNEL,
@@ -75,7 +75,7 @@ class Stub:
         self._problems: list[str] = []
 
     def set(self, **settings: int) -> None:
-        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us."""
+        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us, threads."""
         for name, value in settings.items():
             self.lib.stub_set(name.encode(), value)
 
@@ -127,6 +127,14 @@ class Stub:
     def wait_executed(self, kind: str, count: int) -> None:
         """Until `count` operations of this kind have run since the process began."""
         assert self.lib.stub_await(kind.encode(), count, PATIENCE), f"{self.executed(kind)} of {count} {kind} ran"
+
+    def ready(self) -> int:
+        """How many streams could go on, where they have no threads."""
+        return int(self.lib.stub_ready())
+
+    def step(self, which: int) -> None:
+        """One of these goes on by one operation."""
+        self.lib.stub_step(which)
 
     def streams(self, priority: int) -> int:
         """How many streams there are of this priority: 0 is the least, -5 the greatest."""

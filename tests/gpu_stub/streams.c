@@ -16,27 +16,69 @@ void event_unreference(Event *event) {
     if (--event->references == 0) free(event);
 }
 
+static void run_first(Stream *s) {
+    Operation *o = s->first;
+    run_operation(o, s->device);
+    s->first = o->next;
+    if (!s->first) s->last = NULL;
+    count_pending(o, -1);
+    s->executed++;
+    if (o->event) event_unreference(o->event);
+    if (o->graph) graph_unreference(o->graph);
+    free(o);
+    pthread_cond_broadcast(&changed);
+}
+
+static void end_stream(Stream *s) {
+    slots[s->slot] = NULL;
+    free(s);
+}
+
 static void *stream_thread(void *argument) {
     Stream *s = argument;
     pthread_mutex_lock(&guard);
     for (;;) {
         while (!s->first && s->alive) pthread_cond_wait(&changed, &guard);
-        Operation *o = s->first;
-        if (!o) break;
-        run_operation(o, s->device);
-        s->first = o->next;
-        if (!s->first) s->last = NULL;
-        count_pending(o, -1);
-        s->executed++;
-        if (o->event) event_unreference(o->event);
-        if (o->graph) graph_unreference(o->graph);
-        free(o);
-        pthread_cond_broadcast(&changed);
+        if (!s->first) break;
+        run_first(s);
     }
-    slots[s->slot] = NULL;
+    end_stream(s);
     pthread_mutex_unlock(&guard);
-    free(s);
     return NULL;
+}
+
+/* Of streams without threads: those whose first operation could run now. */
+static int runnable(Stream **found) {
+    int count = 0;
+    for (int i = 0; i < MAX_STREAMS; i++) {
+        const Operation *o = slots[i] ? slots[i]->first : NULL;
+        if (!o || (held[o->kind] && !sticky[slots[i]->device])) continue;
+        if (o->kind == WAIT && o->event->reached < o->ticket && !sticky[slots[i]->device]) continue;
+        found[count++] = slots[i];
+    }
+    return count;
+}
+
+/* How many streams could go on. */
+int stub_ready(void) {
+    Stream *found[MAX_STREAMS];
+    pthread_mutex_lock(&guard);
+    int count = runnable(found);
+    pthread_mutex_unlock(&guard);
+    return count;
+}
+
+/* One of them, `which` of those that could, goes on by one operation. */
+void stub_step(int which) {
+    Stream *found[MAX_STREAMS];
+    pthread_mutex_lock(&guard);
+    int count = runnable(found);
+    if (count) {
+        Stream *s = found[which % count];
+        run_first(s);
+        if (!s->first && !s->alive) end_stream(s);
+    }
+    pthread_mutex_unlock(&guard);
 }
 
 CUresult usable(const Stream *s) {
@@ -80,8 +122,10 @@ CUresult cuStreamCreateWithPriority(Stream **out, unsigned flags, int priority) 
             Stream *s = calloc(1, sizeof *s);
             s->alive = 1, s->device = current_device, s->slot = slot, s->priority = priority;
             slots[slot] = *out = s;
-            pthread_create(&s->thread, NULL, stream_thread, s);
-            pthread_detach(s->thread);
+            if (threads) {
+                pthread_create(&s->thread, NULL, stream_thread, s);
+                pthread_detach(s->thread);
+            }
         }
     }
     LEAVE;
@@ -90,6 +134,7 @@ CUresult cuStreamDestroy_v2(Stream *s) {
     ENTER(1) {
         if ((result = usable(s)) == OK) {
             s->alive = 0;
+            if (!threads && !s->first) end_stream(s);
             pthread_cond_broadcast(&changed);
         }
     }

@@ -6,14 +6,17 @@ numbers in front, multiples of the others behind.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 
 from _native.execution.batch import Batch
+from _native.memory.arena import ArenaHandle
 from backends.api import (
     Backend,
     BatchingSpec,
@@ -31,11 +34,14 @@ from backends.api import (
     SuppliedSpec,
     TensorSpec,
 )
-from backends.identity import IdentityInstance
+from backends.identity import IdentityGpuInstance, IdentityInstance
+from backends.python._link import TeamHandle
 from server.engine.instances.instances import Hardware
 from server.engine.instances.resources import Resources
 from server.engine.models.version import LoadedVersion
 from server.pb import model_config_pb2
+from tests.simulation.gpus import Graphics
+from tests.simulation.processes import Town, WorkerInstance
 from tests.simulation.world import World
 
 MAX_ROWS = 8
@@ -58,8 +64,8 @@ class Kind:
         factor: y is so many times x, but for the number in front.
         more: outputs beside y, and what they are multiples by.
         style: how instances work: "fresh" output, "in place", "native", "native gathered", "native decoupled", which
-            answers each row on its own, "again", which is executed more than once, or "odd", which says by `g`, BOOL
-            [1], whether the number of the request is.
+            answers each row on its own, "gpu", "worker", in a process of its own, "again", which is executed more than
+            once, or "odd", which says by `g`, BOOL [1], whether the number of the request is.
         rows: of the largest batch.
         duration_us: the longest execution; the shortest takes no time.
         delay_us: a batch may wait so long for more requests; None where nobody can say.
@@ -67,6 +73,7 @@ class Kind:
         needs: resources of each instance.
         even_factor: in place of `factor` for requests with even numbers; 0 for no other one.
         decoupled: it answers each row on its own, and is asked by streams.
+        mortal: its worker processes may end, or break their protocol.
         weight: how often it is asked; 0: it is only a step of others.
     """
 
@@ -86,6 +93,7 @@ class Kind:
     coalesces: bool = False
     splits: bool = False
     decoupled: bool = False
+    mortal: bool = False
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
     weight: int = 2
@@ -93,7 +101,12 @@ class Kind:
     @property
     def delay_us(self) -> int | None:
         """How long an idle instance may leave requests waiting; None: that is not ruled."""
-        if self.needs or self.sequence or (self.batching is not None and self.batching.adaptive):
+        if (
+            self.needs
+            or self.sequence
+            or self.style in ("worker", "gpu")
+            or (self.batching is not None and self.batching.adaptive)
+        ):
             return None
         return self.batching.max_queue_delay_us if self.batching is not None else 0
 
@@ -123,7 +136,8 @@ class Kind:
     def spec(self, version: str, count: int) -> ModelSpec:
         """With so many instances."""
         needs = (ResourceSpec("R", self.needs),) if self.needs else ()
-        instances = tuple(InstanceSpec(f"{version}_{i}", resources=needs, priority=i) for i in range(count))
+        on = "GPU" if self.style == "gpu" else "CPU"
+        instances = tuple(InstanceSpec(f"{version}_{i}", on, resources=needs, priority=i) for i in range(count))
         supplied: tuple[SuppliedSpec, ...] = ()
         if self.sequential:
             supplied = (
@@ -200,6 +214,11 @@ KINDS = {
             sequence=SequenceSpec(direct=False, iterative=True, max_candidates=4, max_idle_us=IDLE_US),
         ),
         Kind("decoupled", style="native decoupled", factor=1, rows=150, decoupled=True, weight=4),
+        Kind("worker", style="worker", weight=4),
+        Kind("mortal", style="worker", mortal=True),
+        # not by the loop, since it waits for resources
+        Kind("bound", style="worker", mortal=True, needs=1),
+        Kind("gpu", style="gpu", factor=1, weight=4),
         Kind("odd", style="odd", weight=0),
         Kind("chain", steps=(step("plain", "x", "t"), step("inplace", "t", "y")), factor=4),
         Kind(
@@ -209,6 +228,8 @@ KINDS = {
         ),
         # ensembles of ensembles
         Kind("nest", steps=(step("chain", "x", "t"), step("both", "t", "u"), step("twins", "u", "y")), factor=16),
+        Kind("studio", steps=(step("gpu", "x", "t"), step("inplace", "t", "u"), step("gpu", "u", "y"))),
+        Kind("office", steps=(step("worker", "x", "t"), step("plain", "t", "y")), factor=4),
         # two that write to the same input in place, beside one that reads it
         Kind(
             "fork",
@@ -269,25 +290,37 @@ class SimulatedBackend(Backend):
 
     name = "simulated"
 
-    def __init__(self, kind: Kind, world: World, random: Random, executions: Executions) -> None:
+    def __init__(self, kind: Kind, world: World, random: Random, executions: Executions, town: Town) -> None:
         super().__init__()
         self.kind = kind
         self.world = world
-        self.random = random
+        self.salt = random.random()
         self.executions = executions
-        self.gone = 0
+        self.town = town
+        self.workers: dict[str, WorkerInstance] = {}  # by name
         self.executed = 0  # batches
 
     def load(self, source: ModelSource) -> Model:
-        return SimulatedModel(self)
+        return SimulatedModel(self, source.spec)
 
 
 @dataclass
 class SimulatedModel(Model):
     backend: SimulatedBackend
+    spec: ModelSpec
+
+    def __post_init__(self) -> None:
+        if self.backend.kind.style == "worker":
+            self.arena = ArenaHandle(f"simulated {self.backend.kind.name}")
+            self.team = TeamHandle()
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
         backend = self.backend
+        if self.arena is not None:
+            worker = backend.workers[spec.name] = WorkerInstance(backend, spec.name, self.arena, self.team)
+            return worker
+        if backend.kind.style == "gpu":
+            return IdentityGpuInstance(self.spec, spec)
         if backend.kind.style.startswith("native"):
             return NativeSimulated(backend)
         return SimulatedInstance(backend, spec.name)
@@ -302,11 +335,6 @@ class NativeSimulated(IdentityInstance):
     def __init__(self, backend: SimulatedBackend) -> None:
         kind = backend.kind
         super().__init__((kind.duration_us // 2, 3), kind.style.endswith("gathered"), kind.decoupled)
-        self._backend = backend
-
-    def close(self) -> None:
-        self._backend.gone += 1
-        self._backend.world.leave()
 
 
 class SimulatedInstance(Instance):
@@ -319,7 +347,7 @@ class SimulatedInstance(Instance):
         self.sums: dict[int, int] = {}
         self.busy = False
         # what it draws does not depend on what the others have drawn
-        self.random = Random(f"{backend.random.random()} {name}")
+        self.random = Random(f"{backend.salt} {name}")
 
     @property
     def writes_inputs(self) -> bool:
@@ -420,9 +448,25 @@ class SimulatedInstance(Instance):
         assert view is not None
         return np.array(view.numpy())
 
-    def close(self) -> None:
-        self.backend.gone += 1
-        self.backend.world.leave()
+
+class InstanceThread(threading.Thread):
+    """The thread of an instance: of the world until it has done everything."""
+
+    world: World
+    gone = False
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.gone = True
+            self.world.leave()
+
+
+def threads_of(world: World) -> SimpleNamespace:
+    """Stands for the module `threading` where instances get their threads."""
+    thread = type("InstanceThread", (InstanceThread,), {"world": world})
+    return SimpleNamespace(Thread=thread, Event=threading.Event, Lock=threading.Lock)
 
 
 class Version:
@@ -437,10 +481,24 @@ class Version:
         self.idle_since = 0  # instances are idle beside the same requests
         self.waiting = (0, 0, 0)
         self.joined = False
+        runners = [] if kind.steps else loaded._instances._runners
+        self.threads: list[InstanceThread] = [runner.thread for runner in runners]  # type: ignore[misc]
 
     @property
     def ended(self) -> bool:
-        return self.backend.gone == self.count
+        return all(thread.gone for thread in self.threads)
+
+    def drain(self) -> None:
+        """No requests will come: its instances wait for no worker any more."""
+        for _, worker in sorted(self.backend.workers.items()):
+            worker.drain()
+
+    def close(self) -> None:
+        """Its threads have left the world."""
+        self.loaded.close()
+        for worker in self.backend.workers.values():
+            worker.join()
+        self.joined = True
 
 
 def prefix_of(kind: Kind, generation: int) -> str:
@@ -456,20 +514,27 @@ def load(
     random: Random,
     executions: Executions,
     resources: Resources,
+    town: Town,
+    graphics: Graphics,
 ) -> Version:
     """A version that serves."""
-    backend = SimulatedBackend(kind, world, random, executions)
+    backend = SimulatedBackend(kind, world, random, executions, town)
     source = ModelSource(kind.spec(prefix_of(kind, generation), count), 1, Path("/"))
+    closers = graphics.closers()
     loaded = LoadedVersion(
         model_config_pb2.ModelConfig(name=kind.name),
         None if kind.steps else backend,
         source,
         service,  # type: ignore[arg-type]
-        hardware=Hardware(resources=resources),
+        hardware=Hardware(resources=resources, gpus=graphics.gpus),
     )
     version = Version(kind, generation, count, backend, loaded)
     if version.count:
-        world.admit(version.count)
+        others = len(backend.workers)  # which have attendants
+        if kind.style == "gpu":
+            graphics.used = True
+            others = version.count + graphics.closers() - closers  # each has one for what is completed
+        world.admit(version.count + others)
     return version
 
 

@@ -5,6 +5,10 @@
 The tree must be freshly built: only the extension that a fault is in is built anew, the others are copied as they are.
 The copy lies in a temporary folder and goes at the end.
 
+A fault is found when the simulation reports that a rule is broken or that a process has crashed. The sound tree is
+tried first, for as long: where it is said to break a rule, nothing can be told of faults. What cannot be planted,
+compiled or run is neither found nor missed, and fails.
+
 Some changes look like faults and are none, since nothing can tell: `why` says why not. They are left out, but for
 `--all`.
 """
@@ -13,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,7 +65,7 @@ FAULTS = (
     fault(
         "what a thread leaves behind is not offered to others",
         "scheduling/calling",
-        "    if line.idle_count:\n        line_touch(line)  # what is left may be a batch for another\n",
+        "    if line.idle_count:\n        line_touch(line)  # the requests that are left may be a batch for another\n",
         "",
         "beside an idle instance nothing waits but what makes no batch yet, for which there is a watcher already, or "
         "what has just been pushed, after which the loop looks in any case",
@@ -348,6 +354,38 @@ FAULTS = (
         "        if False:\n            response_fail",
         "what a client reads after it has taken its own memory away is nobody's affair: any answer will do",
     ),
+    # GPUs
+    fault(
+        "a model computes before its inputs are there",
+        "cuda/transfer",
+        "cuda.stream_wait_event(self.compute.stream, set.uploaded, 0)",
+        "CUDA_OK",
+    ),
+    fault(
+        "outputs are fetched before they are computed",
+        "cuda/transfer",
+        "cuda.stream_wait_event(self.copy_out.stream, set.computed, 0)",
+        "CUDA_OK",
+    ),
+    # worker processes
+    fault(
+        "a batch that the loop cannot go on with is forgotten",
+        "execution/remote",
+        "        self.begun = True\n        consumer_recall",
+        "        consumer_recall",
+    ),
+    Fault(
+        "a batch whose worker has ended is answered as if it had been executed",
+        "backends/python/_execute.pyx",
+        "        if not batch.failed:\n            lost(channel, batch)\n",
+        "        pass\n",
+    ),
+    Fault(
+        "what a worker had promised to answer later is forgotten when it ends",
+        "backends/python/_channel.pyx",
+        "        finish_detached(channel, slot.request, slot.taken_ns)\n        lock(&channel.guard)\n    unlock",
+        "        lock(&channel.guard)\n    unlock",
+    ),
 )
 
 
@@ -384,20 +422,30 @@ class Copy:
             raise RuntimeError(done.stderr[-2000:])
 
     def simulate(self, seconds: float, jobs: int) -> str:
-        """What is found within this time; empty: nothing."""
-        trials = (
+        """What is found within this time; empty: nothing.
+
+        Raises:
+            RuntimeError: the simulation itself does not run, so that it tells nothing.
+        """
+        for arguments in (
             ("--seeds", "0", "--seconds", str(seconds), "--no-shrink", "--jobs", str(jobs)),
             ("--takes", "--first", "1", "--scale", TAKES),
-        )
-        for arguments in trials:
+        ):
             command = [sys.executable, "-m", "tests.simulation", *arguments]
             done = subprocess.run(
                 command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
             )
+            if done.returncode < 0:
+                return f"the simulator ends with {signal.Signals(-done.returncode).name}"
+            if found := next((line for line in done.stdout.splitlines() if REPORTED.match(line)), ""):
+                return found
             if done.returncode:
-                return next(iter(done.stdout.splitlines() or done.stderr.splitlines()[-1:]), "?")
+                raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-2000:]}")
         return ""
 
+
+# What the simulation prints of a rule that was broken, or of a process that has crashed.
+REPORTED = re.compile(r"seed \d+: |take \d+ of seed \d+: ")
 
 TAKES = (
     '{"models": ["levels"], "clients": 2, "calls": 30, "operator": false, "cancels": false, "streams": false, '
@@ -406,10 +454,15 @@ TAKES = (
 
 
 def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:
-    """What is found of it; empty: nothing."""
+    """What is found of it; empty: nothing.
+
+    Raises:
+        RuntimeError: the fault cannot be planted, or the simulation does not run with it.
+    """
     path = copy.root / fault.file
     sound = path.read_text()
-    assert sound.count(fault.old) == 1, f"{fault.name}: {sound.count(fault.old)} places in {fault.file}"
+    if sound.count(fault.old) != 1:
+        raise RuntimeError(f"there are {sound.count(fault.old)} places for it in {fault.file}")
     extension = next(path.parent.glob(path.stem + ".cpython*.so"))
     kept = extension.read_bytes()
     path.write_text(sound.replace(fault.old, fault.new))
@@ -432,24 +485,64 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="begin with this one")
     parser.add_argument("--report", type=Path, help="write a table there")
     arguments = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder))
+        if found := copy.simulate(arguments.seconds, arguments.jobs):
+            print(f"the sound tree breaks a rule, so that nothing can be told of faults: {found}")
+            return 2
         for fault in FAULTS[arguments.first :]:
             asked = any(text in f"{fault.name} {fault.file}" for text in arguments.only)
             if not asked or (fault.why and not arguments.all):
                 continue
             began = time.monotonic()
-            found = trial(copy, fault, arguments.seconds, arguments.jobs)
-            rows.append((fault, found, time.monotonic() - began))
-            print(f"{fault.name} ({fault.file}): {found[:160] or 'NOT FOUND'}, {rows[-1][2]:.0f} s", flush=True)
-    missed = sum(not found for _, found, _ in rows)
-    print(f"{len(rows) - missed} of {len(rows)} found")
-    if arguments.report:
-        table = ["| fault | in | found as |", "|---|---|---|"]
-        table += [f"| {fault.name} | `{fault.file}` | {found[:160] or '**not found**'} |" for fault, found, _ in rows]
-        arguments.report.write_text("\n".join(table) + "\n")
-    return bool(missed)
+            found = void = ""
+            try:
+                found = trial(copy, fault, arguments.seconds, arguments.jobs)
+            except RuntimeError as error:
+                void = str(error)
+            rows.append(Row(fault, found, void, time.monotonic() - began))
+            print(rows[-1], flush=True)
+            if arguments.report:
+                arguments.report.write_text(table(rows))
+    print(verdict(rows))
+    return not all(row.found or row.fault.why for row in rows)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a fault; `void`: why its trial says nothing."""
+
+    fault: Fault
+    found: str
+    void: str
+    seconds: float
+
+    @property
+    def outcome(self) -> str:
+        if self.void:
+            return f"NOT TRIED: {self.void[-160:]}"
+        if self.found:
+            return self.found[:160]
+        return "not found, and cannot be" if self.fault.why else "NOT FOUND"
+
+    def __str__(self) -> str:
+        return f"{self.fault.name} ({self.fault.file}): {self.outcome}, {self.seconds:.0f} s"
+
+
+def verdict(rows: list[Row]) -> str:
+    """How many, of those that can be told from the sound code."""
+    real = [row for row in rows if not row.fault.why]
+    return f"{sum(bool(row.found) for row in real)} of {len(real)} found"
+
+
+def table(rows: list[Row]) -> str:
+    """For people, in Markdown."""
+    lines = ["| fault | in | found as |", "|---|---|---|"]
+    for row in rows:
+        outcome = row.outcome.replace("|", "/").replace("\n", " ")
+        lines.append(f"| {row.fault.name} | `{row.fault.file}` | {outcome} |")
+    return "\n".join([*lines, "", f"{verdict(rows)}.", ""])
 
 
 if __name__ == "__main__":

@@ -139,6 +139,8 @@ class Oracle:
             return level.timeout_us > 0 and not level.yields and now >= call.opened_ns + level.timeout_us * 1000
         if status in (UNAVAILABLE, NOT_FOUND) and ("unknown model" in text or (not text and simulation.is_faulty)):
             return self._was_away(call) or (not text and status == UNAVAILABLE)
+        if status == UNAVAILABLE and text.startswith("Failed to process the request(s)"):
+            return simulation.may_lose_workers(kind) or simulation.is_faulty
         if status == INTERNAL and kind.fails:
             return call.number in simulation.executions.failed
         if status == INVALID and call.client.sequence_may_end(call):
@@ -178,7 +180,7 @@ class Oracle:
             in_region = call.region is not None and call.answer_at >= 0
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
-        if kind.style.startswith("native") or kind.steps or kind.reuses:
+        if kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses:
             return
         times = self.simulation.executions.count.get((kind.name, call.number), 0)
         if times == 0 or (times != 1 and not kind.splits and kind.style != "again"):

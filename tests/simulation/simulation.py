@@ -16,12 +16,15 @@ from _native.service.infer import InferService
 from _native.service.table import ModelTable
 from _native.transport.client import ClientUse
 from _native.transport.connection import Endpoint
+from server.engine.instances import instances as engine_instances
 from server.engine.instances.resources import Resources
 from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.desk import Desk
+from tests.simulation.gpus import Graphics
 from tests.simulation.hostile import Hostile
-from tests.simulation.models import KINDS, Executions, Kind, Version, kinds_with_steps, load, with_steps
+from tests.simulation.models import KINDS, Executions, Kind, Version, kinds_with_steps, load, threads_of, with_steps
 from tests.simulation.oracle import Oracle
+from tests.simulation.processes import Town
 from tests.simulation.story import Story
 from tests.simulation.wire import Violation
 from tests.simulation.world import NEVER, START_NS, World
@@ -117,6 +120,7 @@ class Simulation:
         self.jumps = random.choice((0.0, 0.0, 0.0, JUMPS)) if scale.jumps else 0.0
         self.jumped_ns = 0
         resources = random.choice((2, 3))
+        engine_instances.threading = threads_of(world)  # type: ignore[assignment]
         self.executions = Executions(self.tell, resources)
         self.resources = Resources({("R", None): resources})
         self.table = ModelTable()
@@ -126,6 +130,8 @@ class Simulation:
         self.service = InferService(self.table, self.bridge, max_inflight=self.service_limit)
         self.service.keep_answers(1 << 16, ttl=random.choice((0.0, 0.01)))
         self.desk = Desk(self)
+        self.town = Town(self)
+        self.graphics = Graphics(world)
         self.regions = Regions(max_count=1000, max_byte_size=1 << 30)
         self.service.use_regions(self.regions, shared=True)
         self.endpoint = Endpoint(
@@ -183,7 +189,18 @@ class Simulation:
         kind = self.kinds[name]
         generation = self.generations[name] = self.generations.get(name, -1) + 1
         count = self.random.randint(*kind.instances)
-        version = load(kind, generation, count, self.service, self.world, self.random, self.executions, self.resources)
+        version = load(
+            kind,
+            generation,
+            count,
+            self.service,
+            self.world,
+            self.random,
+            self.executions,
+            self.resources,
+            self.town,
+            self.graphics,
+        )
         self.tell("operator", f"loads {version.prefix} with {version.count} instances")
         old = self.versions.get(name)
         self.versions[name] = version
@@ -229,6 +246,7 @@ class Simulation:
             if name in self.versions:
                 self.versions[name].loaded.succeed(version.loaded)
         version.loaded.lane.close()
+        version.drain()
         self.leaving.append(version)
 
     def serving(self) -> list[Version]:
@@ -242,8 +260,7 @@ class Simulation:
                 self._end_version(name, version)
         for version in list(self.leaving):
             if version.ended and not version.joined:
-                version.loaded.close()
-                version.joined = True
+                version.close()
             if version.joined and not version.loaded.lane.in_flight:
                 self.service.forget(version.loaded.lane)
                 self.leaving.remove(version)
@@ -274,7 +291,10 @@ class Simulation:
         due = bool(self.events) and self.events[0][0] <= world.now()
         ready = {fd for fd, _ in self.poller.poll(0)}
         choices = [*(["thread"] * 2 if world.runnable() else []), *(["event"] if due else [])]
-        choices += ["loop"] if ready else []
+        spoken_to = sorted(ready & self.town.sockets.keys())
+        choices += ["worker"] if spoken_to else []
+        choices += ["gpu"] if self.graphics.used and self.graphics.stub.ready() else []
+        choices += ["loop"] if len(ready) > len(spoken_to) else []
         choices += ["tasks"] if self.desk.loop.ready else []
         if not choices:
             return self._pass_time()
@@ -285,6 +305,10 @@ class Simulation:
         elif choice == "event":
             heapq.heappop(self.events)[2]()
             self.flush()
+        elif choice == "worker":
+            self.town.turn(self.random.choice(spoken_to))
+        elif choice == "gpu":
+            self.graphics.stub.step(self.random.randrange(1 << 16))
         elif choice == "tasks":
             world.may_fail(1)
             self.desk.turn()
@@ -309,6 +333,12 @@ class Simulation:
             world.advance(world.now() + jump)
             self.jumped_ns = world.now()
         return True
+
+    def may_lose_workers(self, kind: Kind) -> bool:
+        """Whether a worker of this model, or of its steps, may end while it has requests."""
+        kinds = [KINDS[name] for name in STEPS[kind.name]]
+        # a machine that stands still takes longer than an execution may
+        return any(each.mortal or (self.jumps > 0 and each.style == "worker") for each in kinds)
 
     def _visit(self) -> None:
         """Another hostile peer."""
@@ -366,6 +396,7 @@ class Simulation:
         if self.leaving:
             raise Violation(f"versions never end: {[version.prefix for version in self.leaving]}")
         self.regions.close()
+        self.graphics.check()
         self.oracle.end()
 
     # -- calls --
@@ -427,15 +458,17 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
     outcome.log = simulation.story.text() if simulation.story.on else ""
     if not outcome.problem:
         del simulation
-        outcome.problem = left_over(before)
+        outcome.problem = left_over(before, world)
     return outcome
 
 
-def left_over(before: dict[str, int]) -> str:
+def left_over(before: dict[str, int], world: World) -> str:
     """What native objects are left, as a sentence; empty: none."""
     after = live_counters()
     if after != before:
         gc.collect()
+        while world.runnable():
+            world.run()  # what is closed slowly
         after = live_counters()
     more = {name: count - before[name] for name, count in after.items() if count != before[name]}
     return f"native objects are left: {more}" if more else ""

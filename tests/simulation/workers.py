@@ -6,17 +6,25 @@ a time.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
 import signal
 import time
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+from tests import gpu_stub
+from tests.simulation.hostile import cases
 from tests.simulation.simulation import Outcome, Scale, simulate
 from tests.simulation.world import World
 
-PATIENCE = 120.0  # seconds of real time for one simulation: threads wait for each other outside the world
+PATIENCE = 60.0  # seconds in which a process must use the processor: threads wait for each other outside the world
+LEAST = 0.05  # seconds of CPU in that time: less, and it waits for itself, however busy the machine is
+MOST = 240.0  # seconds of CPU for one simulation
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def jobs() -> int:
@@ -33,6 +41,18 @@ class Running:
         self.pipe = pipe
         self.data = bytearray()
         self.until = time.monotonic() + PATIENCE
+        self._used = 0.0  # of CPU, when that was set
+
+    def is_stuck(self) -> bool:
+        """Whether it will not end by itself. Time alone does not tell: others may have the processors."""
+        if time.monotonic() < self.until:
+            return False
+        used = cpu_seconds(self.pid)
+        if used > MOST or used - self._used < LEAST:
+            return True
+        self._used = used
+        self.until = time.monotonic() + PATIENCE
+        return False
 
     def read(self) -> Outcome | None:
         """What came; the outcome at the end."""
@@ -40,28 +60,45 @@ class Running:
         self.data += part
         return None if part else self.end()
 
-    def end(self) -> Outcome:
-        """The outcome, at the end of the process or of the patience with it."""
+    def kill(self) -> Outcome:
+        """The outcome of one that is stuck."""
+        used = cpu_seconds(self.pid)
         os.close(self.pipe)
-        late = time.monotonic() > self.until
-        if late:
-            os.kill(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        how = "it does not end" if used > MOST else "its threads wait for each other"
+        return Outcome(self.seed, problem=f"{how}: {used:.0f} s of CPU used")
+
+    def end(self) -> Outcome:
+        """The outcome, at the end of the process."""
+        os.close(self.pipe)
         _, status = os.waitpid(self.pid, 0)
-        if self.data and not late:
+        if self.data:
             outcome = pickle.loads(bytes(self.data))
             assert isinstance(outcome, Outcome)
             return outcome
-        if late:
-            return Outcome(self.seed, problem=f"it does not end in {PATIENCE:.0f} s")
         code = os.waitstatus_to_exitcode(status)
         return Outcome(self.seed, problem=f"it ends with {signal.Signals(-code).name if code < 0 else code}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """That this process has used, with its threads; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 class Sandbox:
     """Forks simulations. Nothing else of the process may have threads."""
 
     def __init__(self) -> None:
+        gpu_stub.load()
         self.world = World()
+        cases()  # once for all
+        gc.collect()
+        gc.freeze()  # forks share what is there already: collections must not write to it
         self.processors = sorted(os.sched_getaffinity(0))
 
     def start(self, seed: int, scale: Scale, keep: int = -1) -> Running:
@@ -75,7 +112,11 @@ class Sandbox:
         try:
             # one thread runs at a time: it need not change processors
             os.sched_setaffinity(0, {self.processors[seed % len(self.processors)]})
-            outcome = simulate(self.world, seed, scale, keep)
+            try:
+                outcome = simulate(self.world, seed, scale, keep)
+            except Exception as error:  # of the server, on the thread of the loop
+                traceback.print_exc()
+                outcome = Outcome(seed, problem=f"it raises {error!r}")
             with os.fdopen(ours, "wb") as file:
                 file.write(pickle.dumps(outcome))
             status = 0
@@ -85,11 +126,14 @@ class Sandbox:
     def run(self, seed: int, scale: Scale, keep: int = -1) -> Outcome:
         """One, from its beginning to its end."""
         running = self.start(seed, scale, keep)
-        while select.select([running.pipe], [], [], max(0, running.until - time.monotonic()))[0]:
+        while True:
+            if not select.select([running.pipe], [], [], 1.0)[0]:
+                if running.is_stuck():
+                    return running.kill()
+                continue
             outcome = running.read()
             if outcome is not None:
                 return outcome
-        return running.end()
 
 
 def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale: Scale, jobs: int) -> Iterator[Outcome]:
@@ -112,9 +156,9 @@ def outcomes(sandbox: Sandbox, seeds: Iterator[int], scale: Scale, jobs: int) ->
                     del running[pipe]
                     yield outcome
             for pipe, each in list(running.items()):
-                if time.monotonic() > each.until:
+                if each.is_stuck():
                     del running[pipe]
-                    yield each.end()
+                    yield each.kill()
     finally:
         for each in running.values():
             os.kill(each.pid, signal.SIGKILL)

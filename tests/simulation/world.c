@@ -1,6 +1,6 @@
 /* The world of a simulation: threads that run one at a time, as a seed says, in virtual time.
 
-The extension modules are the ones that are shipped. What they ask of libc to wait, to wake and to read the clock goes
+The extension modules are the ones that are shipped, and the driver without a GPU that tests have. What they ask of libc to wait, to wake and to read the clock goes
 through their tables of imported functions, and `world_hook` puts the functions below into these tables. So the same
 code runs in both worlds, without a branch for this one.
 
@@ -14,6 +14,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
+#include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdarg.h>
@@ -24,6 +25,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,7 +40,9 @@ enum state { FREE, RUNNABLE, WAITING, GONE };
 struct member {
     sem_t turn;
     enum state state;
-    pthread_cond_t *on;  /* WAITING for it; NULL: for time alone */
+    pthread_cond_t *on;  /* WAITING for it; NULL: for time or descriptors alone */
+    struct pollfd *fds;  /* WAITING for one of them; NULL: for none */
+    nfds_t fd_count;
     int64_t wake_ns;
     int held;            /* mutexes */
     int late;            /* waits in a row for a time that has passed */
@@ -53,6 +57,7 @@ struct timer {
 static struct member members[THREADS];
 static int newcomers[THREADS], joined, alive;
 static int order[THREADS], order_count;      /* of those that have been let in */
+static int polling;                          /* members that wait for descriptors */
 static struct timer timers[TIMERS];
 static int timer_count;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
@@ -71,6 +76,9 @@ static __thread int named;
 static __thread char own_name[16];
 
 static int (*holds_gil)(void);
+static void *(*save_thread)(void);
+static void (*restore_thread)(void *);
+static pthread_cond_t *main_on; /* that the main thread waits for */
 
 static uint64_t draw(void) {
     seed_state ^= seed_state << 13;
@@ -129,8 +137,19 @@ static void run(struct member *member) {
     while (sem_wait(&main_turn) != 0) {}
 }
 
+/* All that threads and the main one say to each other through descriptors they say within this process. */
+static void look_at_descriptors(void) {
+    int i;
+    for (i = 0; i < order_count; i++) {
+        struct member *member = &members[order[i]];
+        if (member->state == WAITING && member->fds != NULL && poll(member->fds, member->fd_count, 0) > 0)
+            member->state = RUNNABLE;
+    }
+}
+
 static int runnable(struct member **found) {
     int count = 0, i;
+    if (polling) look_at_descriptors();
     for (i = 0; i < order_count; i++)
         if (members[order[i]].state == RUNNABLE) found[count++] = &members[order[i]];
     return count;
@@ -212,16 +231,38 @@ static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t
     return timed_out ? ETIMEDOUT : 0;
 }
 
-static int sim_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
-    if (self == NULL) {
-        if (is_main()) {
-            complain("the loop's thread waits on a condition");
-            fprintf(stderr, "simulation: %s\n", problem);
-            abort();
-        }
-        return pthread_cond_wait(condition, mutex);
+/* The loop's thread waits for nothing but this: until the attendant of a worker has read what the worker has said of a
+   request of which it says more (slot_at_rest), which no other thread can hold up. */
+static int may_wait_on_loop(void *caller) {
+    Dl_info from;
+    return dladdr(caller, &from) && strstr(from.dli_fname, "/backends/python/_done.") != NULL;
+}
+
+static int wait_on_loop(pthread_cond_t *condition, pthread_mutex_t *mutex, void *caller) {
+    struct member *found[THREADS];
+    int count = 0;
+    void *python;
+    if (!may_wait_on_loop(caller)) complain("the loop's thread waits on a condition");
+    main_on = condition;
+    pthread_mutex_unlock(mutex);
+    main_held--;
+    python = holds_gil() ? save_thread() : NULL;
+    while (problem_count == 0 && main_on != NULL && (count = runnable(found))) run(found[draw() % (uint64_t)count]);
+    if (main_on != NULL) {
+        complain("the loop's thread waits for what nobody says");
+        fprintf(stderr, "simulation: %s\n", problem);
+        abort();
     }
-    return wait_until(condition, mutex, NEVER);
+    while (pthread_mutex_trylock(mutex) == EBUSY && (count = runnable(found))) run(found[draw() % (uint64_t)count]);
+    main_held++;
+    if (python != NULL) restore_thread(python);
+    return 0;
+}
+
+static int sim_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
+    if (self != NULL) return wait_until(condition, mutex, NEVER);
+    if (is_main()) return wait_on_loop(condition, mutex, __builtin_return_address(0));
+    return pthread_cond_wait(condition, mutex);
 }
 
 static int sim_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *t) {
@@ -231,8 +272,13 @@ static int sim_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, cons
 
 static int notify(pthread_cond_t *condition, int all) {
     int first, i, at;
+    if (main_on == condition) {
+        main_on = NULL;
+        if (!all) return 0;
+    }
     if (order_count == 0) return 0;
-    first = (int)(draw() % (uint64_t)order_count);  /* POSIX does not say whose turn it is */
+    /* POSIX does not say whose turn it is; those who are not of the world come in an order that no seed says */
+    first = self != NULL || is_main() ? (int)(draw() % (uint64_t)order_count) : 0;
     for (i = 0; i < order_count; i++) {
         at = order[(first + i) % order_count];
         if (members[at].state != WAITING || members[at].on != condition) continue;
@@ -266,6 +312,32 @@ static int sim_clock_nanosleep(clockid_t clock, int flags, const struct timespec
     if (self == NULL) return clock_nanosleep(clock, flags, t, left);
     world_sleep((int64_t)t->tv_sec * 1000000000 + t->tv_nsec);
     return 0;
+}
+
+static int sim_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *t, const sigset_t *mask) {
+    int64_t due_ns = t == NULL ? NEVER : now + (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
+    int ready;
+    if (self == NULL || holds_gil()) return ppoll(fds, count, t, mask);
+    while ((ready = poll(fds, count, 0)) == 0 && now < due_ns) {
+        if (self->held) complain("thread %s waits for a descriptor while it holds a mutex", self->name);
+        self->state = WAITING;
+        self->on = NULL;
+        self->fds = fds;
+        self->fd_count = count;
+        self->wake_ns = due_ns;
+        polling++;
+        yield_turn();
+        polling--;
+        self->fds = NULL;
+        self->wake_ns = NEVER;
+    }
+    return ready;
+}
+
+static ssize_t sim_recv(int fd, void *data, size_t size, int flags) {
+    struct pollfd one = {fd, POLLIN, 0};
+    if (self != NULL && !(flags & MSG_DONTWAIT)) sim_ppoll(&one, 1, NULL, NULL);
+    return recv(fd, data, size, flags);
 }
 
 /* a timer is an eventfd that the world writes to when it is due */
@@ -320,22 +392,25 @@ static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, 
 static const struct {
     const char *name;
     void *function;
+    int memory; /* that may be refused, but not to the driver, which does not run out of the host's */
 } hooks[] = {
-    {"clock_gettime", sim_clock_gettime},
-    {"prctl", sim_prctl},
-    {"pthread_mutex_lock", sim_lock},
-    {"pthread_mutex_unlock", sim_unlock},
-    {"pthread_cond_wait", sim_wait},
-    {"pthread_cond_timedwait", sim_timedwait},
-    {"pthread_cond_signal", sim_signal},
-    {"pthread_cond_broadcast", sim_broadcast},
-    {"clock_nanosleep", sim_clock_nanosleep},
-    {"timerfd_create", sim_timerfd_create},
-    {"timerfd_settime", sim_timerfd_settime},
-    {"malloc", sim_malloc},
-    {"calloc", sim_calloc},
-    {"realloc", sim_realloc},
-    {"mmap64", sim_mmap},
+    {"clock_gettime", sim_clock_gettime, 0},
+    {"prctl", sim_prctl, 0},
+    {"pthread_mutex_lock", sim_lock, 0},
+    {"pthread_mutex_unlock", sim_unlock, 0},
+    {"pthread_cond_wait", sim_wait, 0},
+    {"pthread_cond_timedwait", sim_timedwait, 0},
+    {"pthread_cond_signal", sim_signal, 0},
+    {"pthread_cond_broadcast", sim_broadcast, 0},
+    {"clock_nanosleep", sim_clock_nanosleep, 0},
+    {"ppoll", sim_ppoll, 0},
+    {"recv", sim_recv, 0},
+    {"timerfd_create", sim_timerfd_create, 0},
+    {"timerfd_settime", sim_timerfd_settime, 0},
+    {"malloc", sim_malloc, 1},
+    {"calloc", sim_calloc, 1},
+    {"realloc", sim_realloc, 1},
+    {"mmap64", sim_mmap, 1},
 };
 
 struct hooking {
@@ -351,7 +426,7 @@ static void set_entry(void **entry, void *function) {
 }
 
 static int hook_table(ElfW(Addr) base, const ElfW(Rela) *table, size_t size, const ElfW(Sym) *symbols,
-                      const char *names) {
+                      const char *names, int with_memory) {
     int count = 0;
     size_t i, k;
     for (i = 0; i < size / sizeof *table; i++) {
@@ -359,7 +434,7 @@ static int hook_table(ElfW(Addr) base, const ElfW(Rela) *table, size_t size, con
         if (ELF64_R_TYPE(table[i].r_info) != R_X86_64_JUMP_SLOT && ELF64_R_TYPE(table[i].r_info) != R_X86_64_GLOB_DAT)
             continue;
         for (k = 0; k < sizeof hooks / sizeof *hooks; k++)
-            if (strcmp(name, hooks[k].name) == 0) {
+            if (strcmp(name, hooks[k].name) == 0 && (with_memory || !hooks[k].memory)) {
                 set_entry((void **)(base + table[i].r_offset), hooks[k].function);
                 count++;
             }
@@ -376,7 +451,9 @@ static int hook_object(struct dl_phdr_info *info, size_t size, void *context) {
     size_t lazy_size = 0, eager_size = 0;
     int i;
     (void)size;
-    if (strstr(info->dlpi_name, "/_native/") == NULL && strstr(info->dlpi_name, "/backends/") == NULL) return 0;
+    int is_driver = strstr(info->dlpi_name, "/gpu_stub/") != NULL;
+    if (strstr(info->dlpi_name, "/_native/") == NULL && strstr(info->dlpi_name, "/backends/") == NULL && !is_driver)
+        return 0;
     for (i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) dynamic = (void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
     for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
@@ -387,8 +464,8 @@ static int hook_object(struct dl_phdr_info *info, size_t size, void *context) {
         if (dynamic->d_tag == DT_SYMTAB) symbols = (void *)dynamic->d_un.d_ptr;
         if (dynamic->d_tag == DT_STRTAB) names = (void *)dynamic->d_un.d_ptr;
     }
-    if (lazy != NULL) *count += hook_table(info->dlpi_addr, lazy, lazy_size, symbols, names);
-    if (eager != NULL) *count += hook_table(info->dlpi_addr, eager, eager_size, symbols, names);
+    if (lazy != NULL) *count += hook_table(info->dlpi_addr, lazy, lazy_size, symbols, names, !is_driver);
+    if (eager != NULL) *count += hook_table(info->dlpi_addr, eager, eager_size, symbols, names, !is_driver);
     return 0;
 }
 
@@ -398,7 +475,9 @@ int world_hook(void) {
     main_thread = pthread_self();
     sem_init(&main_turn, 0, 0);
     holds_gil = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
-    if (holds_gil == NULL) abort();
+    save_thread = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    restore_thread = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    if (holds_gil == NULL || save_thread == NULL || restore_thread == NULL) abort();
     dl_iterate_phdr(hook_object, &count);
     return count;
 }
@@ -409,7 +488,7 @@ int world_hook(void) {
 /* a world of its own; every thread of the last one has left */
 int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int faults) {
     if (alive) return alive;
-    joined = order_count = timer_count = 0;
+    joined = order_count = timer_count = polling = 0;
     seed_state = seed * 6364136223846793005u + 1442695040888963407u;
     if (seed_state == 0) seed_state = 1;
     story = 14695981039346656037u;
@@ -514,6 +593,13 @@ int world_idle(const char *prefix) {
         if (member->state == WAITING && member->on != NULL && strncmp(member->name, prefix, strlen(prefix)) == 0) count++;
     }
     return count;
+}
+
+/* On a thread that names itself nowhere in native code: it is of the world from now on. Without the GIL. */
+void world_join(const char *name) {
+    named = 1;
+    snprintf(own_name, sizeof own_name, "%s", name);
+    join_world();
 }
 
 /* On a thread that has joined: it is not of the world any more. */

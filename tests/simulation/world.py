@@ -38,6 +38,7 @@ class World:
         quick = ctypes.PyDLL(str(library()))  # what never waits need not let go of the GIL
         lib.world_begin.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int]
         lib.world_sleep.argtypes = [ctypes.c_int64]
+        lib.world_join.argtypes = [ctypes.c_char_p]
         quick.world_now.restype = quick.world_next.restype = ctypes.c_int64
         quick.world_story.restype = quick.world_switches.restype = quick.world_failed_takes.restype = ctypes.c_uint64
         quick.world_problem.restype = ctypes.c_char_p
@@ -66,6 +67,10 @@ class World:
         """
         left = self.lib.world_begin(seed, START_NS, preempt, spurious, 0)
         assert left == 0, f"{left} threads of the last simulation are left"
+
+    def join(self, name: str) -> None:
+        """Have this thread be one of the world; it goes on when it has its turn."""
+        self.lib.world_join(name.encode())
 
     def admit(self, count: int) -> None:
         """Let in so many threads that were started."""

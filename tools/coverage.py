@@ -1,0 +1,250 @@
+"""What of the native code simulations reach: lines and branches, by package and by file.
+
+    python tools/coverage.py [--seeds 200] [--jobs 2] [--report TABLE.md] [--missed MISSED.txt]
+
+The sources are copied to $INFERD_SANITIZE/coverage, by default under the temporary directory (as `tools/sanitize.sh`
+does), built there with INFERD_BUILD=coverage, and simulated; a second run builds only what has changed.
+
+gcov counts lines and branches of the C that Cython has made. Each C line belongs to the statement of the source that
+the comment above it names. A statement is reached when one of its C lines was executed. Branches are those of
+conditions and loops of the source; what Cython adds, such as the check of every call for an exception, is left out, and
+so is the wrapper that unpacks the arguments of a Python function. The code of a .pxd is in many modules: it is reached
+when it is in one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("_native", "backends/python", "backends/identity")
+ORIGIN = re.compile(r'/\* "((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
+END = re.compile(r"\s*/\* (?:function exit code|Python wrapper)")
+DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
+OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
+DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
+FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
+# Forks end by os._exit, which writes no counts.
+DRIVER = """
+import ctypes, os, sys
+os._exit = ctypes.CDLL(None).exit
+from tests.simulation.__main__ import main
+sys.exit(main())
+"""
+
+
+@dataclass
+class Statement:
+    """One line of a source that code was made from."""
+
+    count: int = 0
+    branches: dict[tuple[int, int], int] = field(default_factory=dict)  # by place in it: how often it was taken
+
+
+Statements = dict[str, dict[int, Statement]]  # by file and line
+
+
+def main() -> int:
+    """0 if every simulation kept the rules."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--report", type=Path, help="write the table there, in Markdown")
+    parser.add_argument("--missed", type=Path, help="write the lines that are never reached there")
+    parser.add_argument("--keep", action="store_true", help="simulate nothing: tell of the last run")
+    arguments = parser.parse_args()
+    tree = Path(os.environ.get("INFERD_SANITIZE", Path(tempfile.gettempdir()) / "inferd-sanitize")) / "coverage"
+    code = 0
+    if not arguments.keep:
+        build(tree)
+        code = simulate(tree, arguments.seeds, arguments.jobs)
+    statements = collect(tree)
+    report = table(statements)
+    print(report)
+    if arguments.report:
+        arguments.report.write_text(report + "\n")
+    if arguments.missed:
+        arguments.missed.write_text("\n".join(missed(statements)) + "\n")
+    return code
+
+
+def build(tree: Path) -> None:
+    """Bring the copy up to date, and forget what was counted before."""
+    tree.mkdir(parents=True, exist_ok=True)
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout
+    pack = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read", "--warning=no-failed-read"]
+    packed = subprocess.run(pack, cwd=ROOT, check=True, capture_output=True, input=names).stdout
+    subprocess.run(["tar", "--extract", "--directory", tree], check=True, input=packed)
+    made = ROOT / "build/cython-release"  # the same C: what is compiled of it differs
+    if made.exists():
+        (tree / "build/cython-coverage").mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "--archive", "--update", f"{made}/.", tree / "build/cython-coverage"], check=True)
+    paths = [path.relative_to(tree) for package in PACKAGES for path in (tree / package).rglob("*.pyx")]
+    modules = ",".join(".".join(path.with_suffix("").parts) for path in paths)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    environment = os.environ | {"INFERD_BUILD": "coverage", "INFERD_ONLY": modules}
+    subprocess.run(command, cwd=tree, check=True, env=environment)
+    for counts in tree.rglob("*.gcda"):
+        counts.unlink()
+
+
+def simulate(tree: Path, seeds: int, jobs: int) -> int:
+    """Its exit status."""
+    command = [sys.executable, "-c", DRIVER, "--seeds", str(seeds), "--jobs", str(jobs), "--keep-going", "--no-shrink"]
+    environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(tree)}
+    return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+
+
+def collect(tree: Path) -> Statements:
+    """What gcov says of every module, by statements of the sources; those that were not loaded count as not reached."""
+    statements: Statements = defaultdict(lambda: defaultdict(Statement))
+    for notes in sorted(tree.rglob("*.gcno")):
+        source = tree / "build/cython-coverage" / str(notes).partition("cython-coverage/")[2]
+        source = source.with_suffix(".c")
+        if not source.exists() or not str(source).partition("cython-coverage/")[2].startswith(PACKAGES):
+            continue
+        command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(notes)]
+        done = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)
+        origins = origins_of(source.read_text())
+        for line in done.stdout.splitlines():
+            for file in json.loads(line)["files"]:
+                if file["file"].endswith(source.name):
+                    add(statements, file["lines"], origins)
+    return statements
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a line of C comes from.
+
+    Attributes:
+        file, line: of the source.
+        place: among the decisions of that statement; negative: it is none of the source's.
+    """
+
+    file: str
+    line: int
+    place: int
+
+
+def origins_of(text: str) -> dict[int, Origin]:
+    """By the number of a line of C."""
+    origins: dict[int, Origin] = {}
+    current: tuple[str, int] | None = None
+    places: dict[tuple[str, int], int] = {}
+    in_comment = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := ORIGIN.search(line):
+            current = (found[1], int(found[2]))
+            in_comment = True
+        elif END.match(line):
+            current = None
+        if not in_comment and current is not None:
+            place = -1
+            if DECISION.match(line) and not OF_CYTHON.search(line):
+                place = places[current] = places.get(current, -1) + 1
+            origins[number] = Origin(*current, place)
+        if in_comment and line.rstrip().endswith("*/"):
+            in_comment = False
+    return origins
+
+
+def add(statements: Statements, lines: list[dict[str, Any]], origins: dict[int, Origin]) -> None:
+    """What gcov has counted in one module."""
+    for line in lines:
+        origin = origins.get(line["line_number"])
+        if origin is None:
+            continue
+        statement = statements[origin.file][origin.line]
+        statement.count += line["count"]
+        if origin.place < 0:
+            continue
+        for index, branch in enumerate(line["branches"]):
+            key = (origin.place, index)
+            statement.branches[key] = statement.branches.get(key, 0) + branch["count"]
+
+
+class Sums:
+    """Of a file or a package."""
+
+    def __init__(self) -> None:
+        self.lines = self.reached = self.branches = self.taken = 0
+
+    def add(self, file: str, statements: dict[int, Statement]) -> None:
+        text = (ROOT / file).read_text().splitlines()
+        for number, statement in statements.items():
+            if is_definition(text, number):
+                continue
+            self.lines += 1
+            self.reached += statement.count > 0
+            self.branches += len(statement.branches)
+            self.taken += sum(count > 0 for count in statement.branches.values())
+
+    def row(self, name: str) -> str:
+        return (
+            f"| {name} | {self.reached} of {self.lines} | {share(self.reached, self.lines)} "
+            f"| {self.taken} of {self.branches} | {share(self.taken, self.branches)} |"
+        )
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else ""
+
+
+def is_definition(text: list[str], number: int) -> bool:
+    """Whether a line says what something is, and does nothing."""
+    return number > len(text) or DEFINITION.match(text[number - 1]) is not None
+
+
+def table(statements: Statements) -> str:
+    """By package and file."""
+    packages: dict[str, Sums] = defaultdict(Sums)
+    files: dict[str, Sums] = defaultdict(Sums)
+    total = Sums()
+    for file, lines in sorted(statements.items()):
+        for sums in (files[file], packages[str(Path(file).parent)], total):
+            sums.add(file, lines)
+    rows = ["| | lines | | branches | |", "|---|---|---|---|---|"]
+    for package, sums in sorted(packages.items()):
+        rows.append(sums.row(f"**`{package}`**"))
+        rows += [
+            files[file].row(f"`{Path(file).name}`")
+            for file in sorted(files)
+            if str(Path(file).parent) == package and files[file].lines
+        ]
+    return "\n".join([*rows, total.row("**all**")])
+
+
+def missed(statements: Statements) -> Iterator[str]:
+    """Statements that are never reached, and conditions that always go the same way, by file and function."""
+    for file, lines in sorted(statements.items()):
+        text = (ROOT / file).read_text().splitlines()
+        function = ""
+        yield f"== {file}"
+        for number, line in enumerate(text, 1):
+            if found := FUNCTION.match(line):
+                function = found[2]
+            statement = lines.get(number)
+            if statement is None or is_definition(text, number):
+                continue
+            if statement.count == 0:
+                yield f"{file}:{number}: {function}: never: {line.strip()}"
+            elif any(count == 0 for count in statement.branches.values()):
+                ways = "".join("+" if count else "-" for _, count in sorted(statement.branches.items()))
+                yield f"{file}:{number}: {function}: {ways}: {line.strip()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
