@@ -14,6 +14,7 @@ from tests.simulation.models import IDLE_US, SCALE, Kind
 from tests.simulation.regions import SLOT, Region
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
+from tests.simulation.wording import reword, serialized, spoil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +128,7 @@ class Call:
     region: Region | None = None  # in which its input lies
     answer_at: int = -1  # and there its output is to lie
     lost: bool = False  # its region was spoilt
+    wrong: bool = False  # it has to be refused
     over: bool = False
 
     def __str__(self) -> str:
@@ -302,7 +304,10 @@ class Client:
             deadline = self.random.choice(self.temper.deadlines)
         stream = self.wire.open(INFER, self._headers(deadline), b"")
         call, message = self.request(kind, stream, deadline)
-        stream.body = framed(message.SerializeToString(), packed=self.packs)
+        is_free = call.sequence is None and call.region is None
+        call.wrong = is_free and self.random.random() < self.simulation.errors
+        data = spoil(self.random, message) if call.wrong else serialized(self.random, message)
+        stream.body = framed(data, packed=self.packs)
         self.calls[stream.number] = call
         self.unsent.append(call)
         self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")
@@ -333,6 +338,7 @@ class Client:
         call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
         if sequence is None and not kind.decoupled and not kind.more and self.random.random() < simulation.sharing:
             self._share(call, message)
+        reword(self.random, call, message)
         simulation.opened(call)
         return call, message
 

@@ -297,7 +297,7 @@ class SimulatedBackend(Backend):
         self.salt = random.random()
         self.executions = executions
         self.town = town
-        self.workers: dict[str, WorkerInstance] = {}  # by name
+        self.workers: list[WorkerInstance] = []
         self.executed = 0  # batches
 
     def load(self, source: ModelSource) -> Model:
@@ -317,7 +317,8 @@ class SimulatedModel(Model):
     def create_instance(self, spec: InstanceSpec) -> Instance:
         backend = self.backend
         if self.arena is not None:
-            worker = backend.workers[spec.name] = WorkerInstance(backend, spec.name, self.arena, self.team)
+            worker = WorkerInstance(backend, spec.name, self.arena, self.team)
+            backend.workers.append(worker)
             return worker
         if backend.kind.style == "gpu":
             return IdentityGpuInstance(self.spec, spec)
@@ -481,22 +482,43 @@ class Version:
         self.idle_since = 0  # instances are idle beside the same requests
         self.waiting = (0, 0, 0)
         self.joined = False
-        runners = [] if kind.steps else loaded._instances._runners
-        self.threads: list[InstanceThread] = [runner.thread for runner in runners]  # type: ignore[misc]
+        self.threads: list[InstanceThread] = []
+        self.waits: list[Callable[[], None]] = []  # for instances that have ended
+        self.over = 0  # requests, as it has said
+        self._note_threads()
 
     @property
     def ended(self) -> bool:
         return all(thread.gone for thread in self.threads)
 
+    def _note_threads(self) -> None:
+        """Those that are new."""
+        for runner in self.loaded._instances._runners:
+            if runner.thread not in self.threads:
+                self.threads.append(runner.thread)  # type: ignore[arg-type]
+
+    def change(self, count: int, world: World) -> None:
+        """Have so many instances instead."""
+        before = len(self.threads)
+        specs = self.kind.spec(self.prefix, count).instances
+        self.waits.append(self.loaded.change_instances(self.loaded.config, specs))
+        self._note_threads()
+        made = len(self.threads) - before
+        # workers have attendants, and instances on GPUs a thread for what is completed
+        world.admit(2 * made if self.kind.style in ("worker", "gpu") else made)
+        self.count = count
+
     def drain(self) -> None:
         """No requests will come: its instances wait for no worker any more."""
-        for _, worker in sorted(self.backend.workers.items()):
+        for worker in sorted(self.backend.workers, key=str):
             worker.drain()
 
     def close(self) -> None:
         """Its threads have left the world."""
+        for wait in self.waits:
+            wait()
         self.loaded.close()
-        for worker in self.backend.workers.values():
+        for worker in self.backend.workers:
             worker.join()
         self.joined = True
 

@@ -21,6 +21,7 @@ MS = 1_000_000
 GRAIN = MS  # that an outcome may come behind its deadline, beside all that the loop has to do
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
+TOLD = 12  # calls in the text of a violation
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
 
@@ -54,7 +55,9 @@ class Oracle:
 
     def waiting(self) -> str:
         talks = [talk for client in self.simulation.clients for talk in client.talks.values()]
-        return ", ".join(map(str, (*self.open.values(), *talks)))
+        waiting = [*map(str, self.open.values()), *map(str, talks)]
+        more = f", and {len(waiting) - TOLD} more" if len(waiting) > TOLD else ""
+        return ", ".join(waiting[:TOLD]) + more
 
     @staticmethod
     def status(call: Call | Talk) -> int:
@@ -76,6 +79,9 @@ class Oracle:
         text = (call.stream.trailers or {}).get("grpc-message", "")
         simulation = self.simulation
         now = simulation.world.now()
+        executed = not call.kind.reuses and simulation.executions.count.get((call.kind.name, call.number))
+        if call.wrong and (status == OK or executed):
+            raise Violation(f"{call}: it has to be refused, and was not")
         if status == OK:
             self._check_answer(call)
         elif call.stream.data and status < RESET:
@@ -128,6 +134,8 @@ class Oracle:
         kind = call.kind
         if call.lost and status < RESET:
             return status != UNKNOWN
+        if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
+            return True
         if status == LATE:
             return call.deadline_ns >= 0 and now >= call.opened_ns + call.deadline_ns
         if status == UNAVAILABLE and text.startswith("Exceeds maximum queue size: the server"):

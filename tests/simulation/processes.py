@@ -288,6 +288,8 @@ class Process(AnyWorker):
             self._execute(number, record, place)
         elif kind == p.ALLOCATED and end is self.its_work and self.order is not None:
             self._answer_in_arena(self.order, offset if code == 0 else -1)
+        elif kind == p.ALLOCATED and code == 0:
+            self.say(self.its_side, p.FREE, offset=offset)
         elif kind == p.FINALIZE:
             self.say(self.its_work, p.FINALIZED)
             self.end()
@@ -358,7 +360,19 @@ class Process(AnyWorker):
 
     def _done(self, order: Order, record: bytes) -> None:
         self.order = None
-        self.say(self.its_work, p.DONE, record, number=order.number)
+        keeps = self.random.random() < 0.1  # what the EXECUTE has referred to
+        self.say(self.its_work, p.DONE, record, flags=p.KEPT if keeps else 0, number=order.number)
+        if keeps:
+            self.later(self.random.randint(0, MS), lambda: self.say(self.its_side, p.RELEASE, number=order.number))
+        self._chat()
+
+    def _chat(self) -> None:
+        """Say something beside the work."""
+        if not self.alive or self.random.random() > 0.2:
+            return
+        kind = self.random.choice((p.LOG, p.METRIC, p.HEALTH, p.ALLOCATE))
+        record = b'{"op": "nothing"}' if kind == p.METRIC else b"" if kind == p.ALLOCATE else b"well"
+        self.say(self.its_side, kind, record, offset=self.random.randint(1, 1 << 16) if kind == p.ALLOCATE else 0)
 
     def _answer_in_arena(self, order: Order, at: int) -> None:
         if at < 0:  # there is no memory

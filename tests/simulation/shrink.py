@@ -9,13 +9,24 @@ from tests.simulation.models import KINDS
 from tests.simulation.simulation import Outcome, Scale
 from tests.simulation.workers import Sandbox
 
-TRIALS = 60
+TRIALS = 120
+FEATURES = (
+    "faults",
+    "hostile",
+    "errors",
+    "jumps",
+    "regions",
+    "streams",
+    "operator",
+    "cancels",
+    "deadlines",
+    "preemption",
+)
 
 
 def smaller(scale: Scale, models: tuple[str, ...]) -> Iterator[Scale]:
     """What could be tried next, the greatest steps first."""
-    features = ("faults", "hostile", "jumps", "regions", "streams", "operator", "cancels", "deadlines", "preemption")
-    for feature in features:
+    for feature in FEATURES:
         if getattr(scale, feature):
             yield replace(scale, **{feature: False})
     for calls in (scale.calls // 4, scale.calls // 2, scale.calls * 3 // 4):

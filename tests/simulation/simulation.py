@@ -56,6 +56,7 @@ class Scale:
         streams: clients ask by ModelStreamInfer, too.
         regions: tensors lie in shared memory, too.
         hostile: further connections send wrong frames.
+        errors: clients ask what has to be refused.
         jumps: the machine stands still now and then.
         fails_at: the number of the one take of memory that fails; 0 for as the seed says.
         forgetful: a client forgets to send the end of its last call, which nobody can answer: to try the oracle.
@@ -72,6 +73,7 @@ class Scale:
     streams: bool = True
     regions: bool = True
     hostile: bool = True
+    errors: bool = True
     jumps: bool = True
     fails_at: int = 0
     forgetful: bool = False
@@ -116,6 +118,7 @@ class Simulation:
         self.talks = random.choice((0.0, 0.1, 0.4)) if scale.streams else 0.0  # how often a call is a stream instead
         self.sharing = random.choice((0.0, 0.0, 0.3)) if scale.regions else 0.0  # how often tensors lie in regions
         self.packing = random.choice((0.0, 0.0, 0.5)) if scale.streams else 0.0  # how often a client compresses
+        self.errors = random.choice((0.0, 0.0, 0.05)) if scale.errors else 0.0  # how often a request is wrong
         self.hostile_left = random.choice((0, 0, 5)) if scale.hostile else 0
         self.jumps = random.choice((0.0, 0.0, 0.0, JUMPS)) if scale.jumps else 0.0
         self.jumped_ns = 0
@@ -207,6 +210,22 @@ class Simulation:
         self._depart(name, old)
         self.oracle.loaded(name)
 
+    def change(self, name: str) -> None:
+        """Its version gets another number of instances, while requests go on."""
+        version = self.versions[name]
+        count = self.random.randint(*version.kind.instances)
+        self.tell("operator", f"has {count} instances of {version.prefix}, which had {version.count}")
+        version.change(count, self.world)
+
+    def look(self, name: str) -> None:
+        """Read what its version tells of itself."""
+        version = self.versions[name]
+        stats = version.loaded.statistics().inference_stats
+        over = stats.success.count + stats.fail.count
+        if over < version.over:
+            raise Violation(f"{version.prefix}: {over} requests are over, {version.over} were before")
+        version.over = over
+
     def unload(self, name: str) -> None:
         self.tell("operator", f"unloads {name}")
         self._depart(name, self.versions.pop(name))
@@ -275,6 +294,10 @@ class Simulation:
             self.load(name)
         elif deed < 0.7 and not self._is_step(name):
             self.unload(name)
+        elif deed < 0.85 and self.versions[name].loaded.is_scalable:
+            self.change(name)
+        else:
+            self.look(name)
         self.later(self.random.choice((200 * US, 2 * MS, 20 * MS)), self.operate)
 
     def _is_step(self, name: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from server.pb import grpc_service_pb2 as pb
 from tests.simulation.desk import STREAM
 from tests.simulation.wire import Stream, Violation, framed, take_message
+from tests.simulation.wording import serialized
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
@@ -68,7 +69,7 @@ class Talk:
                 if client.random.random() < 0.5:
                     message.parameters[WITH_END].bool_param = True
                     self.ends.add(call.number)
-            self.stream.body += framed(message.SerializeToString(), packed=client.packs)
+            self.stream.body += framed(serialized(client.random, message), packed=client.packs)
             self.open.append(call)
             client.tell(f"asks {call.kind.name} on {self}: {call.number}, {list(call.x.shape)}")
             client.later(self.say)
