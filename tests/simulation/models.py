@@ -451,10 +451,16 @@ class SimulatedInstance(Instance):
 
 
 class InstanceThread(threading.Thread):
-    """The thread of an instance: of the world until it has done everything."""
+    """The thread of an instance: of the world from when the instance is made until it has done everything."""
 
     world: World
     gone = False
+
+    def start(self) -> None:
+        """Begin, and return when the instance is made: what several take of a device they take in one order."""
+        _, _, ready = self._args  # type: ignore[attr-defined]
+        super().start()
+        ready.exception()
 
     def run(self) -> None:
         try:
