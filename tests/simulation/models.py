@@ -101,14 +101,13 @@ class Kind:
     @property
     def delay_us(self) -> int | None:
         """How long an idle instance may leave requests waiting; None: that is not ruled."""
-        if (
-            self.needs
-            or self.sequence
-            or self.style in ("worker", "gpu")
-            or (self.batching is not None and self.batching.adaptive)
-        ):
+        batching = self.batching
+        # one of a decoupled model may wait for its client, too
+        if self.needs or self.sequence or self.decoupled or self.style in ("worker", "gpu"):
             return None
-        return self.batching.max_queue_delay_us if self.batching is not None else 0
+        if batching is None:
+            return 0
+        return None if batching.adaptive else batching.max_queue_delay_us
 
     @property
     def sequential(self) -> bool:

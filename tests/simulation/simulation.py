@@ -37,6 +37,7 @@ STEP_US = (0, 0, 0, 1, 3, 20)  # that an action of the main thread takes
 DEEDS = 40  # of the operator, at most
 PATIENCE = 900 * SECOND  # in which something must be answered while calls are open
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
+COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
 JUMPS = 0.001  # how often it does, of one step
 
 
@@ -393,6 +394,8 @@ class Simulation:
         checks = 0
         while self.step():
             checks += 1
+            if checks % COLLECT == 0:
+                gc.collect()
             if checks % 16 == 0 and not self.endpoint.ledger_agrees():
                 raise Violation("the sums of the ledger do not agree")
         self.world.set_faults(0)
