@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("_native", "backends/python", "backends/identity")
 ORIGIN = re.compile(r'/\* "((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
-END = re.compile(r"\s*/\* (?:function exit code|Python wrapper)")
+END = re.compile(r"\s*/\* (?:function exit code|Python wrapper|#### Code section)")
 DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
 OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
 DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
