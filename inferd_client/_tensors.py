@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from inferd_client._native.messages import (
@@ -19,6 +20,7 @@ from inferd_client._native.messages import (
 from inferd_client.utils import (
     TRITON_RESERVED_REQUEST_PARAMS,
     TRITON_RESERVED_REQUEST_PARAMS_PREFIX,
+    InferenceServerException,
     np_to_triton_dtype,
     raise_error,
     triton_to_np_dtype,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 IN_REGION = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+IN_SHARED_MEMORY = "output '{}' has no bytes in the answer: it is in shared memory"
 ALIGNED_BELOW = 1 << 14
 """Bytes of a tensor that is copied where it does not lie as its datatype wants it."""
 
@@ -297,7 +300,10 @@ class InferResult:
 
     def _found(self) -> Any:
         if self._read is None:
-            self._read = read_response(self._message, self._start, self._end)
+            try:
+                self._read = read_response(self._message, self._start, self._end)
+            except ValueError as error:
+                raise unreadable(error) from None
         return self._read
 
     @property
@@ -324,7 +330,7 @@ class InferResult:
         """The tensor of an output; None: there is no such output.
 
         Raises:
-            InferenceServerException: it is in shared memory.
+            InferenceServerException: it is in shared memory, or the server says of it what does not fit together.
         """
         import numpy as np
 
@@ -332,24 +338,41 @@ class InferResult:
         if found is None:
             return None
         datatype, shape, offset, size = found
+        known = triton_to_np_dtype(datatype)
+        if known is None or any(each < 0 for each in shape):
+            raise unreadable(f"output '{name}' is of {datatype!r} and {list(shape)}, which no tensor is")
         if offset < 0:
             return self._from_contents(name, datatype, shape)
         if datatype == "BYTES":
-            elements = np.empty(0, dtype=np.object_)
-            if size:
-                strings = unpacked_strings(memoryview(self._message)[offset : offset + size])
-                elements = np.empty(len(strings), dtype=np.object_)
-                elements[:] = strings
-            return elements.reshape(shape)
-        kind = np.dtype(triton_to_np_dtype(datatype))
+            return self._strings(name, shape, offset, size)
+        kind = np.dtype(known)
+        expected = prod(shape) * kind.itemsize
         if size == 0:
-            if 0 not in shape:
-                raise_error(f"output '{name}' has no bytes in the answer: it is in shared memory")
+            if expected:
+                raise_error(IN_SHARED_MEMORY.format(name))
             return np.empty(shape, kind)
+        if size != expected:
+            raise unreadable(f"output '{name}' has {size} bytes, its datatype and shape say {expected}")
         array = np.frombuffer(self._message, kind, size // kind.itemsize, offset)
         if size < ALIGNED_BELOW and not array.flags.aligned:
             array = array.copy()
         return array.reshape(shape)
+
+    def _strings(self, name: str, shape: tuple[int, ...], offset: int, size: int) -> np.ndarray:
+        import numpy as np
+
+        try:
+            strings = unpacked_strings(memoryview(self._message)[offset : offset + size]) if size else []
+        except ValueError as error:
+            raise unreadable(f"output '{name}': {error}") from None
+        expected = prod(shape)
+        if expected and not strings:
+            raise_error(IN_SHARED_MEMORY.format(name))
+        if len(strings) != expected:
+            raise unreadable(f"output '{name}' has {len(strings)} strings, its shape says {expected}")
+        elements = np.empty(len(strings), dtype=np.object_)
+        elements[:] = strings
+        return elements.reshape(shape)
 
     def _from_contents(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
         """Of a server that has tensors in fields of their own."""
@@ -361,9 +384,11 @@ class InferResult:
         unsigned = "u" if datatype.startswith("U") else ""
         field = fields.get(datatype, f"{unsigned}int{width}_contents")
         values = list(getattr(contents, field))
+        if len(values) != prod(shape):
+            raise unreadable(f"output '{name}' has {len(values)} elements, its shape says {prod(shape)}")
         array = np.empty(len(values), triton_to_np_dtype(datatype))
         array[:] = values
-        return array.reshape(shape if len(values) else shape if shape else (0,))
+        return array.reshape(shape)
 
     def as_torch(self, name: str) -> Any:
         """The tensor of an output for torch, of the same memory as `as_numpy`; None: there is no such output."""
@@ -390,8 +415,27 @@ class InferResult:
             from inferd_client.pb import grpc_service_pb2 as pb
 
             end = self._end or len(self._message)
-            self._proto = pb.ModelInferResponse.FromString(bytes(memoryview(self._message)[self._start : end]))
+            self._proto = parsed(pb.ModelInferResponse, memoryview(self._message)[self._start : end])
         return message_as_json(self._proto) if as_json else self._proto
+
+
+def unreadable(what: object) -> InferenceServerException:
+    """What an answer is for the caller that a server should not have sent."""
+    return InferenceServerException(f"the answer cannot be read: {what}", "StatusCode.INTERNAL")
+
+
+def parsed(kind: Any, content: Any) -> Any:
+    """A message of protobuf.
+
+    Raises:
+        InferenceServerException: it is none.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(bytes(content))
+    except DecodeError as error:
+        raise unreadable(error) from None
 
 
 def message_as_json(message: Any) -> Any:

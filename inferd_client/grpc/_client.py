@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from inferd_client._calling import INTERNAL, RetryOptions, compressed, encoding_of, error_of, failure, plain
+from inferd_client._calling import RetryOptions, compressed, encoding_of, failure, plain
 from inferd_client._channel import Channel, Pending, Pieces
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, request_pieces
+from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, parsed, request_pieces, unreadable
 from inferd_client.grpc._options import KeepAliveOptions, reached
 from inferd_client.utils import InferenceServerException, raise_error
 
@@ -105,7 +105,7 @@ class InferenceServerClient(Rpcs):
         found = self._channel.unary(
             self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
         )
-        answer = answer_type(method).FromString(bytes(found))
+        answer = parsed(answer_type(method), found)
         if self._verbose:
             print(answer)
         return then(answer)
@@ -392,7 +392,7 @@ def stream_answer(message: tuple[Any, str], limit: int) -> dict[str, Any]:
     except InferenceServerException as found:
         return {"result": None, "error": found}
     except ValueError as found:
-        return {"result": None, "error": error_of(INTERNAL, f"the answer cannot be read: {found}")}
+        return {"result": None, "error": unreadable(found)}
     if error:
         return {"result": None, "error": InferenceServerException(error)}
     return {"result": InferResult(content, start, end), "error": None}

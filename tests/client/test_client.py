@@ -119,6 +119,46 @@ def test_answers_are_views(server):
     assert (again == tensor + 1).all()
 
 
+def said(datatype, shape, raw):
+    """An answer with these words about its output."""
+    message = pb.ModelInferResponse(model_name="m", id="1")
+    message.outputs.add(name="y", datatype=datatype, shape=shape)
+    message.raw_output_contents.append(raw)
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\xff\xff",
+        said("FP32", [2, 2], b"1234"),
+        said("FP32", [1], b"1234567"),
+        said("FP32", [-1], b"1234"),
+        said("NOPE", [1], b"1234"),
+        said("BYTES", [1], b"\xff\xff\xff\xff"),
+        said("BYTES", [2], b"\1\0\0\0a"),
+    ],
+)
+def test_answers_that_do_not_fit_together_are_no_tensors(answer):
+    """Guards against a server that lies: an error of the client's own that says so, not one of numpy, nor a tensor."""
+    with pytest.raises(InferenceServerException, match=r"INTERNAL.*the answer cannot be read"):
+        grpcclient.InferResult(answer).as_numpy("y")
+
+
+def test_broken_answers_are_tensors_or_errors():
+    """Guards the same for answers with wrong bytes anywhere."""
+    chance = random.Random(1)
+    whole = said("FP32", [2, 2], b"0123456789abcdef")
+    for _ in range(3000):
+        broken = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            broken[chance.randrange(len(broken))] = chance.randrange(256)
+        result = grpcclient.InferResult(bytes(broken[: chance.choice([None, chance.randrange(len(broken))])]))
+        with contextlib.suppress(InferenceServerException):
+            found = result.as_numpy("y")
+            assert found is None or found.size * found.itemsize <= len(whole)
+
+
 def test_wide_requests(server):
     """Guards requests of more pieces than one write takes: 40 tensors, each by reference."""
     large = [np.full((1, 5000), i, np.float32) for i in range(40)]

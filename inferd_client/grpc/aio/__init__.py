@@ -13,7 +13,7 @@ from inferd_client._loops import LoopChannel, Polled, give_up
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
 from inferd_client._rpcs import Metadata, Rpcs, Then
-from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, request_pieces
+from inferd_client._tensors import InferInput, InferRequestedOutput, InferResult, parsed, request_pieces
 from inferd_client.grpc import CallContext, InferenceServerClientPlugin, Request
 from inferd_client.grpc._client import INFER, SERVICE, STREAM, answer_type, stream_answer
 from inferd_client.grpc._options import MAX_GRPC_MESSAGE_SIZE, KeepAliveOptions, reached
@@ -107,7 +107,7 @@ class InferenceServerClient(Rpcs):
         found = await self._channel.unary(
             self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
         )
-        answer = answer_type(method).FromString(bytes(found))
+        answer = parsed(answer_type(method), found)
         if self._verbose:
             print(answer)
         return then(answer)
