@@ -33,22 +33,22 @@ FLAGS = {
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
     "_native.service.access",
+    "_native.service.answer_store",
+    "_native.service.forwarding",
+    "_native.service.infer",
+    "_native.service.submission",
     "_native.transport.connection",
+    "_native.transport.direct_read",
     "_native.transport.errorinfo",
     "_native.transport.eviction",
     "_native.transport.expiry",
     "_native.transport.head",
-    "_native.service.forwarding",
     "_native.transport.http2",
     "_native.transport.incoming",
-    "_native.service.infer",
     "_native.transport.message_compression",
-    "_native.transport.direct_read",
-    "_native.caching.store",
     "_native.transport.stream",
     "_native.transport.trim",
     "_native.transport.unary",
-    "_native.service.submission",
 }
 # Sources in C beside those in Cython, and what the linker is told: the library of a backend names this one.
 C_SOURCES = {

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from backends.paths import OutsideError, inside
 
 if TYPE_CHECKING:
-    from _native.cuda.batch import GpuBatch
     from _native.cuda.device import Stream
     from _native.execution.batch import Batch
+    from _native.gpu.batch import GpuBatch
     from _native.memory.arena import ArenaHandle
 
 

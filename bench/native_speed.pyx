@@ -7,13 +7,13 @@ from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_begin, batch_free, batch_init
 from _native.execution.gather cimport batch_describe, batch_gather_input
 from _native.memory.resource cimport Block, block_give, block_share, block_take
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request, request_free, request_new
 from _native.scheduling.calling cimport consumer_take
 from _native.scheduling.dispatcher cimport Consumer
-from _native.scheduling.lane cimport Lane
 from _native.scheduling.queue cimport QueueLane
-from _native.service.binding cimport request_bind, request_decode
-from _native.service.placement cimport RegionAccess
+from _native.tensors.binding cimport request_bind, request_decode
+from _native.tensors.placement cimport RegionAccess
 
 cdef enum:
     MOST = 64

@@ -444,7 +444,7 @@ def broken_import(monkeypatch):
     return arrange
 
 
-WRONG = TypeError("C function _native.scheduling.lane.f has wrong signature (expected int, got int64_t)")
+WRONG = TypeError("C function _native.request.lane.f has wrong signature (expected int, got int64_t)")
 LACKING = ImportError("No module named '_native.service.infer'", name="_native.service.infer")
 
 

@@ -130,7 +130,10 @@ ROW = re.compile(r"^\| `([\w./]+)` \| ((?:`[\w.]+`(?:, )?)+) \|", re.MULTILINE)
 
 
 def test_the_way_of_a_request_names_what_is_there() -> None:
-    """Each function in docs/architecture.md stands in the file that it is named with; each type exists."""
+    """Each function in docs/architecture.md stands in the file that it is named with; each type exists.
+
+    The README has the same functions in the same order.
+    """
     page = (ROOT / "docs/architecture.md").read_text()
     rows = ROW.findall(page)
     assert len(rows) > 15
@@ -138,6 +141,10 @@ def test_the_way_of_a_request_names_what_is_there() -> None:
         source = (ROOT / path).read_text()
         for function in CODE.findall(names):
             assert re.search(rf"\b{function.split('.')[-1]}\(", source), f"{path} has no {function}"
+    readme = (ROOT / "README.md").read_text()
+    way = re.search(r"A native ModelInfer passes these functions:(.*?)\n\n", readme, re.DOTALL)
+    assert way is not None
+    assert CODE.findall(way[1]) == [function for _, names in rows for function in CODE.findall(names)]
     native = "\n".join(file.read_text() for file in (ROOT / "_native").rglob("*.p[xy][dx]"))
     python = "\n".join(
         file.read_text() for root in ("server", "backends", "tests") for file in (ROOT / root).rglob("*.py")

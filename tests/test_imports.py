@@ -38,7 +38,8 @@ RULES = (
     Rule("inferd_client", may_not=("grpc", *(name for name in FRAMEWORKS if name != "torch"))),
     Rule("backends.paths", may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.opening", may_not=(*TRANSPORT, *FRAMEWORKS)),
-    Rule("backends.api", may=("_native", "backends.paths"), may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.specs", may_not=(*TRANSPORT, *FRAMEWORKS)),
+    Rule("backends.api", may=("_native", "backends.paths", "backends.specs"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.loader", may=("_native", "backends.api", "backends.opening"), may_not=(*TRANSPORT, *FRAMEWORKS)),
     Rule("backends.parameters", may=("backends.api",), may_not=(*TRANSPORT, *FRAMEWORKS)),
     # The worker side runs in any interpreter, without this package: it may import nothing of ours.
@@ -331,46 +332,48 @@ def test_the_server_starts_with_its_dependencies_alone() -> None:
             assert not found, f"{path} imports {', '.join(sorted(found))} when it is imported"
 
 
-NATIVE_FLOORS = (
-    "protobuf", "", "memory", "transport", "request", "scheduling", "execution", "sequences", "cuda", "caching",
-    "service", "ensembles",
+NATIVE_LAYERS = (
+    "protobuf", "", "memory", "cuda", "transport", "request", "tensors", "scheduling", "execution", "gpu", "sequences",
+    "caching", "service", "ensembles",
 )  # fmt: skip
 """The packages of `_native` from the ground up; "" are the modules that are in none. A package imports from those
 before it; transport, which knows no inference, has none of inference before it."""
 
-NATIVE_UPWARD = {
-    ("caching", "service"),
-    ("cuda", "service"),
-    ("execution", "service"),
-    ("request", "execution"),
-    ("request", "scheduling"),
-    ("request", "service"),
-    ("scheduling", "execution"),
-}
-"""What is still the wrong way round. Nothing is added here; who turns one round takes it out."""
+ENGINE_LAYERS = (
+    "housekeeping", "pbtxt", "repository", "config", "instances", "models", "loading", "caching", "",
+)  # fmt: skip
+"""The same of `server.engine`, where the modules that are in none put it together."""
+
+LAYERS = {"_native": NATIVE_LAYERS, "server.engine": ENGINE_LAYERS}
 
 
-def native_package(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 2 else ""
+def layer_of(module: str, package: str) -> str:
+    first = module[len(package) + 1 :].split(".")[0]
+    return first if first in LAYERS[package] else ""
 
 
-def native_upward(root: Path) -> set[tuple[str, str]]:
-    """The packages of `_native` that import from one above them, with that one."""
+def upward(root: Path, package: str) -> set[tuple[str, str]]:
+    """The layers of a package that import from one above them, with that one."""
+    order = LAYERS[package].index
     found = set()
     for path, module in sources(root):
-        if not within(module, "_native") or path.stem == "__init__":
+        if not within(module, package):
             continue
         text = path.read_text()
         for each in cython_imports(text) if path.suffix in {".pyx", ".pxd"} else python_imports(text):
-            here, there = native_package(module), native_package(each.module)
-            if within(each.module, "_native") and NATIVE_FLOORS.index(there) > NATIVE_FLOORS.index(here):
-                found.add((here, there))
+            there = absolute(each, module, path.stem == "__init__")
+            if within(there.module, package):
+                layers = layer_of(module, package), layer_of(f"{there.module}.{there.name}", package)
+                if order(layers[1]) > order(layers[0]):
+                    found.add(layers)
     return found
 
 
-def test_packages_of_native_import_downward() -> None:
-    assert native_upward(ROOT) <= NATIVE_UPWARD
+@pytest.mark.parametrize("package", LAYERS)
+def test_packages_import_downward(package: str) -> None:
+    folders = {path.parent.name for path in (ROOT / package.replace(".", "/")).glob("*/__init__.py")}
+    assert folders == {*LAYERS[package]} - {""}
+    assert upward(ROOT, package) == set()
 
 
 @pytest.mark.parametrize(
@@ -380,13 +383,17 @@ def test_packages_of_native_import_downward() -> None:
         ("_native/memory/a.pyi", "from _native.service.table import ModelTable", {("memory", "service")}),
         ("_native/service/a.pyx", "from _native.transport.stream cimport Stream", set()),
         ("_native/transport/a.pyx", "from _native.atomic cimport load32", set()),
+        ("server/engine/config/__init__.py", "from server.engine.loading import room", {("config", "loading")}),
+        ("server/engine/models/a.py", "from server.engine import engine", {("models", "")}),
+        ("server/engine/models/a.py", "def f():\n    from ..loading import load", {("models", "loading")}),
+        ("server/engine/a.py", "from server.engine import config", set()),
     ],
 )
 def test_an_upward_import_is_caught(tmp_path: Path, file: str, text: str, found: set[tuple[str, str]]) -> None:
     path = tmp_path / file
     path.parent.mkdir(parents=True)
     path.write_text(text + "\n")
-    assert native_upward(tmp_path) == found
+    assert upward(tmp_path, "_native" if file.startswith("_native") else "server.engine") == found
 
 
 def imported(root: Path, package: str) -> dict[str, set[str]]:

@@ -4,8 +4,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from _native.caching.cache_key cimport Digest
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request, Requests, Response
-from _native.scheduling.lane cimport Lane
 
 cdef struct Memo:
     # one cache key, whose response is being computed or is kept

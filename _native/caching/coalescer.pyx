@@ -25,6 +25,7 @@ from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.protobuf.codec cimport Parameter, Str
 from _native.request.accounting cimport account_failed, failure_of
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver, bridge_return
+from _native.request.lane cimport lane_discard
 from _native.request.record cimport record_inner, record_looked_up, record_shares
 from _native.request.request cimport (
     REQUEST_TAKEN,
@@ -36,7 +37,6 @@ from _native.request.request cimport (
     request_twin,
     response_fail,
 )
-from _native.request.response cimport response_lacks
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
@@ -45,8 +45,8 @@ from _native.request.statistics cimport (
     statistics_failed,
     statistics_shared,
 )
-from _native.scheduling.lane cimport lane_discard
 from _native.status cimport STATUS_OK
+from _native.tensors.completion cimport response_lacks
 from _native.text cimport format_text
 
 cdef enum:

@@ -8,8 +8,8 @@ from _native.ensembles.run cimport Ensemble
 from _native.memory.resource cimport block_give, block_share, block_take
 from _native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
 from _native.request.request cimport OutputData, Response, response_fail
-from _native.request.response cimport response_complete
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED
+from _native.tensors.completion cimport response_complete
 
 
 cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t output) noexcept nogil:

@@ -12,9 +12,7 @@ from _native.atomic cimport load32, store32
 from _native.ensembles.frame cimport Run
 from _native.ensembles.plan cimport plan_build, plan_clear
 from _native.ensembles.run cimport Ensemble, StepLimit, run_end, run_new, run_start
-from _native.request.request cimport REQUEST_TAKEN, Request, request_fail
-from _native.scheduling.dispatcher cimport Consumer, Line
-from _native.scheduling.lane cimport (
+from _native.request.lane cimport (
     LANE_CLOSED,
     LANE_REFUSED,
     PUSHED,
@@ -26,6 +24,9 @@ from _native.scheduling.lane cimport (
     lane_new,
     stricter,
 )
+from _native.request.request cimport REQUEST_TAKEN, Request, request_fail
+from _native.scheduling.calling cimport BatchScheduler
+from _native.scheduling.dispatcher cimport Consumer, Line
 from _native.scheduling.levels cimport level_init, time_allowed
 from _native.service.submission cimport Submission
 from _native.status cimport STATUS_CANCELLED, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
@@ -102,11 +103,12 @@ cdef void ensemble_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler ENSEMBLE = Scheduler(push, wake, remove, expire, line, close, pending, ensemble_free)
+cdef BatchScheduler ENSEMBLE = BatchScheduler(
+    Scheduler(push, wake, remove, expire, close, pending, ensemble_free), line)
 
 
 cdef Ensemble *ensemble_new(object spec, int64_t version) except NULL:
-    cdef Ensemble *ensemble = <Ensemble *>lane_new(sizeof(Ensemble), &ENSEMBLE, spec, version)
+    cdef Ensemble *ensemble = <Ensemble *>lane_new(sizeof(Ensemble), &ENSEMBLE.requests, spec, version)
     ensemble.max_inflight = spec.ensemble.max_inflight
     try:
         level_init(&ensemble.policy, spec.queue.levels[0])

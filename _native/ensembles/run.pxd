@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.ensembles.frame cimport Run, StepCall
 from _native.ensembles.plan cimport EnsemblePlan
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request
-from _native.scheduling.lane cimport Lane
 from _native.scheduling.levels cimport Level
 from _native.service.submission cimport Submission
 

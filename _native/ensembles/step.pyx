@@ -29,6 +29,7 @@ from _native.protobuf.codec cimport (
     Str,
 )
 from _native.protobuf.datatype cimport DT_BOOL, datatype_name
+from _native.request.lane cimport Lane, lane_discard
 from _native.request.record cimport record_inner
 from _native.request.request cimport (
     InputData,
@@ -40,8 +41,6 @@ from _native.request.request cimport (
     request_reserve,
 )
 from _native.request.signature cimport Signature, TensorSignature, input_find, output_find
-from _native.scheduling.lane cimport Lane, lane_discard
-from _native.service.binding cimport request_check
 from _native.service.table cimport Table, table_find, table_route
 from _native.status cimport (
     STATUS_INVALID_ARGUMENT,
@@ -50,6 +49,7 @@ from _native.status cimport (
     STATUS_RESOURCE_EXHAUSTED,
     STATUS_UNAVAILABLE,
 )
+from _native.tensors.binding cimport request_check
 from _native.text cimport format_text
 
 

@@ -5,9 +5,9 @@ from libc.stdlib cimport free
 
 from _native.execution.supply cimport GatheredInput
 from _native.memory.resource cimport Block
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request
 from _native.request.signature cimport Signature
-from _native.scheduling.lane cimport Lane
 
 cdef struct NativeBatch:
     Lane *lane

@@ -17,9 +17,9 @@ from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.request.accounting cimport account_failed, execution_add
 from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.lane cimport Lane
 from _native.request.record cimport NOTED_TEXT, Record, record_taken
 from _native.request.request cimport Request, request_expired, request_fail, request_free
-from _native.request.response cimport response_complete
 from _native.request.signature cimport MAX_RANK, TensorSignature, input_find, output_find
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
@@ -28,8 +28,6 @@ from _native.request.statistics cimport (
     Execution,
     statistics_executed,
 )
-from _native.scheduling.lane cimport Lane
-from _native.service.placement cimport inputs_fetch, place_of_output
 from _native.status cimport (
     STATUS_CANCELLED,
     STATUS_DEADLINE_EXCEEDED,
@@ -38,6 +36,8 @@ from _native.status cimport (
     STATUS_OK,
     STATUS_RESOURCE_EXHAUSTED,
 )
+from _native.tensors.completion cimport response_complete
+from _native.tensors.placement cimport inputs_fetch, place_of_output
 from _native.text cimport format_text, text_or_no_memory
 
 import os

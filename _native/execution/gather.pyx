@@ -11,12 +11,12 @@ from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_fail
-from _native.execution.shape cimport bucket_of, elements_of, reshape
 from _native.execution.supply cimport GatheredInput, supply
 from _native.memory.resource cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
 from _native.protobuf.datatype cimport datatype_size
 from _native.request.request cimport InputData
 from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from _native.shape cimport bucket_of, elements_of, reshape
 from _native.text cimport format_text
 
 cdef enum:

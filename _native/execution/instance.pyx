@@ -22,8 +22,8 @@ from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_gather
 from _native.execution.loop cimport ExecutionLoop
 from _native.execution.remote cimport Remote, RemoteInstance, remote_connect, remote_disconnect
+from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request, Watched, requests_unwatch, requests_watch
-from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
 from _native.text cimport format_text, text_of
 

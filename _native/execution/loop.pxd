@@ -3,9 +3,9 @@
 from libc.stdint cimport uint32_t
 
 from _native.execution.batch cimport await_fn
+from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request
 from _native.scheduling.dispatcher cimport Consumer
-from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
 
 

@@ -1,4 +1,4 @@
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 
 class ExecutionLoop:

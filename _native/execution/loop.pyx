@@ -1,7 +1,7 @@
 """The loop of an instance's thread: takes batches and has them executed, until no more will come.
 
 Kinds of instances differ in the execution: `_native.execution.instance` for those on the host or in another process,
-`_native.cuda.instance` for those on a GPU.
+`_native.gpu.instance` for those on a GPU.
 """
 
 cimport cython
@@ -12,6 +12,7 @@ from libc.string cimport memset
 from _native.execution.batch cimport await_fn
 from _native.execution.warmup cimport Outcome, warmup_end, warmup_requests
 from _native.request.bridge cimport BridgeHandle
+from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request
 from _native.scheduling.calling cimport (
     consumer_clear,
@@ -22,7 +23,6 @@ from _native.scheduling.calling cimport (
     consumer_take,
 )
 from _native.scheduling.dispatcher cimport GIVEN_END
-from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
 from _native.threads cimport prepare_thread
 

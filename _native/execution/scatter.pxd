@@ -8,8 +8,6 @@ from _native.memory.resource cimport Block
 from _native.request.request cimport Request
 from _native.request.signature cimport TensorSignature
 
-# The length in bytes of the first `elements` elements of a BYTES tensor; SIZE_MAX if it has fewer.
-cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil
 # Whether a request of the batch wants this output, or the server keeps it.
 cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil
 # Why an output of the whole batch cannot be split among the requests, from malloc; NULL if it can. Then `elements` is

@@ -6,12 +6,12 @@ from libc.string cimport memcpy
 
 from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_fail
-from _native.execution.shape cimport elements_of, reshape
 from _native.memory.resource cimport Block, block_give, block_own, block_replace, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
+from _native.protobuf.datatype cimport DT_BYTES, bytes_of_elements, datatype_name, datatype_size
 from _native.request.request cimport InputData, OutputData, Request
 from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature
-from _native.service.placement cimport is_in_region
+from _native.shape cimport elements_of, reshape
+from _native.tensors.placement cimport is_in_region
 from _native.text cimport format_text, shape_text
 
 cdef extern from *:
@@ -26,21 +26,6 @@ cdef bint batch_wants(const NativeBatch *batch, uint32_t output) noexcept nogil:
         if batch.requests[i].response.outputs[output].wanted:
             return True
     return False
-
-
-cdef size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
-    # the length of the first `elements` elements of a BYTES tensor; SIZE_MAX when it ends before
-    cdef size_t at = 0
-    cdef uint32_t length
-    cdef int64_t _
-    for _ in range(elements):
-        if size - at < 4:
-            return <size_t>-1
-        memcpy(&length, data + at, 4)
-        if size - at - 4 < length:
-            return <size_t>-1
-        at += 4 + <size_t>length
-    return at
 
 
 cdef char *wrong_output(const NativeBatch *batch, const TensorSignature *tensor, const int64_t *shape, uint32_t rank,

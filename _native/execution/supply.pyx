@@ -10,7 +10,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from _native.execution.shape cimport elements_of
 from _native.memory.resource cimport block_give, block_share, block_take
 from _native.protobuf.datatype cimport DT_BYTES, DT_FP32, datatype_size
 from _native.request.request cimport Correlation, InputData, Request
@@ -29,6 +28,7 @@ from _native.request.signature cimport (
     Supplied,
     SupplyKind,
 )
+from _native.shape cimport elements_of
 
 cdef extern from *:
     """

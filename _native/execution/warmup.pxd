@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t
 
 from _native.request.bridge cimport BridgeHandle
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request
-from _native.scheduling.lane cimport Lane
 
 cdef struct Outcome:
     # the outcome of the requests of one warm-up

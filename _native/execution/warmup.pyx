@@ -11,14 +11,14 @@ from libc.string cimport memset, strlen
 
 from _native.atomic cimport fetch_add32
 from _native.clock cimport now_ns
-from _native.execution.shape cimport elements_of
 from _native.memory.resource cimport block_give, block_of_object, block_take
 from _native.protobuf.codec cimport Str
 from _native.protobuf.datatype cimport datatype_size
 from _native.request.bridge cimport BridgeHandle
 from _native.request.request cimport InputData, Response, request_free, request_new, request_reserve
 from _native.request.signature cimport MAX_RANK, SUPPLY_STATE, Signature, TensorSignature, input_find
-from _native.service.binding cimport request_check
+from _native.shape cimport elements_of
+from _native.tensors.binding cimport request_check
 from _native.text cimport format_text, text_or_no_memory
 
 import select

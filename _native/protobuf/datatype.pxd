@@ -1,8 +1,8 @@
 # Tensor element types. The values are those of inference.DataType in model_config.proto; the names are those of
 # the KServe v2 protocol ("FP32", "BYTES", ...).
 
-from libc.stdint cimport uint32_t
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
 cdef enum Datatype:
     DT_INVALID = 0
@@ -42,3 +42,18 @@ cdef extern from *:
     const char *datatype_name "inferd_datatype_name"(int datatype) noexcept nogil
     # Bytes of one element; 0 for DT_BYTES, whose elements carry their own length.
     uint32_t datatype_size "inferd_datatype_size"(int datatype) noexcept nogil
+
+# The length of the first `elements` elements of a BYTES tensor, each a 4-byte little-endian length and that many bytes;
+# SIZE_MAX when it ends before.
+cdef inline size_t bytes_of_elements(const uint8_t *data, size_t size, int64_t elements) noexcept nogil:
+    cdef size_t at = 0
+    cdef uint32_t length
+    cdef int64_t _
+    for _ in range(elements):
+        if size - at < 4:
+            return <size_t>-1
+        memcpy(&length, data + at, 4)
+        if size - at - 4 < length:
+            return <size_t>-1
+        at += 4 + <size_t>length
+    return at

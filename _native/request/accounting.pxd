@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.request.lane cimport Lane
 from _native.request.request cimport Request, Response
 from _native.request.statistics cimport Bounds, Execution, Failure, time_index
-from _native.scheduling.lane cimport Lane
 
 # One request has failed, or was abandoned, at `now`: count it on its lane. A request that its queue refused, or that
 # was abandoned, is counted as such, any other as `otherwise`.

@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset, strncmp
 
 from _native.clock cimport now_ns
+from _native.request.lane cimport Lane
 from _native.request.record cimport Record
 from _native.request.request cimport Request, Response
 from _native.request.statistics cimport (
@@ -23,7 +24,6 @@ from _native.request.statistics cimport (
     statistics_failed,
     statistics_responded,
 )
-from _native.scheduling.lane cimport Lane
 from _native.status cimport STATUS_CANCELLED, STATUS_DEADLINE_EXCEEDED, STATUS_OK
 
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil:

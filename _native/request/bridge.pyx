@@ -3,7 +3,7 @@
 Instance threads append chains of responses, and write to an eventfd if the loop has not been signalled yet. The loop
 calls each sink's `deliver`, and frees the request after its final response. A sink gets the end at most once: by
 the final response, by DEADLINE_EXCEEDED from the timer, or not at all if it has left (`bridge_abandon`). If a
-model's responses must be in order (`_native.scheduling.order`), early ones wait here.
+model's responses must be in order (`_native.request.order`), early ones wait here.
 
 The loop can itself read a descriptor through which other processes send (a watched descriptor), so that no
 thread wakes only to wake the loop.
@@ -21,6 +21,8 @@ from _native.atomic cimport exchange32, fetch_add32, store32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport block_give
 from _native.request.accounting cimport account_failed, account_response
+from _native.request.lane cimport Lane
+from _native.request.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
 from _native.request.record cimport Record, record_end, record_response
 from _native.request.request cimport (
     REQUEST_NEW,
@@ -34,8 +36,6 @@ from _native.request.request cimport (
     response_move,
 )
 from _native.request.statistics cimport FAILURE_CANCELED, FAILURE_REJECTED
-from _native.scheduling.lane cimport Lane
-from _native.scheduling.order cimport OrderEntry, ResponseOrder, order_hold, order_is_due, order_leave, order_next
 from _native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text, text_or_no_memory
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock

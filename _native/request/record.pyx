@@ -14,9 +14,9 @@ from libc.string cimport memcpy, strlen
 from _native.atomic cimport load32, store32
 from _native.clock cimport now_ns
 from _native.protobuf.datatype cimport datatype_name
+from _native.request.lane cimport LaneHandle
 from _native.request.request cimport InputData, OutputData, Request, Response
 from _native.status cimport STATUS_CANCELLED, STATUS_OK
-from _native.scheduling.lane cimport LaneHandle
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 from _native.traceparent cimport TraceContext, is_baggage, write_hex
 

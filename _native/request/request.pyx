@@ -5,7 +5,6 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from _native.atomic cimport load32, spin_lock, spin_unlock, store32
-from _native.execution.shape cimport bucket_of
 from _native.list cimport list_prepend, list_remove
 from _native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
 from _native.memory.shm cimport placements_free
@@ -17,6 +16,7 @@ from _native.protobuf.codec cimport (
     infer_message_init,
 )
 from _native.request.signature cimport TensorSignature
+from _native.shape cimport bucket_of
 from _native.status cimport STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from _native.text cimport format_text
 from _native.threads cimport Mutex, lock, mutex_init, unlock

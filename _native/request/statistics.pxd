@@ -149,7 +149,7 @@ cdef void counters_clear(Counters *copy) noexcept nogil
 cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
 # The number of requests by time in the queue, with the bounds of every model: QUEUE_TIMES numbers.
 cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
-# (succeeded requests, failed requests, ns in which batches computed); see _native.scheduling.lane.LaneHandle.totals.
+# (succeeded requests, failed requests, ns in which batches computed); see _native.request.lane.LaneHandle.totals.
 cdef tuple statistics_totals(Statistics *statistics)
-# All counters as a dict; see _native.scheduling.lane.LaneHandle.statistics.
+# All counters as a dict; see _native.request.lane.LaneHandle.statistics.
 cdef dict statistics_dict(Statistics *statistics)

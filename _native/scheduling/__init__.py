@@ -1,1 +1,1 @@
-"""Lanes: how requests meet a model, and the queue of models without state."""
+"""How requests become batches: queues, their policies, the dispatcher, resources of instances."""

@@ -2,9 +2,15 @@
 
 from libc.stdint cimport int64_t
 
+from _native.request.lane cimport Lane, Scheduler
 from _native.request.request cimport Request
 from _native.scheduling.dispatcher cimport Claim, Consumer, Dispatcher, Line
-from _native.scheduling.lane cimport Lane
+
+cdef struct BatchScheduler:
+    # what every lane's `scheduler` is: it also tells instances where their batches are
+    Scheduler requests
+    # Where the batches of this instance come from. NULL: from nowhere.
+    Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
 
 # Before its thread runs, and after it.
 cdef void consumer_init(Consumer *consumer) noexcept nogil

@@ -183,8 +183,12 @@ cdef Request *take(Line *line, Consumer *consumer) noexcept nogil:
     return batch
 
 
+cdef inline Line *line_of(Lane *lane, const Consumer *consumer) noexcept nogil:
+    return (<const BatchScheduler *>lane.scheduler).line(lane, consumer)
+
+
 cdef Request *consumer_take(Lane *lane, Consumer *consumer) noexcept nogil:
-    cdef Line *line = lane.scheduler.line(lane, consumer)
+    cdef Line *line = line_of(lane, consumer)
     cdef Request *batch
     if line == NULL:
         consumer.given = GIVEN_END
@@ -245,7 +249,7 @@ cdef void consumer_release(Consumer *consumer) noexcept nogil:
 
 
 cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil:
-    cdef Line *line = lane.scheduler.line(lane, consumer)
+    cdef Line *line = line_of(lane, consumer)
     if line == NULL:
         return
     lock(&line.dispatcher.guard)

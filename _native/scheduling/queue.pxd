@@ -2,11 +2,11 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from _native.request.lane cimport Lane, LaneHandle, Pushed
 from _native.request.request cimport Request
 from _native.request.statistics cimport Duration
 from _native.scheduling.adaptive cimport ArrivalPredictor
 from _native.scheduling.dispatcher cimport Dispatcher, Line
-from _native.scheduling.lane cimport Lane, LaneHandle, Pushed
 from _native.scheduling.levels cimport Levels
 from _native.scheduling.policy cimport Policy
 from _native.scheduling.shares cimport Shares

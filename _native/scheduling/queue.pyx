@@ -20,6 +20,18 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from _native.clock cimport now_ns
 from _native.request.accounting cimport account_failed
 from _native.request.bridge cimport Bridge, bridge_return
+from _native.request.lane cimport (
+    LANE_CLOSED,
+    LANE_FULL,
+    LANE_REFUSED,
+    PUSHED,
+    Lane,
+    LaneHandle,
+    Pushed,
+    Scheduler,
+    lane_free,
+    lane_new,
+)
 from _native.request.request cimport REQUEST_QUEUED, Request, request_alike, request_fail
 from _native.request.statistics cimport FAILURE_OTHER, Duration
 from _native.scheduling.adaptive cimport (
@@ -32,7 +44,7 @@ from _native.scheduling.adaptive cimport (
     predictor_latest,
     predictor_take,
 )
-from _native.scheduling.calling cimport line_look, line_silence
+from _native.scheduling.calling cimport BatchScheduler, line_look, line_silence
 from _native.scheduling.dispatcher cimport (
     Consumer,
     Dispatcher,
@@ -40,18 +52,6 @@ from _native.scheduling.dispatcher cimport (
     dispatcher_clear,
     dispatcher_init,
     line_init,
-)
-from _native.scheduling.lane cimport (
-    LANE_CLOSED,
-    LANE_FULL,
-    LANE_REFUSED,
-    PUSHED,
-    Lane,
-    LaneHandle,
-    Pushed,
-    Scheduler,
-    lane_free,
-    lane_new,
 )
 from _native.scheduling.levels cimport (
     level_at,
@@ -429,11 +429,11 @@ cdef void queue_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler QUEUE = Scheduler(push, wake, remove, expire, line_of, close, pending, queue_free)
+cdef BatchScheduler QUEUE = BatchScheduler(Scheduler(push, wake, remove, expire, close, pending, queue_free), line_of)
 
 
 cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except NULL:
-    cdef Queue *queue = <Queue *>lane_new(sizeof(Queue), &QUEUE, spec, version)
+    cdef Queue *queue = <Queue *>lane_new(sizeof(Queue), &QUEUE.requests, spec, version)
     dispatcher_init(&queue.own, False)
     queue.dispatcher = shared if shared != NULL else &queue.own
     line_init(&queue.line, queue.dispatcher, &queue.lane)

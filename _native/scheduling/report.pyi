@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.scheduling.queue import Learnt
 
 def encode_statistics(versions: Sequence[tuple[LaneHandle, Learnt | None, Sequence[tuple[str, int, int]]]]) -> bytes:

@@ -21,6 +21,7 @@ from _native.protobuf.writing cimport (
     put_text,
     reserve,
 )
+from _native.request.lane cimport Lane, LaneHandle
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
@@ -37,7 +38,6 @@ from _native.request.statistics cimport (
     last_inference_ms,
     statistics_queue_times,
 )
-from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.threads cimport lock, unlock
 
 cdef enum:

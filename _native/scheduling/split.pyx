@@ -10,11 +10,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, strlen
 
 from _native.atomic cimport fetch_add32
-from _native.execution.scatter cimport bytes_of_elements
-from _native.execution.shape cimport elements_of
 from _native.memory.resource cimport Block, block_give, block_share, block_take
-from _native.protobuf.datatype cimport DT_BYTES
+from _native.protobuf.datatype cimport DT_BYTES, bytes_of_elements
 from _native.request.bridge cimport Bridge, bridge_abandon, bridge_deliver
+from _native.request.lane cimport Lane
 from _native.request.request cimport (
     REQUEST_TAKEN,
     REQUEST_WAITING,
@@ -26,9 +25,9 @@ from _native.request.request cimport (
     request_free,
     request_twin,
 )
-from _native.request.response cimport response_complete, response_lacks
-from _native.scheduling.lane cimport Lane
+from _native.shape cimport elements_of
 from _native.status cimport STATUS_INTERNAL, STATUS_OK
+from _native.tensors.completion cimport response_complete, response_lacks
 from _native.text cimport format_text
 
 cdef struct Part:

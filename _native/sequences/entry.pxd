@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
+from _native.request.lane cimport Pushed
 from _native.request.request cimport Request
-from _native.scheduling.lane cimport Pushed
 from _native.sequences.slots cimport Slots
 
 # Anything but PUSHED: the request still belongs to the caller. LANE_REFUSED: it has its error.

@@ -17,9 +17,9 @@ from _native.execution.supply cimport (
     END_UNLOADED,
 )
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name
+from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.request.request cimport REQUEST_QUEUED, Correlation, Request, request_fail
 from _native.request.signature cimport SUPPLY_CORRELATION, Signature, TensorSignature
-from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.sequences.sequence cimport (
     Sequence,
     correlation_hash,

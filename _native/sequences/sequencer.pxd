@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from _native.request.bridge cimport PostedCallback
+from _native.request.lane cimport Lane, LaneHandle
 from _native.scheduling.dispatcher cimport Dispatcher, Line
-from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.sequences.slots cimport Slots
 from _native.timers cimport Timer
 

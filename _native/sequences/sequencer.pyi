@@ -1,6 +1,6 @@
 from typing import Any
 
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import RateLimiter
 
 class SequenceLane(LaneHandle):

@@ -15,20 +15,7 @@ from _native.clock cimport now_ns
 from _native.memory.resource cimport block_take
 from _native.request.accounting cimport account_failed
 from _native.request.bridge cimport Bridge, PostedCallback, bridge_post, bridge_return
-from _native.request.request cimport Correlation, InputData, Request, request_fail
-from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
-from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.calling cimport lines_look
-from _native.scheduling.dispatcher cimport (
-    Consumer,
-    Dispatcher,
-    Line,
-    dispatcher_clear,
-    dispatcher_init,
-    line_init,
-    line_touch,
-)
-from _native.scheduling.lane cimport (
+from _native.request.lane cimport (
     PUSHED,
     Lane,
     LaneHandle,
@@ -38,6 +25,19 @@ from _native.scheduling.lane cimport (
     lane_free,
     lane_new,
     stricter,
+)
+from _native.request.request cimport Correlation, InputData, Request, request_fail
+from _native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
+from _native.request.statistics cimport FAILURE_OTHER
+from _native.scheduling.calling cimport BatchScheduler, lines_look
+from _native.scheduling.dispatcher cimport (
+    Consumer,
+    Dispatcher,
+    Line,
+    dispatcher_clear,
+    dispatcher_init,
+    line_init,
+    line_touch,
 )
 from _native.scheduling.limiter cimport RateLimiter
 from _native.scheduling.policy cimport LONGEST_DELAY, NEVER, BatchPlan, policy_set_oldest
@@ -333,7 +333,8 @@ cdef void sequencer_free(Lane *lane) noexcept nogil:
     lane_free(lane)
 
 
-cdef Scheduler SEQUENCER = Scheduler(push, wake, remove, expire, line_of, close, pending, sequencer_free)
+cdef BatchScheduler SEQUENCER = BatchScheduler(
+    Scheduler(push, wake, remove, expire, close, pending, sequencer_free), line_of)
 cdef SequenceHooks HOOKS = SequenceHooks(request_done, NULL, has_sequence, end_sequence)
 cdef SequenceHooks ITERATIVE = SequenceHooks(request_done, again, NULL, NULL)
 
@@ -394,7 +395,7 @@ cdef int plan_states(Slots *slots, object spec) except -1:
 
 
 cdef Sequencer *sequencer_new(object spec, int64_t version, Dispatcher *shared) except NULL:
-    cdef Sequencer *self = <Sequencer *>lane_new(sizeof(Sequencer), &SEQUENCER, spec, version)
+    cdef Sequencer *self = <Sequencer *>lane_new(sizeof(Sequencer), &SEQUENCER.requests, spec, version)
     dispatcher_init(&self.own, False)
     self.dispatcher = shared if shared != NULL else &self.own
     self.lane.sequences = &ITERATIVE if spec.sequence.iterative else &HOOKS

@@ -4,8 +4,8 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from _native.execution.supply cimport EndReason
+from _native.request.lane cimport Lane
 from _native.request.request cimport Correlation, Request
-from _native.scheduling.lane cimport Lane
 from _native.scheduling.policy cimport Policy
 from _native.sequences.sequence cimport Sequence, Sequences, SequenceTable, StatePlan
 

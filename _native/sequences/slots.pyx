@@ -37,6 +37,7 @@ from _native.execution.supply cimport (
 )
 from _native.memory.resource cimport block_give, block_take
 from _native.protobuf.datatype cimport DT_BYTES, datatype_size
+from _native.request.lane cimport lane_discard
 from _native.request.record cimport Record
 from _native.request.request cimport (
     REQUEST_QUEUED,
@@ -49,7 +50,6 @@ from _native.request.request cimport (
     request_reserve,
 )
 from _native.request.signature cimport Signature, TensorSignature
-from _native.scheduling.lane cimport lane_discard
 from _native.scheduling.policy cimport policy_end
 from _native.sequences.sequence cimport (
     Sequence,

@@ -1,1 +1,1 @@
-"""Where it comes together: ModelInfer, who may ask, decoding and checking, placement, submission, the models."""
+"""Where it comes together: ModelInfer, who may ask, submission, the table of models, the bytes of answers."""

@@ -10,6 +10,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
 from _native.atomic cimport load64
+from _native.request.lane cimport Lane, LaneHandle
 from _native.request.statistics cimport (
     FAILURE_BACKEND,
     FAILURE_CANCELED,
@@ -24,7 +25,6 @@ from _native.request.statistics cimport (
     counters_clear,
     statistics_read,
 )
-from _native.scheduling.lane cimport Lane, LaneHandle
 
 cdef enum Kind:
     SUCCESS

@@ -1,11 +1,11 @@
 from collections.abc import Callable
 
-from _native.caching.store import AnswerStore
 from _native.memory.shm import Regions
 from _native.request.bridge import BridgeHandle
+from _native.request.lane import LaneHandle
 from _native.request.record import RecorderHandle
-from _native.scheduling.lane import LaneHandle
 from _native.service.access import Authorizer
+from _native.service.answer_store import AnswerStore
 from _native.service.forwarding import Forwarder
 from _native.service.table import ModelTable
 from _native.timers import TimersHandle

@@ -13,15 +13,14 @@ from libc.string cimport memset
 
 from _native.atomic cimport add_own
 from _native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_forget
-from _native.caching.store cimport StoreBase, store_install
 from _native.execution.warmup cimport Outcome, warmup_requests
 from _native.memory.resource cimport Block, block_give, block_of_object, block_view
 from _native.memory.shm cimport Regions
 from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport BridgeHandle, bridge_abandon
+from _native.request.lane cimport Lane, LaneHandle
 from _native.request.record cimport Record, RecorderHandle
 from _native.request.request cimport Request, Response, request_free, request_new
-from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.service.access cimport (
     ALLOWED,
     INFERENCE,
@@ -33,6 +32,7 @@ from _native.service.access cimport (
     access_note,
 )
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
+from _native.service.answer_store cimport StoreBase, store_install
 from _native.service.forwarding cimport Forwarder, forwarder_claims
 from _native.service.submission cimport Submission, submission_resume, submission_wake, submit_call, submit_request
 from _native.service.table cimport ModelTable, message_model, table_place

@@ -6,12 +6,12 @@ from _native.caching.coalescer cimport Coalescer
 from _native.memory.resource cimport Block
 from _native.protobuf.codec cimport Str
 from _native.request.bridge cimport Bridge
+from _native.request.lane cimport Lane
 from _native.request.record cimport Recorder
 from _native.request.request cimport Request
-from _native.scheduling.lane cimport Lane
 from _native.service.access cimport AccessPolicy
-from _native.service.placement cimport RegionAccess
 from _native.service.table cimport Table
+from _native.tensors.placement cimport RegionAccess
 from _native.traceparent cimport TraceContext
 
 cdef enum:

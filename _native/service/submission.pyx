@@ -19,11 +19,11 @@ from _native.protobuf.codec cimport (
 )
 from _native.request.accounting cimport account_failed
 from _native.request.bridge cimport Bridge, bridge_return, bridge_watch
+from _native.request.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
+from _native.request.order cimport order_enter, order_leave
 from _native.request.record cimport Record, Sampling, record_begin
 from _native.request.request cimport REQUEST_NEW, REQUEST_WAITING, Request, request_fail
 from _native.request.statistics cimport FAILURE_OTHER
-from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, PUSHED, Lane, Pushed
-from _native.scheduling.order cimport order_enter, order_leave
 from _native.scheduling.split cimport split_enter
 from _native.service.access cimport (
     ALLOWED,
@@ -35,7 +35,6 @@ from _native.service.access cimport (
     access_status,
     access_text,
 )
-from _native.service.binding cimport request_bind, request_decode, request_identify
 from _native.service.table cimport table_find, table_route
 from _native.status cimport (
     STATUS_NOT_FOUND,
@@ -44,6 +43,7 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
+from _native.tensors.binding cimport request_bind, request_decode, request_identify
 from _native.text cimport format_text
 from _native.timers cimport timers_clear, timers_have_room
 from _native.traceparent cimport TraceContext

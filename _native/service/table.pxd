@@ -5,8 +5,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from _native.memory.resource cimport Block
 from _native.protobuf.codec cimport Str
+from _native.request.lane cimport Lane
 from _native.request.request cimport Correlation
-from _native.scheduling.lane cimport Lane
 from _native.threads cimport Mutex
 
 cdef struct VersionEntry:

@@ -12,8 +12,8 @@ from libc.string cimport memcmp, memcpy
 from _native.atomic cimport fetch_add32
 from _native.memory.arena cimport arena_take
 from _native.protobuf.codec cimport Str
+from _native.request.lane cimport Lane, LaneHandle
 from _native.request.request cimport Correlation
-from _native.scheduling.lane cimport Lane, LaneHandle
 from _native.status cimport STATUS_INVALID_ARGUMENT, STATUS_NOT_FOUND, STATUS_OK, STATUS_UNAVAILABLE
 from _native.text cimport clip, format_text
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock

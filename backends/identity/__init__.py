@@ -29,7 +29,7 @@ from backends.identity._identity import LONGEST_US, make_executor
 from backends.parameters import Parameters
 
 if TYPE_CHECKING:
-    from _native.cuda.batch import GpuBatch
+    from _native.gpu.batch import GpuBatch
 
 DELAY_US = "delay_us"
 DELAY_MS = "execute_delay_ms"

@@ -27,10 +27,10 @@ from _native.request.request cimport (
     response_free,
     response_new,
 )
-from _native.request.response cimport response_complete
 from _native.request.signature cimport Signature, TensorSignature
 from _native.request.statistics cimport Execution, statistics_executed
 from _native.status cimport STATUS_INTERNAL, STATUS_RESOURCE_EXHAUSTED
+from _native.tensors.completion cimport response_complete
 from _native.text cimport format_text
 from _native.threads cimport (
     Condition,

@@ -17,7 +17,7 @@ from backends.parameters import Parameters
 if TYPE_CHECKING:
     import onnxruntime
 
-    from _native.cuda.batch import GpuBatch
+    from _native.gpu.batch import GpuBatch
 
 ELEMENTS: Mapping[str, int] = MappingProxyType(
     {

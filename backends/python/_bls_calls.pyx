@@ -13,9 +13,9 @@ from _native.atomic cimport fetch_add32, load32
 from _native.clock cimport now_ns
 from _native.memory.resource cimport Block, block_give
 from _native.request.bridge cimport PostedCallback, bridge_abandon
+from _native.request.lane cimport Lane
 from _native.request.record cimport record_inner
 from _native.request.request cimport REQUEST_NEW, Request, Response, request_free, request_new
-from _native.scheduling.lane cimport Lane
 from _native.service.submission cimport CALLER_SERVER, Submission, submit_message
 from _native.status cimport STATUS_CANCELLED, STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNIMPLEMENTED
 from _native.threads cimport lock, unlock

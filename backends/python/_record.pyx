@@ -9,13 +9,13 @@ from libc.string cimport memcpy, memset
 
 from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
-from _native.execution.shape cimport reshape
 from _native.memory.arena cimport arena_holds
 from _native.memory.resource cimport SHARED_WITH_FRIEND, Block
 from _native.memory.shm cimport REGION_SYSTEM, Placement, Region
 from _native.request.record cimport Record
 from _native.request.request cimport InputData, Request
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
+from _native.shape cimport reshape
 from _native.traceparent cimport TRACEPARENT, traceparent_write
 from backends.python._channel cimport Channel
 from backends.python._parameters cimport parameters_size, parameters_write

@@ -10,8 +10,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from _native.execution.scatter cimport bytes_of_elements, request_set_state
-from _native.execution.shape cimport reshape, shape_fits
+from _native.execution.scatter cimport request_set_state
 from _native.memory.resource cimport Block, block_give, block_share, block_take
 from _native.protobuf.codec cimport (
     PARAMETER_BOOL,
@@ -21,10 +20,18 @@ from _native.protobuf.codec cimport (
     Parameter,
     ParameterKind,
 )
-from _native.protobuf.datatype cimport DT_BF16, DT_BYTES, DT_UINT16, Datatype, datatype_name, datatype_size
+from _native.protobuf.datatype cimport (
+    DT_BF16,
+    DT_BYTES,
+    DT_UINT16,
+    Datatype,
+    bytes_of_elements,
+    datatype_name,
+    datatype_size,
+)
 from _native.request.request cimport OutputData, Request, Response, response_fail
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
-from _native.service.placement cimport place_of_output
+from _native.shape cimport reshape, shape_fits
 from _native.status cimport (
     STATUS_CANCELLED,
     STATUS_INTERNAL,
@@ -33,6 +40,7 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
+from _native.tensors.placement cimport place_of_output
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
 from backends.python._loans cimport Loan, loan_find

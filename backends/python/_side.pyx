@@ -9,8 +9,8 @@ from _native.atomic cimport load32
 from _native.memory.resource cimport Block, block_give, block_wrap
 from _native.request.bridge cimport Bridge, bridge_return
 from _native.request.request cimport Request, Response, response_fail, response_free, response_new
-from _native.request.response cimport response_complete
 from _native.status cimport STATUS_INTERNAL, STATUS_OK
+from _native.tensors.completion cimport response_complete
 from _native.text cimport format_text
 from _native.threads cimport lock, notify_all, unlock
 from backends.python._channel cimport (

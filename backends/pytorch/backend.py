@@ -35,9 +35,9 @@ from backends.pytorch.options import Options, read_options
 if TYPE_CHECKING:
     import torch
 
-    from _native.cuda.batch import GpuBatch
     from _native.execution.batch import Batch
     from _native.execution.view import View
+    from _native.gpu.batch import GpuBatch
 
 WARMUP_RUNS = 3
 """Calls before one is recorded as a graph: TorchScript watches the first ones, and compiles the module anew then."""

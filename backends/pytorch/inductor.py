@@ -37,15 +37,15 @@ from backends.pytorch.wrapper import SMALLEST_VARIABLE, Dimension, ExpectedInput
 if TYPE_CHECKING:
     import torch
 
-    from _native.cuda.batch import GpuBatch
     from _native.execution.batch import Batch
+    from _native.gpu.batch import GpuBatch
     from backends.pytorch._aoti import Library
 
 log = logging.getLogger("inferd.backends")
 
 PLATFORM = "torch_aoti"
 MODEL_FILE = "model.pt2"
-BATCHES_ON_GPU = 3  # that may be submitted and not be done, see _native.cuda.instance
+BATCHES_ON_GPU = 3  # that may be submitted and not be done, see _native.gpu.instance
 
 Call: TypeAlias = Callable[[list[Any], bool], Sequence[Any]]
 """Runs a model on a GPU: its inputs in order and whether work is recorded, to its outputs; both with `__dlpack__`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from backends.api import BackendError
 
 if TYPE_CHECKING:
-    from _native.cuda.batch import GpuBatch
+    from _native.gpu.batch import GpuBatch
 
 ALIGNMENT = 256  # of an instance's memory
 

@@ -16,7 +16,7 @@ from backends.tensorrt.library import Library, reason
 from backends.tensorrt.plan import Dims, Plan, PlanTensor, Profile
 
 if TYPE_CHECKING:
-    from _native.cuda.batch import GpuBatch
+    from _native.gpu.batch import GpuBatch
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

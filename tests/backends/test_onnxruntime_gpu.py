@@ -221,7 +221,7 @@ def memory(array):
 
 
 class FakeGpuBatch:
-    """As _native.cuda.batch.GpuBatch, in the host's memory."""
+    """As _native.gpu.batch.GpuBatch, in the host's memory."""
 
     def __init__(self, inputs, outputs, rows):
         self.inputs = {name: None if array is None else memory(array) for name, array in inputs.items()}

@@ -8,7 +8,7 @@ import zlib
 import pytest
 import redis
 
-from _native.caching.store import AnswerStore
+from _native.service.answer_store import AnswerStore
 from server.caching import RedisCache
 from server.engine.caching import circuit, redis_store
 from server.engine.config import Options

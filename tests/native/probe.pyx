@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add32
+from _native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.request.request cimport REQUEST_TAKEN, Request, request_free, request_new, request_reserve
 from _native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
@@ -20,7 +21,6 @@ from _native.scheduling.dispatcher cimport (
     dispatcher_decide,
     line_touch,
 )
-from _native.scheduling.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from _native.scheduling.limiter cimport ClaimHandle
 from _native.scheduling.policy cimport NEVER as NEVER_NS, BatchPlan
 from _native.scheduling.queue cimport (

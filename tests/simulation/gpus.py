@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import _native.cuda.closing
-import _native.cuda.instance
+import _native.gpu.instance
 from server.engine.instances.gpu import GpuPolicy, Gpus
 from tests import gpu_stub
 from tests.simulation.wire import Violation
@@ -68,7 +68,7 @@ class Graphics:
         def thread(*, target: Any, name: str, daemon: bool) -> WorldThread:
             return WorldThread(world, target, name)
 
-        _native.cuda.instance.threading = SimpleNamespace(Thread=thread)  # type: ignore[attr-defined]
+        _native.gpu.instance.threading = SimpleNamespace(Thread=thread)  # type: ignore[attr-defined]
 
     @staticmethod
     def closers() -> int:

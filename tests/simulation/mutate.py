@@ -343,13 +343,13 @@ FAULTS = (
     # regions
     fault(
         "an output is not written to its region",
-        "service/placement",
+        "tensors/placement",
         "        memmove(to, out.data, out.size)",
         "        memmove(to, to, out.size)",
     ),
     fault(
         "an answer is made of a region that has been shortened",
-        "service/placement",
+        "tensors/placement",
         "        if not region_intact(placement.region):\n            response_fail",
         "        if False:\n            response_fail",
         "what a client reads after it has taken its own memory away is nobody's affair: any answer will do",
@@ -357,13 +357,13 @@ FAULTS = (
     # GPUs
     fault(
         "a model computes before its inputs are there",
-        "cuda/transfer",
+        "gpu/transfer",
         "cuda.stream_wait_event(self.compute.stream, set.uploaded, 0)",
         "CUDA_OK",
     ),
     fault(
         "outputs are fetched before they are computed",
-        "cuda/transfer",
+        "gpu/transfer",
         "cuda.stream_wait_event(self.copy_out.stream, set.computed, 0)",
         "CUDA_OK",
     ),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from _native.caching.store import AnswerStore, Lookup
+from _native.service.answer_store import AnswerStore, Lookup
 from server.caching import RedisCache
 from server.engine.caching.circuit import Circuit
 from server.errors import ConfigError

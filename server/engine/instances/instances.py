@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from _native.cuda.instance import GpuLoop
 from _native.execution.instance import InstanceLoop
-from _native.scheduling.lane import LaneHandle
+from _native.gpu.instance import GpuLoop
+from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 from _native.scheduling.queue import QueueLane
 from backends.api import BackendError, GpuInstance, Instance, InstanceSpec, Model, ModelSpec, WorkerStatus

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from _native.cuda.instance import GpuLoop
 from _native.execution.instance import InstanceLoop
-from _native.scheduling.lane import LaneHandle
+from _native.gpu.instance import GpuLoop
+from _native.request.lane import LaneHandle
 from _native.service.infer import InferService
 from backends.api import BackendError, ModelSpec, WarmupInput, WarmupSpec
 from server.engine.config.datatypes import SIZE_OF

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.service.table import ModelTable
 from server.engine import config as configuration
 from server.engine.models.version import LoadedVersion

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from _native.ensembles.ensemble import EnsembleLane
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.scheduling.queue import QueueLane
 from _native.scheduling.report import encode_statistics
 from _native.sequences.sequencer import SequenceLane

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.service.exposition import ModelMetrics
 from server.engine.config.measured import own_bounds
 from server.observe.metrics.catalogue import ModelFamily

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint32_t
 
-from _native.cuda.bufferset cimport BufferSet, Pipeline
 from _native.cuda.driver cimport DevicePointer
-from _native.cuda.transfer cimport Transfer
+from _native.gpu.bufferset cimport BufferSet, Pipeline
+from _native.gpu.transfer cimport Transfer
 
 
 cdef class GpuBatch:

@@ -7,8 +7,8 @@ from _native.cuda.driver cimport DevicePointer, EventHandle
 from _native.cuda.memory cimport DevicePool
 from _native.execution.batch cimport NativeBatch
 from _native.memory.resource cimport Block
+from _native.request.lane cimport Lane
 from _native.request.signature cimport MAX_RANK
-from _native.scheduling.lane cimport Lane
 from _native.threads cimport Condition, Mutex
 
 cdef enum:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from _native.cuda.memory import DevicePool, PageLocked
 from _native.execution.loop import ExecutionLoop
-from _native.scheduling.lane import LaneHandle
+from _native.request.lane import LaneHandle
 from _native.scheduling.limiter import ClaimHandle
 
 class GpuLoop(ExecutionLoop):

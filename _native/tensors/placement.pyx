@@ -42,9 +42,9 @@ from _native.protobuf.codec cimport (
     parameter_find,
 )
 from _native.protobuf.datatype cimport DT_BYTES
+from _native.request.lane cimport Lane
 from _native.request.request cimport InputData, OutputData, Request, Response, request_fail, response_fail
 from _native.request.signature cimport TensorSignature
-from _native.scheduling.lane cimport Lane
 from _native.status cimport (
     STATUS_INTERNAL,
     STATUS_INVALID_ARGUMENT,

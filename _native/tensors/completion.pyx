@@ -7,7 +7,8 @@ from _native.memory.resource cimport SHARED_WITH_NOBODY, Block, block_give
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name
 from _native.request.request cimport OutputData, Request, Response, response_fail
 from _native.request.signature cimport Signature, TensorSignature
-from _native.service.classify cimport (
+from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from _native.tensors.classify cimport (
     CLASSIFY_LIMIT,
     CLASSIFY_OK,
     CLASSIFY_TOO_LARGE,
@@ -15,8 +16,7 @@ from _native.service.classify cimport (
     ClassifyResult,
     classify,
 )
-from _native.service.placement cimport response_place
-from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from _native.tensors.placement cimport response_place
 from _native.text cimport format_text
 
 

@@ -4,12 +4,10 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from _native.memory.arena cimport Arena
+from _native.request.order cimport ResponseOrder
 from _native.request.request cimport Correlation, Request
 from _native.request.signature cimport Signature
 from _native.request.statistics cimport Statistics
-from _native.scheduling.dispatcher cimport Consumer, Line
-from _native.scheduling.limiter cimport RateLimiter
-from _native.scheduling.order cimport ResponseOrder
 
 cdef enum Pushed:
     PUSHED
@@ -18,7 +16,8 @@ cdef enum Pushed:
     LANE_REFUSED             # the request carries the reason
 
 cdef struct Scheduler:
-    # The functions of a kind of lane. They get the struct that begins with the lane.
+    # The functions of a kind of lane for requests; instances use BatchScheduler of `_native.scheduling.calling`. They
+    # get the struct that begins with the lane.
 
     # On the loop: take a request, which then belongs to the lane. Does not block for long, and does not wake instances.
     # Anything but PUSHED: the request still belongs to the caller.
@@ -31,8 +30,6 @@ cdef struct Scheduler:
     # On the loop: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
     # who refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
-    # The source of batches for this instance. NULL: none.
-    Line *(*line)(Lane *lane, const Consumer *consumer) noexcept nogil
     # Refuse further requests; instances finish accepted requests and then end.
     void (*close)(Lane *lane) noexcept nogil
     # The number of waiting requests.
@@ -90,4 +87,4 @@ cdef void lane_discard(Request *request) noexcept nogil
 cdef class LaneHandle:
     # a lane for Python; each kind of scheduler has a subclass, which makes it
     cdef Lane *lane
-    cdef RateLimiter limiter  # of its instances; None: they need no resources
+    cdef object limiter      # RateLimiter of its instances; None: they need no resources

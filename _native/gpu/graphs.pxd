@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from _native.cuda.bufferset cimport SETS, BufferSet, Pipeline
 from _native.cuda.driver cimport DevicePointer
-from _native.cuda.transfer cimport Transfer
+from _native.gpu.bufferset cimport SETS, BufferSet, Pipeline
+from _native.gpu.transfer cimport Transfer
 from _native.request.signature cimport MAX_RANK, Signature
 
 cdef enum:

@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc, free
 from _native.atomic cimport fetch_add32, load32
 from _native.memory.arena cimport ArenaHandle, arena_give, arena_share
 from _native.memory.resource cimport LIVE_LANES, live_add
+from _native.request.order cimport order_free, order_new
 from _native.request.request cimport Request, request_free
 from _native.request.signature cimport signature_build, signature_clear
 from _native.request.statistics cimport (
@@ -21,7 +22,6 @@ from _native.request.statistics cimport (
     statistics_init,
     statistics_totals,
 )
-from _native.scheduling.order cimport order_free, order_new
 
 
 cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL:

@@ -3,13 +3,13 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
-from _native.cuda.bufferset cimport BufferSet, Output, Pipeline, drop_output, input_address, padded_size
 from _native.cuda.device cimport Stream
 from _native.cuda.driver cimport DevicePointer
-from _native.cuda.tensor cimport address_of, tensor_new
-from _native.cuda.transfer cimport Transfer, place_in_region
 from _native.execution.scatter cimport batch_wants
 from _native.execution.supply cimport GatheredInput
+from _native.gpu.bufferset cimport BufferSet, Output, Pipeline, drop_output, input_address, padded_size
+from _native.gpu.tensor cimport address_of, tensor_new
+from _native.gpu.transfer cimport Transfer, place_in_region
 from _native.memory.resource cimport Lent
 from _native.protobuf.datatype cimport datatype_size
 from _native.request.signature cimport MAX_RANK, TensorSignature

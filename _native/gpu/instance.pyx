@@ -19,19 +19,19 @@ from libc.stdint cimport uint32_t
 
 from _native.atomic cimport load32, load64
 from _native.clock cimport now_ns
-from _native.cuda.batch cimport GpuBatch, batch_on_device
-from _native.cuda.bufferset cimport SETS, BufferSet, Pipeline
 from _native.cuda.device cimport use_device
 from _native.cuda.driver cimport cuda
-from _native.cuda.graphs cimport Graphs
 from _native.cuda.memory cimport DevicePool, PageLocked
-from _native.cuda.transfer cimport Transfer
 from _native.execution.batch cimport batch_begin, batch_fail_by, batch_fetch, batch_finish
 from _native.execution.batchlog cimport batch_log
 from _native.execution.gather cimport batch_describe
 from _native.execution.loop cimport ExecutionLoop
+from _native.gpu.batch cimport GpuBatch, batch_on_device
+from _native.gpu.bufferset cimport SETS, BufferSet, Pipeline
+from _native.gpu.graphs cimport Graphs
+from _native.gpu.transfer cimport Transfer
+from _native.request.lane cimport LaneHandle
 from _native.request.request cimport Request
-from _native.scheduling.lane cimport LaneHandle
 from _native.scheduling.limiter cimport ClaimHandle
 from _native.text cimport text_of, text_or_no_memory
 from _native.threads cimport thread_name

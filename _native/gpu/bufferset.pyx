@@ -20,7 +20,7 @@ from _native.cuda.memory cimport DevicePool
 from _native.execution.batch cimport batch_free, batch_init
 from _native.list cimport list_append, list_prepend, list_remove
 from _native.memory.resource cimport Block, block_give
-from _native.scheduling.lane cimport Lane, LaneHandle
+from _native.request.lane cimport Lane, LaneHandle
 from _native.threads cimport (
     condition_destroy,
     condition_init,

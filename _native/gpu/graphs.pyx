@@ -11,15 +11,15 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from _native.atomic cimport fetch_add64
-from _native.cuda.batch cimport GpuBatch, batch_on_device
-from _native.cuda.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
 from _native.cuda.device cimport Graph
 from _native.cuda.driver cimport DevicePointer, cuda
-from _native.cuda.transfer cimport Transfer
+from _native.gpu.batch cimport GpuBatch, batch_on_device
+from _native.gpu.bufferset cimport SETS, BufferSet, Output, Pipeline, clear_outputs
+from _native.gpu.transfer cimport Transfer
 from _native.memory.resource cimport Lent
 from _native.protobuf.datatype cimport datatype_size
+from _native.request.lane cimport LaneHandle
 from _native.request.signature cimport TensorSignature
-from _native.scheduling.lane cimport LaneHandle
 
 
 cdef class Captured:

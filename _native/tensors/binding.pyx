@@ -30,10 +30,9 @@ from _native.protobuf.codec cimport (
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.request.request cimport InputData, Request, request_fail, request_reserve
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature, input_find, output_find
-from _native.scheduling.split cimport MAX_PARTS
-from _native.service.parameters cimport take_correlation, take_parameters, wrong_parameter
-from _native.service.placement cimport RegionAccess, is_placed, place_input, place_output
 from _native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED
+from _native.tensors.parameters cimport take_correlation, take_parameters, wrong_parameter
+from _native.tensors.placement cimport RegionAccess, is_placed, place_input, place_output
 from _native.text cimport clip, format_text, shape_text
 
 
@@ -42,6 +41,7 @@ cdef extern from *:
 
 cdef enum:
     MAX_ROWS = 1 << 30       # of a request that is split
+    MAX_PARTS = 4096         # that it is split into
 
 
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
