@@ -37,6 +37,7 @@ NGHTTP2_USERS = {
     "_native.service.forwarding",
     "_native.service.infer",
     "_native.service.submission",
+    "_native.transport.call",
     "_native.transport.connection",
     "_native.transport.direct_read",
     "_native.transport.errorinfo",

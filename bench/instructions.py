@@ -63,7 +63,7 @@ GROUPS = {  # the first that the name of a module begins with
         "transport.unary",
     ),
     "headers": ("transport.head", "transport.headers", "transport.compression", "service.access", "service.forwarding"),
-    "decode": ("protobuf.codec", "protobuf.wire", "protobuf.messages"),
+    "decode": ("protobuf.codec", "protobuf.contents", "protobuf.wire", "protobuf.messages"),
     "encode": ("protobuf", "service.answer", "inference.answer"),
     "queue": ("scheduling", "request.lane", "request.order"),
     "execute": ("execution", "identity"),

@@ -5,8 +5,6 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from _native.protobuf.datatype cimport Datatype
-
 
 cdef struct Str:
     # a borrowed run of bytes; not terminated
@@ -37,7 +35,7 @@ cdef struct InputHead:
     uint32_t rank
     uint32_t first_parameter      # in tensor_parameters
     uint32_t parameter_count
-    Str body                      # the encoded InferInputTensor, re-read by contents_copy
+    Str body                      # the encoded InferInputTensor, re-read by contents_copy of _native.protobuf.contents
     bint has_contents             # the `contents` submessage is present, possibly empty
     uint32_t contents_mask        # bit n set: field n of InferTensorContents holds at least one element
     uint64_t contents_count       # elements over all those fields
@@ -102,12 +100,3 @@ cdef bint infer_message_add_parameters(InferMessage *message, const InferMessage
 # The last parameter with this key among `count` from `first` on; NULL if there is none.
 cdef const Parameter *parameter_find(const Parameter *first, uint32_t count, const char *key,
                                      size_t key_size) noexcept nogil
-
-# The one field of InferTensorContents for elements of this datatype (FP32 -> 6, INT8 -> 2, ...); 0 for FP16 and BF16,
-# which have none.
-cdef uint32_t contents_field(Datatype datatype) noexcept nogil
-# The number of bytes that contents_copy writes for this input with this datatype.
-cdef uint64_t contents_size(const InputHead *head, Datatype datatype) noexcept nogil
-# Write the typed contents as raw little-endian elements (BYTES: each with a 4-byte length). Integers are narrowed to
-# their low bytes, as in Triton. Only for an input whose contents_mask has no other bit than this datatype's.
-cdef void contents_copy(const InputHead *head, Datatype datatype, uint8_t *out) noexcept nogil

@@ -27,14 +27,12 @@ from _native.protobuf.codec cimport (
     Parameter,
     ParameterKind,
     Str,
-    contents_copy,
-    contents_field,
-    contents_size,
     infer_decode,
     infer_message_free,
     infer_message_init,
     parameter_find,
 )
+from _native.protobuf.contents cimport contents_copy, contents_field, contents_size
 from _native.protobuf.datatype cimport Datatype, datatype_parse
 from _native.protobuf.encoding cimport (
     ResponseHead,

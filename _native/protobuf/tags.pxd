@@ -1,6 +1,11 @@
 # The fields of the inference messages, from proto/grpc_service.proto.
 #
 # Tags are field_number << 3 | wire_type.
+
+from libc.stdint cimport uint32_t
+
+from _native.protobuf.wire cimport WIRE_FIXED32, WIRE_FIXED64, WIRE_LEN, WIRE_VARINT
+
 cdef enum:      # ModelInferRequest
     REQUEST_MODEL_NAME = 1 << 3 | 2
     REQUEST_MODEL_VERSION = 2 << 3 | 2
@@ -50,3 +55,12 @@ cdef enum:      # ModelInferResponse
     RESPONSE_PARAMETERS = 4 << 3 | 2
     RESPONSE_OUTPUTS = 5 << 3 | 2
     RESPONSE_RAW = 6 << 3 | 2
+
+
+cdef inline uint32_t contents_wire_type(uint32_t field) noexcept nogil:
+    """The wire type of one unpacked element of a field of InferTensorContents."""
+    if field == CONTENTS_FP32:
+        return WIRE_FIXED32
+    if field == CONTENTS_FP64:
+        return WIRE_FIXED64
+    return WIRE_LEN if field == CONTENTS_BYTES else WIRE_VARINT

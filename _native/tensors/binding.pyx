@@ -21,12 +21,10 @@ from _native.protobuf.codec cimport (
     OutputHead,
     Parameter,
     Str,
-    contents_copy,
-    contents_field,
-    contents_size,
     infer_decode,
     parameter_find,
 )
+from _native.protobuf.contents cimport contents_copy, contents_field, contents_size
 from _native.protobuf.datatype cimport DT_BYTES, datatype_name, datatype_size
 from _native.request.request cimport InputData, Request, request_fail, request_reserve
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature, input_find, output_find

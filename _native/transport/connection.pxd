@@ -1,11 +1,12 @@
-# Connections and their calls, as objects for Python.
+# Connections, as objects for Python.
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport uint8_t
 
 from _native.timers cimport TimersHandle
+from _native.transport.call cimport CallOwner
 from _native.transport.client cimport ClientUse
 from _native.transport.direct_read cimport ReadTarget
-from _native.transport.stream cimport Conn, Host, Interceptor, Stream
+from _native.transport.stream cimport Conn, Host, Interceptor
 from _native.transport.unary cimport Unary
 from _native.transport.workers cimport Workers
 
@@ -27,7 +28,7 @@ cdef class InterceptorHandle:
     cdef Interceptor interceptor
 
 
-cdef class Connection:
+cdef class Connection(CallOwner):
     cdef Conn conn
     cdef Endpoint endpoint
     cdef ReadTarget target       # of the next read, from `receive_buffer`
@@ -39,19 +40,6 @@ cdef class Connection:
     cdef readonly object peer
     cdef public object admission  # the counts that the connection is part of, for its owner
     cdef public object client    # what the owner knows about the peer, for handlers
-    cdef object events           # deque of (Call, kind) for the calls' owners
     cdef int take_read_target(self, ReadTarget *target) except -1
     cdef void take_in(self, const ReadTarget *target, size_t count, int socket) noexcept nogil
     cdef int dispatch(self) except -1
-
-
-cdef class Call:
-    cdef Stream *stream          # NULL once the stream is closed
-    cdef readonly Connection connection
-    cdef readonly str path
-    cdef readonly tuple metadata
-    cdef readonly int64_t timeout_ns
-    cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
-    cdef public object on_event      # called with one of the EVENT_* names
-    cdef Stream *open_stream(self) except NULL
-    cdef void touched(self)

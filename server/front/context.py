@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from _native.transport.connection import EVENT_CLOSED, EVENT_DEADLINE, Call
+from _native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call
 from server.front.connection_limits import ListenerPolicy
 from server.front.door import STOPPING
 from server.front.peer import Peer, identity_key

@@ -28,6 +28,7 @@ TARGETS = {
     "codec": [
         "_native.protobuf.wire",
         "_native.protobuf.codec",
+        "_native.protobuf.contents",
         "_native.protobuf.encoding",
         "_native.protobuf.messages",
     ],

@@ -20,7 +20,8 @@ from _native.request.bridge import BridgeHandle
 from _native.scheduling.queue import QueueLane
 from _native.service.infer import InferService
 from _native.service.table import ModelTable
-from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call, Connection, Endpoint
+from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE, Call
+from _native.transport.connection import Connection, Endpoint
 from backends.api import BatchingSpec, ModelSpec, TensorSpec
 from backends.identity import IdentityInstance
 from server.pb import grpc_service_pb2 as pb

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from _native.memory.resource import live_counters
+from _native.transport.call import EVENT_CLOSED, Call
 from _native.transport.client import ClientUse
-from _native.transport.connection import EVENT_CLOSED, Call, Connection, Endpoint
+from _native.transport.connection import Connection, Endpoint
 from _native.transport.workers import Workers
 from tests.native.h2peer import INFER, Lanes, Peer, framed, output
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.memory.resource import live_counters, pooled, trim
+from _native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
 from _native.transport.client import ClientUse
 from _native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
-from _native.transport.connection import EVENT_HALF_CLOSE, EVENT_MESSAGE, Connection
+from _native.transport.connection import Connection
 from _native.transport.workers import Workers
 from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from _native.memory.resource import live_counters
+from _native.transport.call import EVENT_DEADLINE
 from _native.transport.client import ClientUse
-from _native.transport.connection import EVENT_DEADLINE, Connection
+from _native.transport.connection import Connection
 from tests.native.h2peer import Echo, Lanes, Peer, framed
 
 KIB = 1 << 10

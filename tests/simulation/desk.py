@@ -25,8 +25,9 @@ from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from _native.service.infer import Ticket
+    from _native.transport.call import Call
     from _native.transport.client import ClientUse
-    from _native.transport.connection import Call, Connection
+    from _native.transport.connection import Connection
     from tests.simulation.simulation import Simulation
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

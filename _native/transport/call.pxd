@@ -1,0 +1,25 @@
+# Calls of methods that Python handles.
+
+from libc.stdint cimport int64_t
+
+from _native.transport.stream cimport Service, Stream
+
+cdef Service PYTHON          # of all paths that are not a native method's
+
+
+cdef class CallOwner:
+    # what a call needs of its connection, which Conn.owner is
+    cdef object events       # deque of (Call, kind) for the handlers
+    # Some stream has got output outside of a read of the connection.
+    cdef int has_output(self) except -1
+
+
+cdef class Call:
+    cdef Stream *stream          # NULL once the stream is closed
+    cdef readonly CallOwner connection
+    cdef readonly str path
+    cdef readonly tuple metadata
+    cdef readonly int64_t timeout_ns
+    cdef readonly object closed_by   # HTTP/2 error code with which the stream closed; None while it is open
+    cdef public object on_event      # called with one of the EVENT_* names
+    cdef Stream *open_stream(self) except NULL
