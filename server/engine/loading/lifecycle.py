@@ -22,22 +22,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backends.api import BackendError
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.warmup import Halt
 from server.engine.loading.candidates import Candidate, Failure, Maker
+from server.engine.loading.endings import End, Endings
 from server.engine.loading.load import Loading
 from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
 from server.engine.loading.overrides import NOTHING, Override, write_files
 from server.engine.loading.room import Room
-from server.engine.models.registry import UNAVAILABLE, UNLOADED, UNLOADING, Departing, Models, ModelState
-from server.engine.models.version import LoadedVersion
+from server.engine.models.registry import Models, ModelState
 from server.engine.repository.folders import Marks, ModelFolder, marks
 from server.engine.repository.sources import Repositories
 from server.errors import ConfigError, Denied, Status, Unavailable
@@ -45,7 +43,6 @@ from server.errors import ConfigError, Denied, Status, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
-End = Callable[[LoadedVersion], Awaitable[None]]
 Allowed = Callable[[str], bool]
 """Whether who asks may load and unload the model of this name."""
 
@@ -53,10 +50,6 @@ Allowed = Callable[[str], bool]
 def anything(_: str) -> bool:
     """`Allowed` for the server itself, and for models."""
     return True
-
-
-MOST_REPLACED = 2
-"""Of one model that finish their requests, while it is not made anew: each keeps its instances and their memory."""
 
 
 class Lifecycle:
@@ -86,17 +79,13 @@ class Lifecycle:
         self._repositories = repositories
         self._models = models
         self._maker = maker
-        self._drained = drained
-        self._end = end
         self._threads = threads
         self._room = Room(threads, patience)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
-        self._endings: dict[asyncio.Task[None], str] = {}  # of which model
-        self._replaced: dict[str, set[asyncio.Task[None]]] = {}  # by model: the ends of what served at a time
+        self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        self._closing = False
         self.loaded = 0  # versions, ever
         self.failed = 0  # attempts to load a model, ever
 
@@ -208,7 +197,7 @@ class Lifecycle:
         if self._stopping:
             self._halt(loading)
         try:
-            await loading.run(self)
+            await loading.run(self._endings)
         finally:
             for name in names:
                 self._made_in.pop(name, None)
@@ -304,10 +293,11 @@ class Lifecycle:
             state = self._models[name]
             steps = configuration.models_of(state.prepared.spec) if dependents and state.prepared else frozenset()
             if not state.loaded:
-                self._hurry(state)
-            ending = self._withdraw(name)
+                self._endings.hurry(name)
+            ending = self._endings.withdraw(name)
         if steps:
-            followers = self._begin(self._unload_steps(ending, frozenset(filter(allowed, steps)), allowed), name)
+            wanted = frozenset(filter(allowed, steps))
+            followers = self._endings.begin(self._unload_steps(ending, wanted, allowed), name)
             if not asked_by:  # a model might wait for its own end
                 await followers
 
@@ -323,7 +313,7 @@ class Lifecycle:
                 return
             state = self._models[name]
             steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset()
-            ending = self._withdraw(name)
+            ending = self._endings.withdraw(name)
         await ending
         await self._unload_steps(ending, frozenset(steps), anything)
 
@@ -339,166 +329,20 @@ class Lifecycle:
         """Unload a model that is in no repository any more, and forget it."""
         async with self._locks.of((name,)):
             if name in self._models and await on_thread(self._repositories.find, name) is None:
-                ending = self._withdraw(name)
+                ending = self._endings.withdraw(name)
                 log.info("'%s' is in no repository any more", name)
-                self._begin(self._forget(name, ending), name)
+                self._endings.begin(self._forget(name, ending), name)
 
     async def _forget(self, name: str, ending: asyncio.Task[None]) -> None:
         await ending
         if name in self._models and self._models[name].own is None and not self._models[name].departing:
             self._models.remove(name)
 
-    def _withdraw(self, name: str) -> asyncio.Task[None]:
-        """Have requests find nothing of the model from now on; the task ends with the last request."""
-        state = self._models[name]
-        old = state.loaded
-        versions = {version: entry.loaded for version, entry in old.items() if entry.loaded is not None}
-        for entry in state.versions.values():
-            entry.state, entry.reason = (UNLOADING, "") if entry.loaded else (UNAVAILABLE, UNLOADED)
-            entry.loaded = None
-        override, state.override = state.override, None
-        state.own = state.prepared = state.folder = None
-        state.problem, state.explicit, state.is_own, state.marks = "", False, True, {}
-        self._depart(name, versions.values())
-        self._models.publish(name)
-        for version in versions:
-            self._models.announce(name, version, False)
-
-        async def end() -> None:
-            await asyncio.gather(*(self._see_out(name, version) for version in versions.values()))
-            for entry in old.values():
-                entry.state, entry.reason = UNAVAILABLE, UNLOADED
-            if override is not None:
-                await on_thread(override.cleanup)
-            if versions:
-                log.info("successfully unloaded '%s'", name)
-
-        return self._begin(end(), name, serves=self._is_waited_for(name, versions.values()))
-
-    # -- the end of versions --
-
-    def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
-        """See loading.Ending."""
-        versions = tuple(old)
-        self._depart(name, versions)
-
-        async def end() -> None:
-            await asyncio.gather(*(self._see_out(name, version) for version in versions))
-            if cleanup is not None:
-                await on_thread(cleanup)
-
-        if versions or cleanup is not None:
-            self._begin(end(), name, serves=self._is_waited_for(name, versions))
-
-    def _is_waited_for(self, name: str, old: Iterable[LoadedVersion]) -> bool:
-        """Whether these count among MOST_REPLACED: not those with sequences, which go on for a time that is bounded."""
-        departing = {each.loaded for each in self._models[name].departing}
-        return any(version not in departing for version in old)
-
-    async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
-        """See loading.Ending."""
-        told = False
-        while len(left := self._replaced.get(name, ())) >= MOST_REPLACED:
-            if not waits:
-                raise BackendError(
-                    f"'{name}' was replaced {len(left)} times, and what was before still finishes its requests: a "
-                    "load that a model asks for does not wait for them, try again"
-                )
-            if not told:
-                log.info("'%s' is loaded when one of %d has ended that were replaced before", name, len(left))
-                told = True
-            halted = asyncio.create_task(halt.wait())
-            await asyncio.wait({*left, halted}, return_when=asyncio.FIRST_COMPLETED)
-            halted.cancel()
-            halt.check()
+    # -- the end --
 
     def is_crowded(self, name: str) -> bool:
         """Whether a load of this model would have to wait for what it was before."""
-        return len(self._replaced.get(name, ())) >= MOST_REPLACED
-
-    def passed(self, name: str, version: LoadedVersion) -> None:
-        """See loading.Ending."""
-
-        async def end() -> None:
-            await self._let_go_on(name, departing)
-
-        if version.sequences and version.drain_seconds and not self._closing:
-            departing = Departing(version)
-            self._models[name].departing.insert(0, departing)
-            self._begin(end(), name)
-
-    def _depart(self, name: str, versions: Iterable[LoadedVersion]) -> None:
-        """Have requests of sequences still find these, from the next time on that the model is published."""
-        state = self._models[name]
-        for version in sorted(versions, key=lambda each: each.version):
-            for before in [each for each in state.departing if each.loaded is version]:  # see `passed`
-                state.departing.remove(before)
-                before.end()
-            if version.sequences and version.drain_seconds and not self._closing:
-                version.drain()
-                state.departing.insert(0, Departing(version))
-
-    async def _see_out(self, name: str, version: LoadedVersion) -> None:
-        """Let sequences go on, then close the version; returns when it is over."""
-        departing = next((each for each in self._models[name].departing if each.loaded is version), None)
-        if departing is not None:
-            log.info("'%s' version %d: %d sequences go on", name, version.version, version.sequences)
-            await self._let_go_on(name, departing)
-        if version.sequences:
-            log.warning("'%s' version %d: %d sequences are ended", name, version.version, version.sequences)
-            for successor in self._models.versions(name):
-                successor.succeed(version)
-        await self._end(version)
-
-    async def _let_go_on(self, name: str, departing: Departing) -> None:
-        """Return when the sequences have ended, or their time is over; requests do not find them any more then."""
-        drained = asyncio.ensure_future(self._drained(departing.loaded))
-        try:
-            await asyncio.wait(
-                (drained, departing.stop),
-                timeout=departing.loaded.drain_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            drained.cancel()
-        state = self._models[name]
-        if departing in state.departing:
-            state.departing.remove(departing)
-            self._models.publish(name)
-
-    @staticmethod
-    def _hurry(state: ModelState) -> None:
-        for departing in state.departing:
-            departing.end()
-
-    def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
-        """See loading.Ending."""
-        return self._begin(on_thread(wait), name)
-
-    def refuse(self, name: str, problem: str) -> None:
-        """See loading.Ending."""
-        self._withdraw(name)
-        state = self._models[name]
-        state.versions, state.problem = {}, problem
-        self._models.publish(name)
-
-    def _begin(self, work: Coroutine[Any, Any, None], name: str, *, serves: bool = False) -> asyncio.Task[None]:
-        """Have an end come; of what still `serves` requests that it has accepted, so that it may take long."""
-        task = asyncio.create_task(work)
-        self._endings[task] = name
-        if serves:
-            self._replaced.setdefault(name, set()).add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        name = self._endings.pop(task)
-        if task in self._replaced.get(name, ()):
-            self._replaced[name].discard(task)
-            if not self._replaced[name]:
-                del self._replaced[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("'%s' did not end well", name, exc_info=error)
+        return self._endings.is_crowded(name)
 
     def stop(self) -> None:
         """Load and unload nothing any more; a warm-up that is under way ends, and with it its load."""
@@ -513,14 +357,11 @@ class Lifecycle:
     async def close(self) -> None:
         """Unload everything, ensembles before the models of their steps; what was accepted is finished."""
         self.stop()
-        self._closing = True
-        for name in self._models:
-            self._hurry(self._models[name])
+        self._endings.close()
         await self._locks.idle()
         for names in reversed(self._models.layers()):
-            await asyncio.gather(*map(self._withdraw, names))
-        while self._endings:
-            await asyncio.wait(self._endings)
+            await asyncio.gather(*map(self._endings.withdraw, names))
+        await self._endings.all()
 
     def _refuse_when_stopping(self) -> None:
         if self._stopping:

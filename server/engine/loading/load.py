@@ -7,49 +7,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from backends.api import BackendError
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
-from server.engine.instances.warmup import Halt
 from server.engine.loading.candidates import Candidate, Failure, Maker
+from server.engine.loading.endings import Endings
 from server.engine.loading.model_locks import ModelLock
 from server.engine.loading.room import Room
 from server.engine.models.registry import LOADING, READY, UNAVAILABLE, Models, ModelState, VersionState
-from server.engine.models.version import LoadedVersion
 from server.engine.repository.folders import REST
 from server.errors import ServerError
 from server.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
-
-
-class Ending(Protocol):
-    """What happens to what is not served any more."""
-
-    def replaced(self, name: str, old: Iterable[LoadedVersion], cleanup: Callable[[], object] | None) -> None:
-        """No request finds these any more: let them end, then call `cleanup` on a thread."""
-
-    def passed(self, name: str, version: LoadedVersion) -> None:
-        """This one still serves, but requests that name no version find a later one from now on."""
-
-    async def room_for(self, name: str, halt: Halt, *, waits: bool) -> None:
-        """Return when few enough of what was replaced of the model before are left.
-
-        Args:
-            halt: ends the wait.
-            waits: else there must be room now.
-
-        Raises:
-            BackendError: the load is to end, or there is no room.
-        """
-
-    def leaving(self, name: str, wait: Callable[[], None]) -> asyncio.Task[None]:
-        """Instances of the model have been told to end: let `wait` wait for it, on a thread; done when they have."""
-
-    def refuse(self, name: str, problem: str) -> None:
-        """Have no request find the model any more, for this reason."""
 
 
 class Loading:
@@ -81,13 +52,13 @@ class Loading:
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._identified: frozenset[str] = frozenset()  # those whose fingerprints are needed
 
-    async def run(self, ending: Ending) -> None:
+    async def run(self, endings: Endings) -> None:
         """Load what can be loaded; `failures` tells of the others."""
         await self._compose()
         if self._maker.fingerprints:
             self._identified = self._with_kept_answers()
         for names in self._tied():
-            part = asyncio.create_task(self._run_part(names, ending))
+            part = asyncio.create_task(self._run_part(names, endings))
             self._parts.update(dict.fromkeys(names, part))
         await asyncio.gather(*set(self._parts.values()))
 
@@ -198,24 +169,24 @@ class Loading:
 
     # -- one part --
 
-    async def _run_part(self, names: list[str], ending: Ending) -> None:
+    async def _run_part(self, names: list[str], endings: Endings) -> None:
         part = [self.candidates[name] for name in names]
         makings: dict[str, asyncio.Task[None]] = {}
         for candidate in part:
-            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, ending))
+            makings[candidate.name] = asyncio.create_task(self._make(candidate, makings, endings))
         await asyncio.gather(*makings.values())
         for candidate in part:  # nothing waits in here
             if not candidate.warms_steps:
-                self._take_over(candidate, ending)
+                self._take_over(candidate, endings)
         for candidate in part:
             if candidate.warms_steps:
                 await self._warm(candidate)
-                self._take_over(candidate, ending)
+                self._take_over(candidate, endings)
         for candidate in part:
             for leave in candidate.leaving:
-                self.leaving.append(ending.leaving(candidate.name, leave))
+                self.leaving.append(endings.leaving(candidate.name, leave))
             if self._is_unfit(candidate):
-                ending.refuse(candidate.name, self.failures[candidate.name].problem)
+                endings.refuse(candidate.name, self.failures[candidate.name].problem)
             if not candidate.made:
                 await candidate.discard()
 
@@ -225,7 +196,7 @@ class Loading:
         changed = any(step in self.candidates and step not in self.failures for step in candidate.steps)
         return failure is not None and bool(failure.problem) and changed and bool(candidate.own)
 
-    async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]], ending: Ending) -> None:
+    async def _make(self, candidate: Candidate, makings: Mapping[str, asyncio.Task[None]], endings: Endings) -> None:
         """Make what of the candidate does not serve yet, and the instances that the rest is to have."""
         prepared = candidate.prepared
         if prepared is None:
@@ -249,7 +220,7 @@ class Loading:
             self._models.note(candidate.name)
         elif candidate.reasons:  # nothing of it will be changed
             missing = []
-        await asyncio.gather(*(self._make_version(candidate, prepared, version, ending) for version in missing))
+        await asyncio.gather(*(self._make_version(candidate, prepared, version, endings) for version in missing))
         await self._identify(candidate, prepared)
         if not candidate.reasons:
             await self._scale(candidate, prepared)
@@ -276,10 +247,10 @@ class Loading:
         return all(candidate.marks.get(part) == state.marks.get(part) for part in (REST, str(version)))
 
     async def _make_version(
-        self, candidate: Candidate, prepared: configuration.Prepared, version: int, ending: Ending
+        self, candidate: Candidate, prepared: configuration.Prepared, version: int, endings: Endings
     ) -> None:
         try:
-            await ending.room_for(candidate.name, candidate.halt, waits=self._waits)
+            await endings.room_for(candidate.name, candidate.halt, waits=self._waits)
             async with self.room.place(candidate.name):
                 log.info("loading '%s' version %d", candidate.name, version)
                 begin = time.monotonic()
@@ -349,7 +320,7 @@ class Loading:
 
     # -- the step in which it takes over --
 
-    def _take_over(self, candidate: Candidate, ending: Ending) -> None:
+    def _take_over(self, candidate: Candidate, endings: Endings) -> None:
         """Have requests find what was made, from the next one on, and what was replaced end."""
         prepared, name = candidate.prepared, candidate.name
         if prepared is None:
@@ -367,10 +338,10 @@ class Loading:
         }
         if state.loaded:
             cleanup = self._remember(candidate, prepared, state)
-            ending.replaced(name, old.values(), cleanup)
+            endings.replaced(name, old.values(), cleanup)
             passed = candidate.kept.get(latest)
             if passed is not None and passed.loaded is not None and latest < max(state.loaded):
-                ending.passed(name, passed.loaded)
+                endings.passed(name, passed.loaded)
         self._models.publish(name)
         for version in sorted({*old, *candidate.made}):
             if version in candidate.made:
