@@ -38,7 +38,7 @@ def library() -> Path:
         BUILT.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-        command = [os.environ.get("CC", "cc"), *flags, "-o", str(unfinished), *sources, "-lpthread"]
+        command = [*os.environ.get("CC", "cc").split(), *flags, "-o", str(unfinished), *sources, "-lpthread"]
         subprocess.run(command, check=True)
         unfinished.rename(path)
     return path

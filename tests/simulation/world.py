@@ -24,7 +24,7 @@ def library() -> Path:
     if not path.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [os.environ.get("CC", "cc").split()[-1], *FLAGS, "-o", str(unfinished), str(SOURCE)]
+        command = [*os.environ.get("CC", "cc").split(), *FLAGS, "-o", str(unfinished), str(SOURCE)]
         subprocess.run([*command, "-lpthread", "-ldl"], check=True)
         unfinished.rename(path)
     return path
