@@ -51,7 +51,9 @@ CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' 
 
 # The files below are stamps: empty, newer than what their step was made from. Extensions are compiled while packages are
 # installed, which is what most of the time to the first answer goes to.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=2
+endif
 TOOLS := $(VENV)/.tools
 DEMONSTRABLE := $(VENV)/.demonstrable
 INSTALLED := $(VENV)/.installed
@@ -137,7 +139,7 @@ serve: $(COMMAND) $(DEMO) build
 
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.
 test: setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint compiled-tests
+	@$(MAKE) --no-print-directory --output-sync=target lint compiled-tests
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS) || \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 

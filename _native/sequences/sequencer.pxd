@@ -15,8 +15,8 @@ cdef struct Notice:
 
 cdef struct Sequencer:
     Lane lane
-    Dispatcher *dispatcher   # its own, or the limiter's; its lock protects all below but the timer, and the
-                             #                          Request.state of waiting requests
+    # its own, or the limiter's; its lock protects all below but the timer, and the Request.state of waiting requests
+    Dispatcher *dispatcher
     Dispatcher own
     Slots slots
     Line **lines             # for each instance: slots.slot_set_count lines
