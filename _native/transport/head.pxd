@@ -28,8 +28,11 @@ cdef int head_read(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *va
 cdef inline int head_field(Stream *stream, nghttp2_rcbuf *name_buffer, nghttp2_rcbuf *value_buffer) noexcept nogil:
     # process one more header; returns an error code of nghttp2, or 0
     cdef uint32_t at = stream.header_count
-    cdef const KnownField *known = &stream.conn.known[at]
-    if (at >= <uint32_t>KNOWN_FIELDS or known.value != value_buffer or known.name != name_buffer
+    cdef const KnownField *known
+    if at >= <uint32_t>KNOWN_FIELDS:
+        return head_read(stream, name_buffer, value_buffer)
+    known = &stream.conn.known[at]
+    if (known.value != value_buffer or known.name != name_buffer
             or stream.header_bytes + known.bytes > MAX_HEADER_BYTES):
         return head_read(stream, name_buffer, value_buffer)
     stream.header_count = at + 1
