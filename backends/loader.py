@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from backends.api import Backend, BackendError, Services
-from backends.opening import import_framework
+from backends.opening import open_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _builtin_class(name: str, entry: Entry) -> type[Backend]:
             f"{sys.executable} -m pip install {entry.requires}"
         )
     if entry.requires:
-        import_framework(entry.requires, entry.libraries)
+        open_libraries(entry.requires, entry.libraries)
     module, _, attribute = entry.target.partition(":")
     found: type[Backend] = getattr(importlib.import_module(module), attribute)
     return found

@@ -8,35 +8,38 @@ for up to two tenths of a second. It is off meanwhile, and does not look at thes
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
 import importlib.util
 import os
 import sys
+import threading
 from pathlib import Path
 
+_lock = threading.Lock()
+_importing = 0  # threads that import a framework
+_collects = True  # what the collector did before the first of them
 
-def import_framework(package: str, patterns: tuple[str, ...]) -> None:
-    """Import a package; one that cannot be imported is left to whoever uses it. One at a time, in whatever thread.
 
-    Args:
-        package: its import name. Nothing happens if it is imported already.
-        patterns: see `open_libraries`.
-    """
+def import_framework(package: str) -> None:
+    """Import a package without the garbage collector; the import raises what it always does. Safe in any thread."""
+    global _importing, _collects
     if package in sys.modules:
         return
-    open_libraries(package, patterns)
-    collects = gc.isenabled()
-    gc.disable()
+    with _lock:
+        if not _importing:
+            _collects = gc.isenabled()
+            gc.disable()
+        _importing += 1
     try:
-        with contextlib.suppress(Exception):
-            importlib.import_module(package)
+        importlib.import_module(package)
     finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+        with _lock:
+            gc.freeze()
+            _importing -= 1
+            if not _importing and _collects:
+                gc.enable()
 
 
 def open_libraries(package: str, patterns: tuple[str, ...]) -> None:

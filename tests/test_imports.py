@@ -55,12 +55,21 @@ RULES = (
     # An accelerator of ONNX Runtime is OpenVINO, where the installed build lacks it.
     Rule(
         "backends.onnxruntime",
-        may=("_native", "backends.agreement", "backends.api", "backends.openvino", "backends.parameters"),
+        may=(
+            "_native",
+            "backends.agreement",
+            "backends.api",
+            "backends.opening",
+            "backends.openvino",
+            "backends.parameters",
+        ),
         may_not=TRANSPORT,
     ),
     # Parts of these are programs for the workers of the Python backend.
     Rule(
-        "backends.pytorch", may=("_native", "backends.api", "backends.parameters", "backends.python"), may_not=TRANSPORT
+        "backends.pytorch",
+        may=("_native", "backends.api", "backends.opening", "backends.parameters", "backends.python"),
+        may_not=TRANSPORT,
     ),
     Rule(
         "backends.tensorflow",

@@ -24,6 +24,7 @@ from backends.onnxruntime.gpu import OnnxGpuInstance
 from backends.onnxruntime.providers import CPU_ACCELERATORS, GPU_ACCELERATORS, check_active, cpu_providers
 from backends.onnxruntime.session import MODEL_FILE, fixed_outputs, open_session
 from backends.onnxruntime.signature import DATATYPES, ELEMENT_BF16, check, dims_of, is_batching
+from backends.opening import import_framework
 from backends.openvino.reading import make_core
 from backends.parameters import Parameters
 
@@ -52,6 +53,7 @@ class OnnxRuntimeBackend(Backend):
         A scalar is described as dims [1]. Inputs that have a value in the model (overridable initialisers) are left
         out: older exporters list every weight there. A configuration may name them, as optional inputs.
         """
+        import_framework("onnxruntime")
         # Without optimisation: the answer is the same, and the model is loaded once more later anyway.
         session = open_session(source, options.for_inspection(self._config_parameters()))
         batches = is_batching([*session.get_inputs(), *session.get_outputs()])
@@ -63,6 +65,7 @@ class OnnxRuntimeBackend(Backend):
 
     def load(self, source: ModelSource) -> OnnxModel:
         """Open the session and check the configuration against it."""
+        import_framework("onnxruntime")
         spec = source.spec
         parameters = Parameters(spec.parameters, f"model '{spec.name}'")
         parameters.warn_unknown(options.KNOWN | {key for key in spec.parameters if key.startswith("session.")})

@@ -25,6 +25,7 @@ from backends.api import (
     Signature,
     TensorSpec,
 )
+from backends.opening import import_framework
 from backends.parameters import Parameters
 from backends.pytorch import inductor, runtime
 from backends.pytorch.datatypes import torch_type
@@ -87,6 +88,7 @@ def load_module(source: ModelSource, device: str = "cpu") -> torch.jit.ScriptMod
     Raises:
         BackendError: there is none, or it is not a TorchScript archive.
     """
+    import_framework("torch")
     import torch
 
     path = source.model_file(PyTorchBackend.model_filename)

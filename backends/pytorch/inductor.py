@@ -27,6 +27,7 @@ from backends.api import (
     Signature,
     TensorSpec,
 )
+from backends.opening import import_framework
 from backends.pytorch.datatypes import torch_type
 from backends.pytorch.gpu import TorchStream, check_capability, check_cuda, check_no_text
 from backends.pytorch.naming import input_positions, output_positions
@@ -265,6 +266,7 @@ class InductorModel(Model):
 
 def load_library(path: Path, device: str, copies: int) -> Library:
     """Load an unpacked library; see `_aoti.Library`."""
+    import_framework("torch")
     import torch
 
     from backends.pytorch._aoti import Library

@@ -71,8 +71,10 @@ class Town:
 
     def turn(self, fd: int) -> None:
         """A worker reads what it was sent."""
-        process, end = self.sockets[fd]
-        process.read(end)
+        found = self.sockets.get(fd)
+        if found is not None:  # else its attendant has just ended it: a wait of the loop for that thread lets both run
+            process, end = found
+            process.read(end)
 
     # -- for the models
 
