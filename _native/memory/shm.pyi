@@ -38,6 +38,7 @@ class Regions:
         *,
         trusted: bool,
         writable: bool,
+        reopened: bool = False,
         owner: int = 0,
     ) -> None: ...
     def remove(self, scope: int, kind: int, name: str) -> bool: ...

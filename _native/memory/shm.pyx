@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
+    KEEP_FROM = 64 << 10     # bytes of a region whose object workers may map: of smaller ones they get copies
 
 cdef const char *SHM_DISABLED = (
     b"Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
@@ -324,7 +325,7 @@ cdef class Regions:
             registry_leave(self.registry)
 
     def add_system(self, scope: int, name: str, key: str, fd: int, offset: int, byte_size: int, *, trusted: bool,
-                   writable: bool, owner: int = 0) -> None:
+                   writable: bool, reopened: bool = False, owner: int = 0) -> None:
         """Register a part of a shared memory object.
 
         Args:
@@ -335,6 +336,7 @@ cdef class Regions:
             offset, byte_size: the part; the object has it now.
             trusted: use its contents in place; otherwise copy them before use.
             writable: results may be written to it.
+            reopened: other processes of the server may map it, too.
             owner: whose `remove_owned` takes it away; 0 for nobody's.
 
         Raises:
@@ -349,6 +351,8 @@ cdef class Regions:
         region.owner = owner
         try:
             map_region(region, fd, trusted)
+            if trusted and reopened:
+                keep_object(region, fd)
             self.enter(region)
         finally:
             block_give(region.block)
@@ -497,9 +501,16 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
             f"process address space: {os.strerror(errno)}")
     region.block.data = region.mapping.data
     region.block.sharing = SHARED_WITH_FRIEND if trusted else SHARED_WITH_STRANGER
-    if trusted:
-        region.fd = os.dup(fd)
     return 0
+
+
+cdef void keep_object(Region *region, int fd) noexcept:
+    # for workers that map it, too; without one they get copies
+    if region.size >= KEEP_FROM:
+        try:
+            region.fd = os.dup(fd)
+        except OSError:
+            region.fd = -1
 
 
 # For tests: what a request does with a region.

@@ -11,7 +11,7 @@ from _native.clock cimport now_ns
 from _native.execution.batch cimport NativeBatch, batch_detach, batch_reschedule
 from _native.memory.resource cimport block_give, block_share
 from _native.request.request cimport InputData, Request, request_fail
-from _native.status cimport STATUS_INTERNAL
+from _native.status cimport STATUS_INTERNAL, STATUS_OK
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock, wait
 from backends.python._channel cimport Channel, channel_break, finish_detached
@@ -103,7 +103,8 @@ cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *ori
         at += used
         if status == RESPONSE_OPEN:
             detach(channel, batch, i)
-        elif status == RESPONSE_RESCHEDULE and not batch_reschedule(batch, i):
+        elif status == RESPONSE_RESCHEDULE and batch.requests[i].response.status == STATUS_OK and not (
+                batch_reschedule(batch, i)):  # one whose states cannot be kept ends with the error
             request_fail(batch.requests[i], STATUS_INTERNAL, format_text(
                 "a request of model '%s' was released to be rescheduled, which needs 'iterative_sequence'",
                 channel.name))

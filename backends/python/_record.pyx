@@ -30,7 +30,6 @@ from backends.python._wire cimport (
     CudaMemory,
     ExecuteHead,
     ExtraRecord,
-    PlaceRecord,
     RegionMemory,
     RequestRecord,
     TensorRecord,
@@ -75,22 +74,6 @@ cdef inline uint64_t offset_in_object(const Region *region, const InputData *inp
 
 cdef inline bint is_reached(const Channel *channel, const Region *region) noexcept nogil:
     return channel.maps_regions and region.kind == REGION_SYSTEM and region.fd >= 0
-
-
-cdef inline bint is_written_there(const Channel *channel, const Request *request,
-                                  const Placement *placement) noexcept nogil:
-    # an output that the worker may write to its place
-    return (placement.output and placement.size >= MAP_FROM and not request.signature.decoupled
-            and placement.region.block.sharing == SHARED_WITH_FRIEND and is_reached(channel, placement.region))
-
-
-cdef inline size_t places_size(const Channel *channel, const Request *request) noexcept nogil:
-    cdef const Placement *placement = request.placements
-    cdef size_t size = 0
-    while placement != NULL:
-        size += sizeof(PlaceRecord) if is_written_there(channel, request, placement) else 0
-        placement = placement.next
-    return size
 
 
 cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
@@ -161,7 +144,7 @@ cdef size_t heads_size(const Channel *channel, const NativeBatch *batch, const I
     cdef uint32_t i, input, wanted
     for i in range(batch.count):
         request = batch.requests[i]
-        size += sizeof(RequestRecord) + places_size(channel, request)
+        size += sizeof(RequestRecord)
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
             if data.present:
@@ -191,8 +174,13 @@ cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const
 cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil:
     cdef size_t size = 0
     cdef const InputData *data
+    cdef const Placement *placement
     cdef uint32_t i, input
     for i in range(batch.count):
+        placement = batch.requests[i].placements
+        while placement != NULL:  # whoever reads DONE copies outputs there
+            size += placement.size if placement.output else 0
+            placement = placement.next
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
             if data.present and not record_refers(channel, data) and not is_mapped(channel, data):
@@ -274,22 +262,6 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
         write_region_memory(writer, region)
 
 
-cdef void write_places(Writer *writer, const Request *request, RequestRecord *out) noexcept nogil:
-    cdef const Placement *placement = request.placements
-    cdef PlaceRecord *place
-    while placement != NULL:
-        if is_written_there(writer.channel, request, placement):
-            place = <PlaceRecord *>(writer.record + writer.at)
-            place.index = <uint16_t>placement.tensor
-            place.reserved = 0
-            place.descriptor = <uint32_t>placement.region.fd
-            place.offset = placement.region.offset + placement.offset
-            place.room = placement.size
-            out.placed += 1
-            writer.at += sizeof(PlaceRecord)
-        placement = placement.next
-
-
 cdef void trace_write(const Request *request, uint8_t *at) noexcept nogil:
     # {"traceparent":"...","baggage":"..."}
     cdef const Record *record = <const Record *>request.record
@@ -351,7 +323,6 @@ cdef void write_request(Writer *writer, const NativeBatch *batch, const InputDat
         if data.present:
             out.inputs += 1
             write_tensor(writer, request.signature, i, data)
-    write_places(writer, request, out)
     if has_extra(request, wanted):
         out.extra = <uint32_t>writer.at
         write_extra(writer, request, wanted)

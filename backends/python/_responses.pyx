@@ -40,7 +40,6 @@ from _native.status cimport (
     STATUS_UNAVAILABLE,
     STATUS_UNIMPLEMENTED,
 )
-from _native.tensors.placement cimport place_of_output
 from _native.text cimport format_text
 from _native.threads cimport lock, unlock
 from backends.python._loans cimport Loan, loan_find
@@ -53,7 +52,6 @@ from backends.python._wire cimport (
     CODE_UNSUPPORTED,
     PLACE_ARENA,
     PLACE_INLINE,
-    PLACE_REGION,
     RESPONSE_ERROR,
     RESPONSE_OK,
     RESPONSE_RESCHEDULE,
@@ -114,11 +112,8 @@ cdef Block *content_of(const Origin *origin, const Request *request, const Tenso
                        const uint8_t **data) noexcept nogil:
     # The block that the tensor lies in, with one more reference; NULL: the worker may not put it there. BYTES tensors
     # have lengths in them, which must stay as they were checked, so the worker must not reach them any more.
-    cdef Block *block = NULL
+    cdef Block *block
     cdef Block *copy
-    if record.place == PLACE_REGION and record.datatype != DT_BYTES:
-        data[0] = place_of_output(request, record.index, record.size, &block)
-        return block_share(block) if data[0] != NULL else NULL
     if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
         data[0] = origin.record + record.offset
         return block_share(origin.record_block)

@@ -93,9 +93,9 @@ cdef struct RequestRecord:
     uint64_t number
     uint32_t flags
     uint16_t inputs
-    uint16_t placed
+    uint16_t reserved
     uint32_t extra
-    uint32_t reserved
+    uint32_t reserved_too
 
 cdef struct ExtraRecord:
     uint64_t timeout_us
@@ -120,13 +120,6 @@ cdef struct CudaMemory:
     uint8_t handle[64]
     uint32_t device
     uint32_t reserved
-
-cdef struct PlaceRecord:
-    uint16_t index
-    uint16_t reserved
-    uint32_t descriptor
-    uint64_t offset
-    uint64_t room
 
 cdef struct RegionMemory:
     uint32_t descriptor

@@ -46,7 +46,7 @@ from server.pb import model_config_pb2
 log = logging.getLogger("inferd.engine")
 
 LOAD_PATIENCE = 30.0
-LEFT_AFTER = 1.0  # seconds after its end a version and its model must be gone, or the collector looks for them
+LEFT_AFTER = 5.0  # seconds after its end a version and its model must be gone, or the collector looks for them
 """Seconds for which a load on demand waits while none of those before it gets on: one of them may wait for it."""
 ON_DEMAND = "not loaded: a request for it has it loaded"
 

@@ -136,6 +136,7 @@ class SharedMemory:
                 byte_size,
                 trusted=writable and self._trusts(user, found.st_uid),
                 writable=writable,
+                reopened=self._is_own(user, found.st_uid),
                 owner=owner,
             )
         except RegionError as error:
@@ -267,6 +268,9 @@ class SharedMemory:
         """
         if self.policy.access != "auto":
             return self.policy.access == "map"
+        return self._is_own(user, owner)
+
+    def _is_own(self, user: User | None, owner: int | None) -> bool:
         own = os.geteuid()
         return user is not None and user.uid == own and owner in (own, None) and user.pid > 0
 

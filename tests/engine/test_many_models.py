@@ -197,8 +197,9 @@ class Circular(Backend):
 """
 
 
-async def test_a_model_whose_objects_refer_to_each_other_is_found_when_it_has_ended(tmp_path):
+async def test_a_model_whose_objects_refer_to_each_other_is_found_when_it_has_ended(tmp_path, monkeypatch):
     """What is set aside is looked at once then, without waiting for the collector's own time."""
+    monkeypatch.setattr("server.engine.engine.LEFT_AFTER", 0.1)
     (tmp_path / "backends").mkdir()
     (tmp_path / "backends/circular.py").write_text(CIRCULAR)
     root = tmp_path / "models"

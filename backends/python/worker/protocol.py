@@ -172,8 +172,8 @@ EXECUTE_HEAD = struct.Struct("<IIQQ")
 """requests, rows over all requests, offset and bytes of the grant for outputs (0 bytes: none)"""
 
 REQUEST = struct.Struct("<QIHHII")
-"""number, flags (SEQUENCE_*), inputs, placed outputs, offset of EXTRA in the record (0: all its fields have their
-defaults), reserved. `inputs` TENSORs with their shapes follow, then the PLACEs of the placed outputs."""
+"""number, flags (SEQUENCE_*), inputs, reserved, offset of EXTRA in the record (0: all its fields have their defaults),
+reserved. `inputs` TENSORs with their shapes follow."""
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -196,10 +196,6 @@ REGION = 3
 
 CUDA_MEMORY = struct.Struct("<64sII")
 """a cudaIpcMemHandle_t, the device by the server's numbers, reserved. Follows the shape of a tensor at place CUDA."""
-
-PLACE = struct.Struct("<HHIQQ")
-"""index of the output, reserved, the server's descriptor of an object of a trusted client, offset in it, bytes that
-have room. The worker may write an output of DONE there, whose TENSOR then has the place REGION."""
 
 REGION_MEMORY = struct.Struct("<II")
 """the server's descriptor of the object, reserved. Follows the shape of a tensor at place REGION."""

@@ -10,7 +10,6 @@ from .request import RELEASE_ALL, RELEASE_RESCHEDULE
 from .sender import InferenceResponseSender, make_sender
 
 if TYPE_CHECKING:
-    from .regions import Place
     from .runtime import Runtime
     from .tensor import Tensor
 
@@ -18,11 +17,10 @@ if TYPE_CHECKING:
 class ReceivedRequest(InferenceRequest):
     """A request that a model is given. `serialization` makes them, and sets what is read on demand only."""
 
-    __slots__ = ("_decoupled", "_key", "_places", "_release", "_runtime", "_sender", "_states", "_wanted")
+    __slots__ = ("_decoupled", "_key", "_release", "_runtime", "_sender", "_states", "_wanted")
 
     _decoupled: bool
     _key: int
-    _places: dict[int, Place] | None  # of outputs, by their indices
     _release: int
     _runtime: Runtime
     _sender: InferenceResponseSender | None

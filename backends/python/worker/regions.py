@@ -16,17 +16,12 @@ import weakref
 
 from .errors import TritonModelException
 
+MOST_MAPPED = 256
+"""Mappings at a time: each keeps a descriptor of this process open, of which the model wants some, too."""
+
 
 class Mapped(mmap.mmap):
-    """A part of an object, which tensors lie in and keep; it is unmapped when nothing refers to it any more.
-
-    Attributes:
-        file: which object it is: the numbers of its file system and in that.
-        begin: offset of the part.
-    """
-
-    file: tuple[int, int]
-    begin: int
+    """A part of an object, which tensors lie in and keep; it is unmapped when nothing refers to it any more."""
 
 
 class Regions:
@@ -38,7 +33,8 @@ class Regions:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._mapped: list[weakref.ref[Mapped]] = []
+        self._mapped: list[weakref.ref[Mapped]] = []  # of this batch
+        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # and what models have kept of others
 
     def reaches(self, descriptor: int) -> bool:
         """Whether this process can open what is there."""
@@ -48,18 +44,16 @@ class Regions:
             return False
         return True
 
-    def map(self, descriptor: int, offset: int, size: int) -> tuple[Mapped, int]:
-        """Map so many bytes of an object; where they begin in the mapping, too.
+    def map(self, descriptor: int, offset: int, size: int) -> tuple[Mapped | bytearray, int]:
+        """So many bytes of an object, mapped or, where that cannot be, copied; where they begin in it, too.
 
         Raises:
-            TritonModelException: the object is shorter, or cannot be mapped.
+            TritonModelException: the object is shorter, or cannot be read.
         """
-        before = offset % mmap.ALLOCATIONGRANULARITY
         try:
             opened = self._open(descriptor)
             try:
-                memory = Mapped(opened, before + size, access=mmap.ACCESS_COPY, offset=offset - before)
-                found = os.fstat(opened)
+                return self._map(opened, offset, size) or (_copy(opened, offset, size), 0)
             finally:
                 os.close(opened)
         except ValueError:
@@ -67,39 +61,19 @@ class Regions:
                 "its shared memory has been shortened since it was registered: register it again"
             ) from None
         except OSError as error:
-            raise TritonModelException(f"its shared memory cannot be mapped: {error.strerror}") from None
-        memory.file = found.st_dev, found.st_ino
-        memory.begin = offset - before
-        self._mapped.append(weakref.ref(memory))
-        return memory, before
+            raise TritonModelException(f"its shared memory cannot be read: {error.strerror}") from None
 
-    def write(self, descriptor: int, offset: int, data: memoryview) -> bool:
-        """Write to an object; False: an input of the batch lies there, or it cannot be written to."""
+    def _map(self, opened: int, offset: int, size: int) -> tuple[Mapped, int] | None:
+        if len(self._alive) >= MOST_MAPPED:
+            return None
+        before = offset % mmap.ALLOCATIONGRANULARITY
         try:
-            opened = self._open(descriptor, os.O_WRONLY)
-            try:
-                found = os.fstat(opened)
-                if self._is_read(found, offset, len(data)) or offset + len(data) > found.st_size:
-                    return False
-                while data:
-                    written = os.pwrite(opened, data, offset)
-                    data = data[written:]
-                    offset += written
-            finally:
-                os.close(opened)
+            memory = Mapped(opened, before + size, access=mmap.ACCESS_COPY, offset=offset - before)
         except OSError:
-            return False
-        return True
-
-    def _is_read(self, found: os.stat_result, offset: int, size: int) -> bool:
-        """Whether an input of the batch may lie in this part of an object."""
-        inputs = [memory for memory in (reference() for reference in self._mapped) if memory is not None]
-        return any(
-            memory.file == (found.st_dev, found.st_ino)
-            and memory.begin < offset + size
-            and offset < memory.begin + len(memory)
-            for memory in inputs
-        )
+            return None
+        self._mapped.append(weakref.ref(memory))
+        self._alive.add(memory)
+        return memory, before
 
     def let_go(self) -> None:
         """The execution ends: what something still refers to is copied."""
@@ -108,24 +82,24 @@ class Regions:
                 _make_own(memory())
             self._mapped.clear()
 
-    def _open(self, descriptor: int, access: int = os.O_RDONLY) -> int:
-        return os.open(f"{self._folder}/{descriptor}", access | os.O_CLOEXEC)
+    def _open(self, descriptor: int) -> int:
+        return os.open(f"{self._folder}/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-class Place:
-    """Where an output goes: so much `room` at an offset of an object."""
+def _copy(opened: int, offset: int, size: int) -> bytearray:
+    """Bytes of an object.
 
-    __slots__ = ("_descriptor", "_offset", "_regions", "_room")
-
-    def __init__(self, regions: Regions, descriptor: int, offset: int, room: int) -> None:
-        self._regions = regions
-        self._descriptor = descriptor
-        self._offset = offset
-        self._room = room
-
-    def write(self, data: memoryview) -> bool:
-        """Write it there; False: the server has to, which also says why that cannot be."""
-        return len(data) <= self._room and self._regions.write(self._descriptor, self._offset, data)
+    Raises:
+        ValueError: it is shorter.
+    """
+    data = bytearray(size)
+    left = memoryview(data)
+    while left:
+        count = os.preadv(opened, [left], offset)
+        if not count:
+            raise ValueError
+        left, offset = left[count:], offset + count
+    return data
 
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: each page becomes what it would be after it was written to
@@ -137,10 +111,10 @@ def _make_own(memory: Mapped | None) -> None:
     try:
         memory.madvise(POPULATE_WRITE)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some of the object is gone: there is nothing to be kept
+        if error.errno == errno.EFAULT:  # some of the object is gone: there is nothing to be kept
             return
         import numpy as np
 
-        # The kernel is older than 5.14: what each page has is written to it.
+        # The kernel is older than 5.14, or does not let this process: what each page has is written to it.
         pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
         np.add(pages, 0, out=pages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -12,7 +12,7 @@ from .datatypes import BYTES
 from .errors import TritonModelException
 from .memory import ANY_MEMORY
 from .received import ReceivedRequest
-from .regions import Mapped, Place, Regions
+from .regions import Mapped, Regions
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace
 from .response import InferenceResponse
 from .sender import make_sender
@@ -128,7 +128,7 @@ class RequestReader:
         ]
 
     def _request(self, record: bytearray | memoryview, at: int, arena: Callable[[], Any]) -> ReceivedRequest:
-        number, flags, count, placed, extra, _ = _REQUEST.unpack_from(record, at)
+        number, flags, count, _, extra, _ = _REQUEST.unpack_from(record, at)
         at += _REQUEST_SIZE
         names = self._names.inputs
         inputs = []
@@ -158,7 +158,6 @@ class RequestReader:
         request._inputs = inputs
         request._flags = flags
         request._release = RELEASE_ALL
-        request._places = self._read_places(record, at, placed) if placed else None
         request._decoupled = self._decoupled
         request._model_name = self._model
         request._model_version = self._version
@@ -183,14 +182,6 @@ class RequestReader:
         self.reached_gpu = True
         handle, device, _ = p.CUDA_MEMORY.unpack_from(record, at)
         return received_on_gpu(name, SharedTensor(handle, device, offset, datatype, shape))
-
-    def _read_places(self, record: bytearray | memoryview, at: int, count: int) -> dict[int, Place]:
-        """Where in shared memory of the client outputs go, by their indices."""
-        places = {}
-        for each in range(at, at + count * p.PLACE.size, p.PLACE.size):
-            index, _, *place = p.PLACE.unpack_from(record, each)
-            places[index] = Place(self._regions, *place)
-        return places
 
     def _read_extra(self, request: ReceivedRequest, record: bytearray | memoryview, at: int) -> None:
         timeout, priority, correlation, wanted, *sizes, _ = p.EXTRA.unpack_from(record, at)
@@ -273,7 +264,7 @@ class ResponseWriter:
         """
         if states:
             indices = [self._names.output_index[state._name] for state in states]
-            self._add_tensors(p.STATUS_RESCHEDULE, list(zip(indices, states)), None, (), None)
+            self._add_tensors(p.STATUS_RESCHEDULE, list(zip(indices, states)), None, ())
         else:
             self.add_status(p.STATUS_RESCHEDULE)
 
@@ -299,7 +290,6 @@ class ResponseWriter:
         response: InferenceResponse,
         wanted: frozenset[int] | None,
         inputs: Sequence[Tensor] = (),
-        places: Mapping[int, Place] | None = None,
     ) -> None:
         """A response, without the outputs that nobody asked for.
 
@@ -307,7 +297,6 @@ class ResponseWriter:
             response: it.
             wanted: indices of the outputs that were asked for; None for every one.
             inputs: of the request, among which an output may lie.
-            places: of outputs in shared memory of the client.
 
         Raises:
             TritonModelException: there is no memory for an output, or it has too many dimensions.
@@ -331,22 +320,19 @@ class ResponseWriter:
         if len(tensors) > len(index_of):  # then some come twice, of which the server takes the last
             tensors = list(dict(tensors).items())
         if len(tensors) == 1 and response._parameters is None:
-            self._add_one(*tensors[0], inputs, places)
+            self._add_one(*tensors[0], inputs)
         else:
-            self._add_tensors(p.STATUS_OK, tensors, response._parameters, inputs, places)
+            self._add_tensors(p.STATUS_OK, tensors, response._parameters, inputs)
 
-    def _add_one(
-        self, index: int, tensor: Tensor, inputs: Sequence[Tensor], places: Mapping[int, Place] | None
-    ) -> None:
+    def _add_one(self, index: int, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
         # The common case, without the lists of the general one.
         shape = tensor._shape
         rank = len(shape)
         layout = _ONE_OUTPUT[rank]
         head = layout.size
-        own = places.get(index) if places else None
-        place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs, own)
+        place, offset, size, data, borrowed = self._place(tensor, self.size + head, inputs)
         if borrowed:
-            self._add_tensors(p.STATUS_OK, [(index, tensor)], None, inputs, None)
+            self._add_tensors(p.STATUS_OK, [(index, tensor)], None, inputs)
             return
         inline = len(data)
         total = (head + inline + 7) & -8
@@ -360,25 +346,28 @@ class ResponseWriter:
         tensors: list[tuple[int, Tensor]],
         parameters: dict[str, Any] | None,
         inputs: Sequence[Tensor],
-        places: Mapping[int, Place] | None,
     ) -> None:
         encoded = b"".join(_parameter(*item) for item in parameters.items()) if parameters else b""
         head = sum(_TENSOR_SIZE + (len(tensor._shape) << 3) for _, tensor in tensors)
         at = self.size + p.align(_RESPONSE_HEAD.size + head + len(encoded))
         heads: list[bytes] = []
         datas: list[bytes] = []
-        for index, tensor in tensors:
-            shape = tensor._shape
-            own = places.get(index) if places else None
-            place, offset, size, data, borrowed = self._place(tensor, at, inputs, own)
-            if borrowed:
-                fields = (index, tensor._dtype, len(shape), place, offset, size)
-                self._borrowed.append((len(self._parts) + 1 + len(heads), fields))
-            heads.append(_TENSOR.pack(index, tensor._dtype, len(shape), place, offset, size))
-            heads.append(SHAPES[len(shape)].pack(*shape))
-            datas.append(data)
-            datas.append(_PADDING[-len(data) & 7])
-            at += p.align(len(data))
+        borrowed_before = len(self._borrowed)
+        try:
+            for index, tensor in tensors:
+                shape = tensor._shape
+                place, offset, size, data, borrowed = self._place(tensor, at, inputs)
+                if borrowed:
+                    fields = (index, tensor._dtype, len(shape), place, offset, size)
+                    self._borrowed.append((len(self._parts) + 1 + len(heads), fields))
+                heads.append(_TENSOR.pack(index, tensor._dtype, len(shape), place, offset, size))
+                heads.append(SHAPES[len(shape)].pack(*shape))
+                datas.append(data)
+                datas.append(_PADDING[-len(data) & 7])
+                at += p.align(len(data))
+        except BaseException:
+            del self._borrowed[borrowed_before:]  # an error comes in the place of this response
+            raise
         self._add(status, 0, len(tensors), b"", encoded, heads, datas)
 
     def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: list[bytes],
@@ -389,11 +378,9 @@ class ResponseWriter:
         self._parts += (head, *heads, text, parameters, _PADDING[-body & 7], *datas)
         self.size += total
 
-    def _place(
-        self, tensor: Tensor, at: int, inputs: Sequence[Tensor], own: Place | None
-    ) -> tuple[int, int, int, bytes, bool]:
+    def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:
         """Where a tensor lies: place, offset, bytes, its data if that goes into the record, where it would be `at`, and
-        whether it lies among the inputs. It is written to its `own` place, if it has one.
+        whether it lies among the inputs.
         """
         array = tensor._array
         if array is not None and array.nbytes <= SMALL and tensor._dtype != BYTES:
@@ -403,8 +390,6 @@ class ResponseWriter:
         size = view.nbytes
         if size <= SMALL:
             return p.INLINE, at, size, view.tobytes(), False
-        if own is not None and tensor._dtype != BYTES and own.write(view.cast("B")):
-            return p.REGION, 0, size, b"", False
         found = _among(inputs, tensor, size)
         if found is not None:
             return p.ARENA, found, size, b"", True

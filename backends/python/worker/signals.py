@@ -56,16 +56,18 @@ def _let_go() -> None:
 
 
 def _obey_the_model() -> None:
-    for number, usual in _USUAL.items():
-        if signal.getsignal(number) is _nothing:  # the model may have said otherwise
-            signal.signal(number, usual)
-            _obey_own(number)
-    _let_go()
+    try:
+        for number, usual in _USUAL.items():
+            if signal.getsignal(number) is _nothing:  # the model may have said otherwise
+                signal.signal(number, usual)
+                _obey_own(number)
+    finally:
+        _let_go()
 
 
 def _obey_own(number: int) -> None:
     library = _library()
-    if library is not None:
+    if library is not None and SUPERVISOR in os.environ:  # the model may have cleared it
         library.inferd_outlive(int(number), int(os.environ[SUPERVISOR]))
 
 

@@ -258,11 +258,18 @@ class Worker:
         """What the model says to the requests whose inputs can be read, and an error for each of the others."""
         unreadable, self._reader.unreadable = self._reader.unreadable, {}
         readable = [request for request in requests if request._key not in unreadable]
-        responses = iter(self._host.execute(readable) if readable else ())
+        try:
+            responses = iter(self._host.execute(readable) if readable else ())
+        except ModelFailed as error:  # which is nothing for the clients of the others
+            responses = iter([self._failure(request, str(error)) for request in readable])
         return [
             self._refuse(request, unreadable[request._key]) if request._key in unreadable else next(responses)
             for request in requests
         ]
+
+    def _failure(self, request: ReceivedRequest, text: str) -> InferenceResponse | None:
+        """What is said to a request of an execution that has failed; its sender may have answered it."""
+        return InferenceResponse(error=TritonError(text)) if self._host.unanswered(request) else None
 
     def _refuse(self, request: ReceivedRequest, text: str) -> InferenceResponse:
         self._host.unanswered(request)  # from here on
@@ -276,10 +283,7 @@ class Worker:
                 if response is None:
                     self._write_open(writer, request)
                     continue
-                places = request._places
-                if places and request.is_cancelled():
-                    places = None  # its client may use them for something else by now
-                writer.add(response, request._wanted, request._inputs, places)
+                writer.add(response, request._wanted, request._inputs)
             except Exception as error:
                 text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
                 writer.add_error(p.CODE_INTERNAL, text)

@@ -19,6 +19,7 @@ _is_aside = False
 def set_aside() -> None:
     """Collect once more, and look at nothing of what is left from then on."""
     global _is_aside
+    gc.unfreeze()  # what was garbage when a framework was imported is found here
     gc.collect()
     gc.freeze()
     _is_aside = True
@@ -27,7 +28,6 @@ def set_aside() -> None:
 def collect_if_left(left: Iterable[weakref.ref[object]]) -> None:
     """Look at everything that was set aside, once, if one of these is still there."""
     if _is_aside and any(each() is not None for each in left):
-        gc.unfreeze()
         set_aside()
 
 

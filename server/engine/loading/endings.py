@@ -57,13 +57,16 @@ class Endings:
         for version in versions:
             self._models.announce(name, version, False)
 
+        count = len(versions)
+        ends = [self._see_out(name, version) for version in versions.values()]  # each lets go of its version
+
         async def end() -> None:
-            await asyncio.gather(*(self._see_out(name, version) for version in versions.values()))
+            await asyncio.gather(*ends)
             for entry in old.values():
                 entry.state, entry.reason = UNAVAILABLE, UNLOADED
             if override is not None:
                 await on_thread(override.cleanup)
-            if versions:
+            if count:
                 log.info("successfully unloaded '%s'", name)
 
         return self.begin(end(), name, serves=self._is_waited_for(name, versions.values()))
@@ -73,8 +76,10 @@ class Endings:
         versions = tuple(old)
         self._depart(name, versions)
 
+        ends = [self._see_out(name, version) for version in versions]  # each lets go of its version
+
         async def end() -> None:
-            await asyncio.gather(*(self._see_out(name, version) for version in versions))
+            await asyncio.gather(*ends)
             if cleanup is not None:
                 await on_thread(cleanup)
 

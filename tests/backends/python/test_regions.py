@@ -11,7 +11,7 @@ import pytest
 from backends.loader import BackendLoader
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy
+from server.engine.shared_memory import SYSTEM, SharedMemoryPolicy, User
 from server.errors import Status
 from tests.backends.python.served import add_model, wait_for
 from tests.conformance.shared import Object
@@ -35,17 +35,18 @@ model_transaction_policy { decoupled: true }
 parameters { key: "decoupled_model_infer" value { string_value: "true" } }
 """
 )
-ECHO, WRITE, KEEP, KEPT, WAIT = range(5)
+ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL = range(7)
 CODE = """
 import os, pathlib, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-ECHO, WRITE, KEEP, KEPT, WAIT = range(5)
+ECHO, WRITE, KEEP, KEPT, WAIT, FAIL, KEEP_ALL = range(7)
 
 class TritonPythonModel:
     def initialize(self, args):
         self.folder = pathlib.Path(args["model_repository"])
         self.kept = None
+        self.all = []
 
     def execute(self, requests):
         responses = [self.answer(request) for request in requests]
@@ -62,6 +63,10 @@ class TritonPythonModel:
         order = order[0, 0]
         if order == WRITE:
             x += 1
+        elif order == FAIL:
+            raise ValueError("on purpose")
+        elif order == KEEP_ALL:
+            self.all.append(x)
         elif order == KEEP:
             self.kept = x
         elif order == KEPT:
@@ -75,6 +80,7 @@ class TritonPythonModel:
             pb_utils.Tensor("y", x), pb_utils.Tensor("maps", np.array([[maps]], np.int64))])
 """
 X = np.arange(1 << 14).reshape(1, -1)  # 128 KiB
+OWN = User(os.geteuid(), os.getpid())  # at the other end of a unix socket
 SHIFT = 24  # of the region in its object, and of the tensor in its region
 
 
@@ -85,7 +91,7 @@ def made():
 
 
 @asynccontextmanager
-async def serving(root, made, access="map"):
+async def serving(root, made, access="map", user=OWN):
     """The models "m" and "decoupled", and the region "r"."""
     add_model(root, "m", CODE.replace("DECOUPLED", "False"), CONFIG)
     add_model(root, "decoupled", CODE.replace("DECOUPLED", "True"), DECOUPLED)
@@ -93,7 +99,7 @@ async def serving(root, made, access="map"):
     engine = Engine([root], BackendLoader(), Options(), shared_memory=policy)
     try:
         assert await engine.start() == []
-        engine.shared_memory.register_system(None, "r", made.key, SHIFT, SHIFT + 2 * X.nbytes)
+        engine.shared_memory.register_system(user, "r", made.key, SHIFT, SHIFT + 2 * X.nbytes)
         yield engine
     finally:
         await engine.close()
@@ -179,6 +185,29 @@ async def test_a_shortened_object_fails_the_requests_that_lie_in_it(tmp_path, ma
         answer = await infer(engine, message(ECHO, model="decoupled"))
         assert answer.status == Status.INVALID_ARGUMENT
         assert [instance.worker.restarts for instance in engine.model("m")._instances.live] == [0]
+
+
+async def test_what_fails_one_request_is_not_told_to_one_whose_region_is_gone(tmp_path, made):
+    """The text of an exception may say what is in the request for which it was raised."""
+    async with serving(tmp_path, made) as engine:
+        os.truncate(made.path, 4096)
+        gone, failed = await infer_all(engine, message(ECHO), message(FAIL, in_region=False))
+        assert failed.status == Status.INTERNAL and "on purpose" in failed.text
+        assert gone.status == Status.INVALID_ARGUMENT and "on purpose" not in gone.text
+
+
+async def test_a_client_that_cannot_be_seen_has_its_regions_copied(tmp_path, made):
+    """Also where all are trusted: one that shortens its object ends no worker."""
+    async with serving(tmp_path, made, user=None) as engine:
+        found, maps = await ask(engine, ECHO)
+        assert (found == X).all() and maps == 0
+
+
+async def test_more_inputs_than_may_be_mapped_are_copied(tmp_path, made):
+    async with serving(tmp_path, made) as engine:
+        answers = await infer_all(engine, *[message(KEEP_ALL) for _ in range(300)])
+        assert all((answer.array() == X).all() for answer in answers)
+        assert (await ask(engine, ECHO))[1] == 256
 
 
 async def test_an_object_that_is_shortened_while_it_is_used_ends_the_worker_alone(tmp_path, made):

@@ -19,7 +19,6 @@ STRUCTS = {
     "ResponseRecord": protocol.RESPONSE_HEAD,
     "BlsRecord": protocol.BLS_HEAD,
     "CudaMemory": protocol.CUDA_MEMORY,
-    "PlaceRecord": protocol.PLACE,
     "RegionMemory": protocol.REGION_MEMORY,
 }
 NAMES = {
