@@ -347,14 +347,18 @@ class Engine:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
         check_name(name)
 
-    async def bring(self, name: str) -> None:
+    async def bring(self, name: str, *, by_model: bool = False) -> None:
         """Have a model loaded that is loaded on demand; return when it is served, or is in no repository.
+
+        Args:
+            name: of the model.
+            by_model: a model waits for it, which may be made itself: the load goes on beside its load.
 
         Raises:
             Unavailable, Exhausted: as a request for it would be answered.
         """
         if self._demand is not None:
-            await self._demand.bring(name)
+            await self._demand.bring(name, by_model=by_model)
 
     def is_awaited(self, name: str) -> bool:
         """Whether a request for this model, which is or was in a repository, would have it loaded."""

@@ -27,6 +27,12 @@ class ModelService(Protocol):
     def model(self, name: str, version: str = "") -> LoadedVersion:
         """A ready version; raises ServerError where there is none."""
 
+    async def is_on_demand(self, name: str) -> bool:
+        """Whether the model is not loaded, and a request for it would have it loaded."""
+
+    async def bring(self, name: str, *, by_model: bool = False) -> None:
+        """Have a model loaded that is loaded on demand; a model that asks may be one that is made."""
+
 
 class EngineServices:
     """Safe to use from any thread; made on the loop that the engine lives on.
@@ -69,6 +75,8 @@ class EngineServices:
             case "is_model_ready":
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "is_decoupled":
+                if name != asked_by:  # whose load cannot wait for itself
+                    await self._models.bring(name, by_model=True)
                 return self._models.model(name, str(arguments.get("version", ""))).spec.decoupled
             case "load_model":
                 files = _files(arguments.get("files"))
@@ -87,6 +95,8 @@ class EngineServices:
             raise BackendError(f"metric {dict(labels)} of family '{family}' is not counted; the log says why") from None
 
     async def _is_model_ready(self, name: str, version: str) -> object:
+        if await self._models.is_on_demand(name):
+            return True
         try:
             return await self._models.model(name, version).check()
         except InvalidArgument:

@@ -17,6 +17,7 @@ from server.engine.config import Options
 from server.engine.engine import ON_DEMAND, Engine
 from server.engine.loading import demand
 from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.services import EngineServices
 from server.errors import NotFound, Status, Unavailable
 from server.front.health import follow
 from tests.engine.serving import (
@@ -216,6 +217,25 @@ async def test_a_model_may_ask_another_where_one_is_loaded_at_a_time(tmp_path, m
         assert (await ask(engine, "a")).status == Status.OK
         assert [answer.status for answer in found] == [Status.OK] * 2
         assert loaded(engine) == {"a", "b", "c"}
+
+
+async def test_a_model_may_ask_about_another_where_one_is_loaded_at_a_time(tmp_path) -> None:
+    """It is told that it could be served, and has it loaded to tell how it answers: its own load has the only place."""
+    async with lazy(tmp_path, threads=1) as (engine, shelf):
+        services = EngineServices(engine, engine.measures, engine.infer.entrance)
+        told = []
+
+        def asks() -> None:
+            for what, name in (("is_model_ready", "b"), ("is_decoupled", "b"), ("is_model_ready", "none")):
+                told.append(services.ask(what, {"name": name, "asked_by": "a"}).result(60))
+                told.append(shelf.loads["b"])
+
+        shelf.meanwhile = {"a": asks}
+        assert (await ask(engine, "a")).status == Status.OK
+        assert told == [True, 0, False, 1, False, 1]
+        assert loaded(engine) == {"a", "b"}
+        with pytest.raises(NotFound):
+            await asyncio.wrap_future(services.ask("is_decoupled", {"name": "none", "asked_by": "a"}))
 
 
 async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_path) -> None:

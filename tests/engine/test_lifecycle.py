@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import threading
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from _native.memory.resource import live_counters
 from backends.api import BackendError
 from server.engine.loading.control import ALL, ControlMode, ModelControl
-from server.errors import Internal, InvalidArgument, ServerError, Status, Unavailable
+from server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
 
@@ -321,6 +322,36 @@ async def test_a_failed_reload_keeps_what_was(tmp_path, monkeypatch):
         assert [version.version for version in engine.versions("m")] == [2]
 
 
+async def test_a_failed_change_of_instances_keeps_those_of_all_versions(tmp_path, monkeypatch):
+    """A version that got its further instances before another could not have them loses them again."""
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    config = CONFIG + "version_policy { all { } }"
+    async with serving(tmp_path, control=EXPLICIT, m=config) as engine:
+        before = engine.versions("m")
+        made = puppets.PuppetModel.create_instance
+        further = []
+
+        def create_instance(self, spec):
+            further.append(spec.name)
+            if len(further) > 2:  # those of the version that comes first
+                raise BackendError("no room")
+            return made(self, spec)
+
+        monkeypatch.setattr(puppets.PuppetModel, "create_instance", create_instance)
+        (tmp_path / "m" / "config.pbtxt").write_text(config.replace("count: 1", "count: 3"))
+        with pytest.raises(InvalidArgument, match="no room"):
+            await engine.load("m")
+        assert len(further) > 2
+        assert engine.versions("m") == before
+        for version in before:
+            assert len(version.spec.instances) == version.config.instance_group[0].count == 1
+            assert len(version.uses()) == 1
+        assert {"m_0_1", "m_0_2"} <= set(engine._loader.puppets.closed)
+        monkeypatch.undo()
+        await engine.load("m")
+        assert [len(version.uses()) for version in engine.versions("m")] == [3, 3]
+
+
 async def test_a_model_that_never_loaded(tmp_path):
     (tmp_path / "wrong" / "1").mkdir(parents=True)
     (tmp_path / "wrong" / "config.pbtxt").write_text('backend: "nowhere"')
@@ -621,6 +652,26 @@ async def test_what_a_poll_finds(tmp_path):
         assert (await infer(engine, request("n", x=row(1)))).text.startswith("Request for unknown model: 'n'")
         await until(lambda: ("n", "1") not in states(engine))
         assert engine.ready
+
+
+async def test_a_poll_that_is_disturbed_is_made_up_for(tmp_path, monkeypatch):
+    """What a look has seen is not lost when a model cannot be removed, or the load is broken off."""
+    async with serving(
+        tmp_path, control=ModelControl(ControlMode.POLL, poll_seconds=3600), m=CONFIG, n=CONFIG
+    ) as engine:
+        look, first = engine._poller.look, engine.model("m")
+        (tmp_path / "n").rename(tmp_path.parent / f"{tmp_path.name}-n")
+        change(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._lifecycle, "remove", AsyncMock(side_effect=ConfigError("it cannot be read")))
+            patch.setattr(engine._lifecycle, "load", AsyncMock(side_effect=RuntimeError("broken off")))
+            with pytest.raises(RuntimeError, match="broken off"):
+                await look()
+        assert engine.model("m") is first
+        assert engine.model("n").ready
+        await look()
+        assert engine.model("m") is not first
+        assert not engine.versions("n")
 
 
 # -- all at once --

@@ -178,7 +178,7 @@ def test_no_name_leads_out_of_a_repository(tmp_path: Path, name: str) -> None:
 
 
 def test_each_part_of_a_model_has_its_marks(tmp_path: Path) -> None:
-    path = make(tmp_path, "m", "1", "2", "configs", "warmup", "1/__pycache__", "1/configs", "1/deep")
+    path = make(tmp_path, "m", "1", "2", "configs", "warmup", "1/__pycache__", "1/configs/deep", "1/deep")
 
     def changed(*file: str) -> set[str]:
         """The parts whose marks are others after the file was written."""
@@ -194,6 +194,9 @@ def test_each_part_of_a_model_has_its_marks(tmp_path: Path) -> None:
         assert changed("configs", "large.pbtxt") == {CONFIGURATION}
         assert changed("1", "config.pbtxt") == {CONFIGURATION}
         assert changed("1", "configs", "large.pbtxt") == {CONFIGURATION}
+        assert changed("1", "configs", "vocabulary.json") == {"1"}, "data of the version, whatever its folder's name"
+        assert changed("1", "configs", "deep", "large.pbtxt") == {"1"}
+        assert changed("configs", "vocabulary.json") == {REST}
         assert changed("1", "model.onnx") == {"1"}
         assert changed("1", "deep", "config.pbtxt") == {"1"}
         assert changed("2", "model.onnx") == {"2"}

@@ -76,7 +76,8 @@ class _Preparation:
         self._loader = loader
         self._config = config
         self._source = source
-        self._known: dict[tuple[bytes, frozenset[str], Backend | None], VersionConfig] = {}
+        # By the backend's identity: a user's may not be hashable. It is kept, so that no other has its identity.
+        self._known: dict[tuple[bytes, frozenset[str], int], tuple[VersionConfig, Backend | None]] = {}
 
     def of_versions(self, versions: list[int]) -> Prepared:
         """The configurations of these versions.
@@ -92,10 +93,11 @@ class _Preparation:
             except Exception as error:  # of a framework: the other versions do not depend on it
                 errors[version] = error
         if not found:
-            raise errors[versions[-1]]
+            raise _only(errors, versions[-1])
         for version, problem in errors.items():
             if not _is_foreseen(problem):
                 log.error("model %s version %d could not be prepared", self._config.name, version, exc_info=problem)
+            problem.with_traceback(None)  # whose frames hold it, and what was read, until a collection
         told = {version: _told(problem) for version, problem in sorted(errors.items())}
         return Prepared(dict(sorted(found.items())), told)
 
@@ -111,10 +113,10 @@ class _Preparation:
         if not is_ensemble(config):
             scalars = self._complete(config, source, version)
             backend = self._backend(config, source, path)
-        key = (config.SerializeToString(deterministic=True), scalars, backend)
+        key = (config.SerializeToString(deterministic=True), scalars, id(backend))
         if key not in self._known:
-            self._known[key] = self._checked(config, source, scalars, backend)
-        return self._known[key]
+            self._known[key] = self._checked(config, source, scalars, backend), backend
+        return self._known[key][0]
 
     def _written(self, path: Path) -> tuple[pb.ModelConfig, Source]:
         """What is written for the version whose folder this is, and where."""
@@ -206,6 +208,13 @@ class _Preparation:
 def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
     yield from broken_accelerator_rules(config, backend)
     yield from broken_runtime_rules(config, backend)
+
+
+def _only(errors: dict[int, Exception], version: int) -> Exception:
+    """The error of this version; the others are let go, because the frame that raises this one would hold them."""
+    error = errors[version]
+    errors.clear()
+    return error
 
 
 def _is_foreseen(error: Exception) -> bool:

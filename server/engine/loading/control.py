@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from server.engine.housekeeping.threads import on_thread
@@ -55,7 +55,8 @@ class ModelControl:
 class Poller:
     """Looks at the repositories every few seconds and has loaded and unloaded what has changed.
 
-    What could not be loaded is tried again when it has changed again.
+    What could not be loaded is tried again when it has changed again; what could not even be looked at or begun, at the
+    next look.
     """
 
     def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
@@ -96,18 +97,31 @@ class Poller:
         seen = await on_thread(lambda: _look(self._repositories.scan()))
         before, self._seen = self._seen, seen
         for name in before.keys() - seen.keys():
-            await self._lifecycle.remove(name)
+            try:
+                await self._lifecycle.remove(name)
+            except (ServerError, OSError) as error:
+                log.error("'%s' is not in the repositories any more, but could not be unloaded yet: %s", name, error)
+                self._look_again(name, before)
         changed = [name for name, found in seen.items() if before.get(name) != found]
         for name in filter(self._lifecycle.is_crowded, tuple(changed)):  # next time: nobody else is to wait for it
             changed.remove(name)
-            self._seen.pop(name)
-            if name in before:
-                self._seen[name] = before[name]
+            self._look_again(name, before)
         if changed:
             log.info("changed in the repositories: %s", ", ".join(changed))
-            await self._lifecycle.load(changed)
+            try:
+                await self._lifecycle.load(changed)
+            except BaseException:
+                for name in changed:
+                    self._look_again(name, before)
+                raise
             for name in self._unreached & set(changed):
                 self._seen[name] = (seen[name][0], {})  # it is to be tried again although it does not change
+
+    def _look_again(self, name: str, before: Mapping[str, tuple[ModelFolder, Marks]]) -> None:
+        """Have the next look find that this model has changed since the look before."""
+        self._seen.pop(name, None)
+        if name in before:
+            self._seen[name] = before[name]
 
 
 def _look(folders: Iterable[ModelFolder]) -> dict[str, tuple[ModelFolder, Marks]]:

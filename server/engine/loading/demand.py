@@ -106,8 +106,12 @@ class Demand:
             self._urged[name].enter_context(self._lifecycle.awaited(name))
         return self._loads[name]
 
-    async def bring(self, name: str) -> None:
+    async def bring(self, name: str, *, by_model: bool = False) -> None:
         """Return when the model is served, or is in no repository; the load goes on when the caller is cancelled.
+
+        Args:
+            name: of the model.
+            by_model: a model waits for it, which may be made itself.
 
         Raises:
             Unavailable: it could not be loaded.
@@ -115,7 +119,7 @@ class Demand:
         """
         if self._models.versions(name):
             return
-        await asyncio.shield(self._begin(name))
+        await asyncio.shield(self._begin(name, by_model))
         if error := self.failure(name):
             raise error
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from backends.api import BackendError
+from backends.api import BackendError, InstanceSpec
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
 from server.engine.loading.candidates import Candidate, Failure, Maker
@@ -277,21 +277,40 @@ class Loading:
                 entry.loaded.fingerprint = await self._fingerprint(candidate, prepared, version)
 
     async def _scale(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
-        """Have as many instances of the versions that stay as the configuration says."""
+        """Have as many instances of the versions that stay as the configuration says, or as many as before of all."""
         there = self._models[candidate.name].prepared
+        before: dict[int, tuple[pb.ModelConfig, Sequence[InstanceSpec]]] = {}
         for version, entry in candidate.kept.items():
             assert entry.loaded is not None
             assert there is not None
-            own = prepared.of(version)
+            own, had = prepared.of(version), (entry.loaded.config, entry.loaded.spec.instances)
             if there.of(version).config.instance_group == own.config.instance_group:
                 continue
             try:
                 leave = await on_thread(entry.loaded.change_instances, own.config, own.spec.instances, candidate.halt)
             except BackendError as error:
                 candidate.reasons[version] = str(error)
+                await self._scale_back(candidate, before)
                 return
+            before[version] = had
             candidate.leaving.append(leave)
             log.info("'%s' version %d has %d instances", candidate.name, version, len(own.spec.instances))
+
+    @staticmethod
+    async def _scale_back(
+        candidate: Candidate, before: Mapping[int, tuple[pb.ModelConfig, Sequence[InstanceSpec]]]
+    ) -> None:
+        """Have the instances again that these versions had."""
+        for version, (config, instances) in before.items():
+            loaded = candidate.kept[version].loaded
+            assert loaded is not None
+            try:
+                leave = await on_thread(loaded.change_instances, config, instances)
+            except BackendError as error:
+                log.error("'%s' version %d could not have its instances again: %s", candidate.name, version, error)
+                continue
+            candidate.leaving.append(leave)
+            log.info("'%s' version %d has %d instances again", candidate.name, version, len(instances))
 
     async def _report_failures(self, candidate: Candidate) -> None:
         """After something could not be made: a model that serves already changes as a whole, or not at all."""

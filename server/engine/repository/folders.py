@@ -127,7 +127,8 @@ def part_of(path: str) -> str:
     first, _, others = path.partition("/")
     is_versions = first.isdecimal() and bool(others)
     within = others if is_versions else path
-    if within == CONFIG_FILE or within.startswith(f"{NAMED_CONFIGS}/"):
+    folder, _, name = within.rpartition("/")
+    if within == CONFIG_FILE or (folder == NAMED_CONFIGS and name.endswith(".pbtxt")):
         return CONFIGURATION
     return first if is_versions else REST
 

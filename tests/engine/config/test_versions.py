@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
+from dataclasses import dataclass
+
 import pytest
 
-from backends.api import Signature, TensorSpec
+from backends.api import Backend, Model, ModelSource, Signature, TensorSpec
 from server.engine.config import Options
 from server.errors import ConfigError
 
@@ -101,3 +106,53 @@ def test_a_link_out_of_the_model_is_not_read(prepared, model_dir, tmp_path, io) 
     (model_dir / "1" / "config.pbtxt").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError, match="must stay within the model directory"):
         prepared(HEAD + io)
+
+
+@dataclass
+class Comparable(Backend):
+    """One that equals others, as a user's may: so it has no hash."""
+
+    name = "fake"
+    broken: int = 0  # the version whose file cannot be read
+    held: weakref.ref[set[int]] | None = None  # what it had in hand when it failed
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def inspect(self, source: ModelSource) -> Signature | None:
+        if source.version == self.broken:
+            in_hand = {1}
+            self.held = weakref.ref(in_hand)
+            raise ValueError(f"nothing in {len(in_hand)} file")
+        return Signature((TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (5,)),), batches=True)
+
+    def load(self, source: ModelSource) -> Model:
+        raise AssertionError("a configuration is prepared without loading")
+
+
+def test_a_backend_need_not_be_hashable(prepared, io) -> None:
+    backend = Comparable()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(backend)
+    assert prepared(HEAD + io, backend=backend).spec.max_batch_size == 8
+
+
+@pytest.mark.parametrize("all_fail", [False, True])
+def test_what_a_failed_version_had_in_hand_is_freed_at_once(prepared, model_dir, caplog, all_fail) -> None:
+    """The error of one version does not hold the frames of its failure until a collection."""
+    backend = Comparable(broken=1)
+    if not all_fail:
+        (model_dir / "2").mkdir()
+    caplog.set_level(logging.CRITICAL, "inferd.config")  # the records that tests keep hold what they tell of
+    gc.disable()
+    try:
+        if all_fail:
+            with pytest.raises(ValueError, match="nothing in 1 file"):
+                prepared('backend: "fake"', backend=backend)
+        else:
+            found = prepared('backend: "fake" version_policy { all { } }', backend=backend)
+            assert found.problems == {1: "ValueError: nothing in 1 file"}
+        assert backend.held is not None
+        assert backend.held() is None
+    finally:
+        gc.enable()
