@@ -26,6 +26,10 @@ ENCODINGS = {"gzip": 31, "deflate": 15}
 """What messages are compressed with, and zlib's `wbits` for it."""
 TRANSPARENT = 3
 """How often a call is made again that the server has done nothing about."""
+LONGEST_DELAY = 3600
+"""Seconds: a server that says to wait longer is not listened to."""
+NOT_REPEATED = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
+"""RPCs that are not made again where the server may have executed them."""
 
 
 def error_of(status: int, text: str, details: bytes = b"") -> InferenceServerException:
@@ -43,6 +47,16 @@ def unreachable(target: Target, error: OSError, timeout: float | None) -> Infere
     if isinstance(error, TimeoutError) and timeout is not None and timeout <= CONNECT_SECONDS:
         return error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
     return error_of(UNAVAILABLE, f"failed to connect to {target.text}: {error.strerror or str(error) or 'timed out'}")
+
+
+def end_of(timeout: float | None) -> float | None:
+    """The deadline, of time.monotonic(), so many seconds from now; None: none."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left_of(ends: float | None) -> float | None:
+    """Seconds until a deadline, 0 after it; None: there is none."""
+    return None if ends is None else max(ends - time.monotonic(), 0.0)
 
 
 # ---- headers --------------------------------------------------------------------------------------------------------
@@ -142,10 +156,14 @@ def plain(message: Message, encoding: str, limit: int) -> Any:
 class RetryOptions(NamedTuple):
     """When a call is made again that has failed, or for which no connection could be made.
 
-    A server that says when (google.rpc.RetryInfo) is asked again then; otherwise the pause grows from try to try, with
-    some chance in it. A call is never made again after its deadline, nor when the pause would pass it. Calls about
-    which the server has done nothing, because the connection ended before or it said so, are made again without this.
-    Streams are not begun again.
+    A server that says when (google.rpc.RetryInfo, at most an hour) is asked again then; otherwise the pause grows from
+    try to try, with some chance in it. A call is never made again after its deadline, nor when the pause would pass it.
+    Calls about which the server has done nothing, because the connection ended before or it said so, are made again
+    without this. Streams are not begun again.
+
+    A call that ended without a status of the server's own, because the connection was lost, may have been executed; it
+    is executed twice when it is made again. Requests of sequences, and loads and unloads of models, are not made again
+    then.
 
     Attributes:
         attempts: at most so many in all.
@@ -168,7 +186,7 @@ class RetryOptions(NamedTuple):
             return told
         from random import uniform
 
-        return float(min(self.initial_backoff * 2 ** (tried - 1), self.max_backoff) * uniform(0.8, 1.2))
+        return float(min(self.initial_backoff * 2.0 ** min(tried - 1, 100), self.max_backoff) * uniform(0.8, 1.2))
 
 
 class Attempts:
@@ -177,25 +195,30 @@ class Attempts:
     Args:
         retries: None: only what the server has done nothing about is tried again.
         ends: the call's deadline, of time.monotonic(); None: none.
+        once: there is none after one that the server may have executed.
     """
 
-    __slots__ = ("_ends", "_repeated", "_retries", "_tried")
+    __slots__ = ("_ends", "_once", "_repeated", "_retries", "_tried")
 
-    def __init__(self, retries: RetryOptions | None, ends: float | None) -> None:
+    def __init__(self, retries: RetryOptions | None, ends: float | None, once: bool = False) -> None:
         self._retries = retries
         self._ends = ends
+        self._once = once
         self._tried = self._repeated = 0
 
-    def pause(self, error: InferenceServerException, safe: bool = False) -> float | None:
+    def pause(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> float | None:
         """Seconds until the next attempt; None: there is none.
 
         Args:
             error: how this one ended.
             safe: the server has done nothing about it.
+            answered: whether the server has given it a status; None: it was not begun.
         """
         if safe and self._repeated < TRANSPARENT:
             self._repeated += 1
             return 0.0
+        if self._once and not safe and answered is False:
+            return None
         self._tried += 1
         pause = self._retries.pause(self._tried, error) if self._retries is not None else None
         if pause is None or (self._ends is not None and time.monotonic() + pause >= self._ends):
@@ -241,15 +264,26 @@ def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def retry_delay(status: bytes) -> float | None:
-    """Seconds that a google.rpc.Status says to wait; None: it does not say."""
+    """Seconds that a google.rpc.Status says to wait; None: it does not say, or nothing from 0 to LONGEST_DELAY."""
     for number, detail in fields_of(status):
         if number != 3 or not isinstance(detail, bytes):
             continue
         any_of = dict(fields_of(detail))
         if isinstance(any_of.get(1), bytes) and any_of[1].endswith(b"google.rpc.RetryInfo"):
-            for inner, duration in fields_of(any_of.get(2, b"")):
-                if inner == 1 and isinstance(duration, bytes):
-                    parts = dict(fields_of(duration))
-                    return float(parts.get(1, 0)) + float(parts.get(2, 0)) / 1e9
-            return 0.0
+            info = any_of.get(2, b"")
+            return _delay(dict(fields_of(info)).get(1, b"")) if isinstance(info, bytes) else None
     return None
+
+
+def _delay(duration: Any) -> float | None:
+    """Seconds of a google.protobuf.Duration; None: it is none, or not from 0 to LONGEST_DELAY."""
+    if not isinstance(duration, bytes):
+        return None
+    parts = dict(fields_of(duration))
+    seconds, nanoseconds = parts.get(1, 0), parts.get(2, 0)
+    if not isinstance(seconds, int) or not isinstance(nanoseconds, int):
+        return None
+    # negative numbers are huge ones here
+    if seconds > LONGEST_DELAY or nanoseconds >= 10**9 or seconds * 10**9 + nanoseconds > LONGEST_DELAY * 10**9:
+        return None
+    return seconds + nanoseconds / 1e9

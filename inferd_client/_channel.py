@@ -11,7 +11,18 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from inferd_client._calling import INTERNAL, Attempts, RetryOptions, error_of, failure, plain, unreachable
+from inferd_client._calling import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    Attempts,
+    RetryOptions,
+    end_of,
+    error_of,
+    failure,
+    left_of,
+    plain,
+    unreachable,
+)
 from inferd_client._connecting import Options, Target, connect
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import Content
@@ -20,6 +31,8 @@ from inferd_client.utils import InferenceServerException
 Pieces = list[bytes | Content]
 HeaderList = list[tuple[bytes, bytes]]
 LOCALLY_CANCELLED = "Locally cancelled by application!"
+LONGEST_WAIT = 3600.0
+"""Seconds that a thread waits without looking at the time; more than some millions cannot be waited for at once."""
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
@@ -60,14 +73,14 @@ class Later:
         while True:
             with self._changed:
                 while self._due and (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, LONGEST_WAIT))
                 if not self._due:
                     self._thread = None
                     return
                 what = heappop(self._due)[2]
             try:
                 what()
-            except Exception:
+            except BaseException:  # other calls wait for this thread, whatever a callback raises
                 sys.excepthook(*sys.exc_info())
 
 
@@ -88,14 +101,18 @@ class Channel:
         self.later = Later()
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
+        self._attending = threading.Lock()
         self._closed = False
         _channels.add(self)
 
-    def link(self, timeout: float | None = None) -> Link:
+    def link(self, ends: float | None = None) -> Link:
         """One that takes calls.
 
+        Args:
+            ends: the deadline, of time.monotonic(); None: none.
+
         Raises:
-            InferenceServerException: no connection can be made, or the client is closed.
+            InferenceServerException: no connection can be made, or not in time, or the client is closed.
         """
         best = self._links[0]
         if len(self._links) > 1:
@@ -104,11 +121,18 @@ class Channel:
             return best
         if self._closed:
             raise error_of(1, "the client is closed")
-        with self._connecting:
+        left = left_of(ends)
+        if not self._connecting.acquire(timeout=-1 if left is None else min(left, LONGEST_WAIT)):
+            if left_of(ends) == 0.0:
+                raise error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+            return self.link(ends)
+        try:
             for i, each in enumerate(self._links):
                 if each is None or not each.usable:
-                    return self._connected(i, timeout)
-        return self.link(timeout)
+                    return self._connected(i, left_of(ends))
+        finally:
+            self._connecting.release()
+        return self.link(ends)
 
     def _connected(self, place: int, timeout: float | None) -> Link:
         try:
@@ -122,30 +146,34 @@ class Channel:
 
     # ---- calls that are waited for
 
-    def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None) -> Any:
+    def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None, once: bool = False) -> Any:
         """Make a call and wait. Returns the bytes of the answer, a buffer.
+
+        Args:
+            headers, pieces, timeout: see Call.
+            once: it is not made again where the server may have executed it.
 
         Raises:
             InferenceServerException: it failed.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
+        ends = end_of(timeout)
         attempts = None
         while True:
-            left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            safe = False
+            safe, answered = False, None
             try:
-                link = self.link(left)
+                link = self.link(ends)
             except InferenceServerException as found:
                 error = found
             else:
-                call = Call(headers, pieces, left)
+                call = Call(headers, pieces, left_of(ends))
                 if not link.run(call):
                     continue
                 if call.status()[0] == 0:
                     return self.answer(call)
-                error, safe = failure(call), call.safe_to_repeat and not self._closed
-            attempts = attempts or Attempts(self.retries, ends)
-            pause = attempts.pause(error, safe)
+                error, answered = failure(call), call.answered
+                safe = call.safe_to_repeat and not self._closed
+            attempts = attempts or Attempts(self.retries, ends, once)
+            pause = attempts.pause(error, safe, answered)
             if pause is None:
                 raise error
             time.sleep(pause)
@@ -159,9 +187,11 @@ class Channel:
 
     # ---- calls that one is told of
 
-    def start(self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told) -> Pending:
-        """Begin a call; its end is told in another thread."""
-        pending = Pending(self, headers, pieces, None if timeout is None else time.monotonic() + timeout, told)
+    def start(
+        self, headers: HeaderList, pieces: Pieces, timeout: float | None, told: Told, once: bool = False
+    ) -> Pending:
+        """Begin a call, as of `unary`; its end is told in another thread."""
+        pending = Pending(self, headers, pieces, end_of(timeout), told, once)
         try:
             pending.begin()
         except InferenceServerException as error:
@@ -169,17 +199,17 @@ class Channel:
             self.later.at(0.0, lambda: pending.failed(failed))
         return pending
 
-    def announced(self, call: Call, timeout: float | None) -> Link:
-        """The link on which a call that announces itself was begun."""
+    def announced(self, call: Call, ends: float | None) -> Link:
+        """The link on which a call that announces itself was begun; see `link`."""
         while True:
-            link = self.link(timeout)
+            link = self.link(ends)
             self._attend(link)
             if link.start(call):
                 return link
 
     def _attend(self, link: Link) -> None:
         if link.owner is None:
-            with self._connecting:
+            with self._attending:
                 if link.owner is None:
                     link.owner = threading.Thread(target=link.attend, name="inferd-client", daemon=True)
                     link.owner.start()
@@ -201,6 +231,7 @@ class Channel:
         """This process is a copy: the links are its parent's."""
         self._links = [None] * len(self._links)
         self._connecting = threading.Lock()
+        self._attending = threading.Lock()
         self.later = Later()
 
 
@@ -211,13 +242,16 @@ def _busy(link: Link | None) -> float:
 class Pending:
     """A call that one is told of."""
 
-    def __init__(self, channel: Channel, headers: HeaderList, pieces: Pieces, ends: float | None, told: Told) -> None:
+    def __init__(
+        self, channel: Channel, headers: HeaderList, pieces: Pieces, ends: float | None, told: Told, once: bool
+    ) -> None:
         self._channel = channel
         self._headers = headers
         self._pieces = pieces
         self._ends = ends
         self._told = told
-        self._attempts = Attempts(channel.retries, ends)
+        self._attempts = Attempts(channel.retries, ends, once)
+        self._changing = threading.RLock()  # of what follows; a handler of signals may cancel, too
         self._pausing = False
         self._cancelled = False
         self._call: Call | None = None
@@ -229,16 +263,24 @@ class Pending:
         Raises:
             InferenceServerException: no connection can be made.
         """
-        left = None if self._ends is None else max(self._ends - time.monotonic(), 0.0)
-        self._call = Call(self._headers, self._pieces, left, owner=self)
-        self._link = self._channel.announced(self._call, left)
+        call = Call(self._headers, self._pieces, left_of(self._ends), owner=self)
+        with self._changing:
+            self._call, self._link = call, None  # a call is given up on its own link only
+        link = self._channel.announced(call, self._ends)
+        with self._changing:
+            if self._call is not call:
+                return  # it has ended meanwhile, and was made again
+            self._link = link
+            cancelled = self._cancelled
+        if cancelled:
+            link.give_up(call)
 
     def told(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
         if not done:
             return
         if call.status()[0] != 0:
-            self.failed(failure(call), call.safe_to_repeat)
+            self.failed(failure(call), call.safe_to_repeat, call.answered)
             return
         message = error = None
         try:
@@ -247,25 +289,28 @@ class Pending:
             error = found
         self._told.ended(message, error)
 
-    def failed(self, error: InferenceServerException, safe: bool = False) -> None:
-        """An attempt has: make another, now or later, or tell."""
-        while (pause := None if self._cancelled else self._attempts.pause(error, safe)) == 0.0:
+    def failed(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> None:
+        """An attempt has: make another, now or later, or tell. The arguments are those of Attempts.pause."""
+        while (pause := None if self._cancelled else self._attempts.pause(error, safe, answered)) == 0.0:
             try:
                 self.begin()
             except InferenceServerException as found:
-                error, safe = found, False
+                error, safe, answered = found, False, None
             else:
                 return
-        if pause is None:
-            self._told.ended(None, error_of(1, LOCALLY_CANCELLED) if self._cancelled else error)
-        else:
-            self._pausing = True
+        with self._changing:
+            cancelled = self._cancelled
+            self._pausing = pause is not None and not cancelled
+        if pause is not None and not cancelled:
             self._channel.later.at(time.monotonic() + pause, self._again)
+        else:
+            self._told.ended(None, error_of(1, LOCALLY_CANCELLED) if cancelled else error)
 
     def _again(self) -> None:
-        if not self._pausing:
-            return
-        self._pausing = False
+        with self._changing:
+            if not self._pausing:
+                return
+            self._pausing = False
         try:
             if not self._cancelled:
                 self.begin()
@@ -277,10 +322,12 @@ class Pending:
 
     def cancel(self) -> None:
         """The caller wants no answer; it is told CANCELLED, unless there is one already."""
-        self._cancelled = True
-        if self._link is not None and self._call is not None:
-            self._link.give_up(self._call)
-        if self._pausing:
+        with self._changing:
+            self._cancelled = True
+            call, link, pausing = self._call, self._link, self._pausing
+        if link is not None and call is not None:
+            link.give_up(call)
+        if pausing:
             self._channel.later.at(0.0, self._again)
 
 

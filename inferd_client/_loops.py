@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from typing import Any
 
-from inferd_client._calling import INTERNAL, Attempts, RetryOptions, error_of, failure, plain, unreachable
+from inferd_client._calling import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    Attempts,
+    RetryOptions,
+    end_of,
+    error_of,
+    failure,
+    left_of,
+    plain,
+    unreachable,
+)
 from inferd_client._channel import HeaderList, Pieces
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
@@ -144,11 +154,14 @@ class LoopChannel:
             best = min(self._links, key=lambda each: each.link.count if each and each.link.usable else -1)
         return best if best is not None and best.link.usable else None
 
-    async def link(self, timeout: float | None = None) -> Polled:
+    async def link(self, ends: float | None = None) -> Polled:
         """One that takes calls.
 
+        Args:
+            ends: the deadline, of time.monotonic(); None: none.
+
         Raises:
-            InferenceServerException: no connection can be made, or the client is closed.
+            InferenceServerException: no connection can be made, or not in time, or the client is closed.
         """
         if self._closed:
             raise error_of(1, "the client is closed")
@@ -159,11 +172,19 @@ class LoopChannel:
                     old.forget()
             self._loop, self._connecting, self._links = loop, asyncio.Lock(), [None] * len(self._links)
         assert self._connecting is not None
-        async with self._connecting:
+        connecting = self._connecting
+        try:
+            async with asyncio.timeout(left_of(ends)):
+                await connecting.acquire()
+        except TimeoutError:
+            raise error_of(DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        try:
             for i, each in enumerate(self._links):
                 if each is None or not each.link.usable:
-                    return await self._connected(i, timeout)
-        return self.usable() or await self.link(timeout)
+                    return await self._connected(i, left_of(ends))
+        finally:
+            connecting.release()
+        return self.usable() or await self.link(ends)
 
     async def _connected(self, place: int, timeout: float | None) -> Polled:
         try:
@@ -177,24 +198,24 @@ class LoopChannel:
         self._links[place] = made
         return made
 
-    async def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None) -> Any:
-        """Make a call. Returns the bytes of the answer, a buffer.
+    async def unary(self, headers: HeaderList, pieces: Pieces, timeout: float | None = None, once: bool = False) -> Any:
+        """Make a call. Returns the bytes of the answer, a buffer. The arguments are those of Channel.unary.
 
         Raises:
             InferenceServerException: it failed.
         """
-        ends = None if timeout is None else time.monotonic() + timeout
+        ends = end_of(timeout)
         attempts = None
         while True:
-            left = None if ends is None else max(ends - time.monotonic(), 0.0)
             loop = asyncio.get_running_loop()
             polled = self.usable() if loop is self._loop else None
-            safe = False
+            safe, answered = False, None
             try:
-                polled = polled or await self.link(left)
+                polled = polled or await self.link(ends)
             except InferenceServerException as found:
                 error = found
             else:
+                left = left_of(ends)
                 waiting = Waiting(loop.create_future())
                 call = Call(headers, pieces, left, owner=waiting)
                 if not polled.link.start(call, flush=False):
@@ -205,9 +226,10 @@ class LoopChannel:
                     if answer is None:
                         raise error_of(INTERNAL, "the answer is not one message")
                     return plain(*answer, self.options.limit)
-                error, safe = failure(call), call.safe_to_repeat and not self._closed
-            attempts = attempts or Attempts(self._retries, ends)
-            pause = attempts.pause(error, safe)
+                error, answered = failure(call), call.answered
+                safe = call.safe_to_repeat and not self._closed
+            attempts = attempts or Attempts(self._retries, ends, once)
+            pause = attempts.pause(error, safe, answered)
             if pause is None:
                 raise error
             await asyncio.sleep(pause)

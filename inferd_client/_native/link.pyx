@@ -172,6 +172,11 @@ cdef class Call:
             return True
         return not self.wire.exchange.began and self.wire.exchange.http_status == 0
 
+    @property
+    def answered(self):
+        """Whether it has ended with a status of the server's own."""
+        return self.wire.given_up == NOT_GIVEN_UP and self.wire.exchange.grpc_status >= 0
+
     def status(self):
         """Of a call that has ended: (grpc-status, text)."""
         cdef int32_t status = self.wire.exchange.grpc_status, http = self.wire.exchange.http_status

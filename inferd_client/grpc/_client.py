@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from inferd_client._calling import RetryOptions, compressed, encoding_of, failure, plain
+from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encoding_of, end_of, failure, plain
 from inferd_client._channel import Channel, Pending, Pieces
 from inferd_client._native.link import Call, Link
 from inferd_client._native.messages import framed, read_stream_response
@@ -103,7 +103,10 @@ class InferenceServerClient(Rpcs):
         if self._verbose:
             print(f"{method}, metadata {dict(metadata or {})}\n{request}")
         found = self._channel.unary(
-            self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
+            self._headers.of(SERVICE + method, metadata),
+            [framed(request.SerializeToString())],
+            timeout,
+            method in NOT_REPEATED,
         )
         answer = parsed(answer_type(method), found)
         if self._verbose:
@@ -161,7 +164,8 @@ class InferenceServerClient(Rpcs):
             parameters,
         )
         said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
-        result = InferResult(self._channel.unary(said, pieces, client_timeout))
+        once = bool(sequence_id or sequence_start or sequence_end)
+        result = InferResult(self._channel.unary(said, pieces, client_timeout, once))
         if self._verbose:
             print(result.get_response())
         return result
@@ -211,7 +215,8 @@ class InferenceServerClient(Rpcs):
             parameters,
         )
         said, pieces = self._said(INFER, headers, compression_algorithm, pieces)
-        return CallContext(self._channel.start(said, pieces, client_timeout, _Answer(callback)))
+        once = bool(sequence_id or sequence_start or sequence_end)
+        return CallContext(self._channel.start(said, pieces, client_timeout, _Answer(callback), once))
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -341,7 +346,7 @@ class Stream:
         self._callback = callback
         self._ended = threading.Event()
         self._call = Call(headers, [], timeout, many=True, goes_on=True, owner=self)
-        self._link: Link = channel.announced(self._call, timeout)
+        self._link: Link = channel.announced(self._call, end_of(timeout))
 
     def send(self, pieces: Pieces) -> None:
         """Send a request.

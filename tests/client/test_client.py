@@ -21,6 +21,7 @@ import torch
 
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
+from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
 from inferd_client.utils import InferenceServerException
 from server.pb import grpc_service_pb2 as pb
@@ -494,6 +495,14 @@ def field(number, content):
 
 SHORT = field(1, b"\x10\x80\xe1\xeb\x17")  # google.protobuf.Duration of 50 000 000 nanoseconds
 LONG = field(1, b"\x08\x90\x1c")  # and of 3,600 seconds
+WRONG = [
+    field(1, b"\x08" + b"\xff" * 9 + b"\x01"),  # -1 seconds
+    field(1, b"\x10" + b"\xff" * 9 + b"\x01"),  # -1 nanoseconds
+    field(1, b"\x08\x91\x1c"),  # longer than an hour
+    field(1, b"\x08" + b"\xff" * 100 + b"\x01"),  # more bits than a number has
+    field(1, field(1, b"x")),  # no number
+    b"\x08\x05",  # no message
+]
 
 
 def retry_info(delay):
@@ -534,6 +543,8 @@ def test_retries_wait_as_long_as_the_server_says(busy):
     """Guards RetryOptions: none without; with them as often as needed, but not past the deadline."""
     assert retry_delay(retry_info(SHORT)) == pytest.approx(0.05)
     assert retry_delay(retry_info(LONG)) == 3600
+    assert [retry_delay(retry_info(delay)) for delay in WRONG] == [None] * len(WRONG)
+    assert retry_delay(field(3, field(1, b"google.rpc.RetryInfo") + b"\x10\x05")) is None
     with grpcclient.InferenceServerClient(busy.address) as client:
         with pytest.raises(InferenceServerException, match="later") as raised:
             client.is_server_live()
@@ -567,9 +578,11 @@ def begun(client, *arguments):
 def test_calls_that_call_back_are_made_again(busy):
     """Guards RetryOptions for async_infer, and that a call that waits for its next attempt can be cancelled."""
     with grpcclient.InferenceServerClient(busy.address, retries=grpcclient.RetryOptions(attempts=3)) as client:
-        assert begun(client, "x", [])[1].result(60)[1] is None
-        assert busy.asked == 3
-    slow = grpcclient.RetryOptions(attempts=3, initial_backoff=1e5, max_backoff=1e5)
+        for busy.delay in (SHORT, WRONG[0]):
+            busy.asked = 0
+            assert begun(client, "x", [])[1].result(60)[1] is None
+            assert busy.asked == 3
+    slow = grpcclient.RetryOptions(attempts=3, initial_backoff=1e15, max_backoff=1e15)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{closed_port()}", retries=slow) as client:
         calls = [begun(client, "x", []) for _ in range(3)]
         calls[1][0].cancel()
@@ -577,6 +590,118 @@ def test_calls_that_call_back_are_made_again(busy):
         assert not calls[0][1].done()
     for _, ended in calls:
         assert ended.result(60)[1].status() == "StatusCode.CANCELLED"
+
+
+def test_a_cancel_while_a_call_is_made_again(monkeypatch):
+    """Guards that a cancel is not lost that comes while the next attempt waits for its connection."""
+    connecting, go_on = threading.Event(), threading.Event()
+    attempts = []
+
+    def connect(*arguments):
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            raise ConnectionRefusedError
+        connecting.set()
+        go_on.wait(60)
+        return links.connect(*arguments)
+
+    monkeypatch.setattr("inferd_client._channel.connect", connect)
+    retries = grpcclient.RetryOptions(initial_backoff=0.0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{silent.getsockname()[1]}", retries=retries) as client,
+    ):
+        context, ended = begun(client, "x", [])
+        assert connecting.wait(60)
+        context.cancel()
+        go_on.set()
+        assert ended.result(60)[1].status() == "StatusCode.CANCELLED"
+
+
+@pytest.fixture
+def dropping():
+    """A server that breaks each connection when a request has come; how many have, and its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    dropped = []
+
+    def run():
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                with near:
+                    dropped.append(near.recv(1 << 16))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield dropped, f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def test_what_may_have_been_executed_is_not_repeated_in_sequences(dropping):
+    """Guards that a lost connection does not have a sequence's request, or a load, executed twice."""
+    dropped, url = dropping
+    retries = grpcclient.RetryOptions(attempts=3, initial_backoff=0.01)
+
+    def asked(function, *arguments, **named):
+        dropped.clear()
+        assert status(function, *arguments, **named) == "StatusCode.UNAVAILABLE"
+        return len(dropped)
+
+    with grpcclient.InferenceServerClient(url, retries=retries) as client:
+        assert asked(client.infer, "x", []) == 3
+        assert asked(client.infer, "x", [], sequence_id=7) == 1
+        assert asked(client.infer, "x", [], sequence_start=True) == 1
+        assert asked(client.load_model, "x") == 1
+        assert asked(client.unload_model, "x") == 1
+        for named, count in (({}, 3), ({"sequence_id": 7}, 1)):
+            dropped.clear()
+            ended = futures.Future()
+            client.async_infer("x", [], lambda result, error, ended=ended: ended.set_result(error), **named)
+            assert ended.result(60).status() == "StatusCode.UNAVAILABLE"
+            assert len(dropped) == count
+
+    def loop(**named):
+        async def run():
+            async with aioclient.InferenceServerClient(url, retries=retries) as client:
+                await client.infer("x", [], **named)
+
+        asyncio.run(run())
+
+    assert asked(loop) == 3
+    assert asked(loop, sequence_end=True) == 1
+
+
+def test_a_deadline_holds_while_another_call_connects():
+    """Guards that a call with a deadline does not wait for a connection that another call makes."""
+    with futures.ThreadPoolExecutor(2) as pool:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"127.0.0.1:{silent.getsockname()[1]}"
+            with grpcclient.InferenceServerClient(url, ssl=True) as client:
+                other = pool.submit(client.is_server_live)
+                assert status(client.is_server_live, client_timeout=0.1) == "StatusCode.DEADLINE_EXCEEDED"
+                assert status(client.is_server_live, client_timeout=0.1) == "StatusCode.DEADLINE_EXCEEDED"
+                assert not other.done()
+
+            async def loop():
+                async with aioclient.InferenceServerClient(url, ssl=True) as client:
+                    other = asyncio.ensure_future(client.is_server_live())
+                    await asyncio.sleep(0)
+                    with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+                        await client.is_server_live(client_timeout=0.1)
+                    assert not other.done()
+                    other.cancel()
+
+            asyncio.run(loop())
+        assert isinstance(other.exception(60), InferenceServerException)
+
+
+def test_keepalive_without_calls(server):
+    """Guards that a connection that sends PINGs while it is idle is made, and answers calls."""
+    alive = grpcclient.KeepAliveOptions(keepalive_time_ms=60_000, keepalive_permit_without_calls=True)
+    with grpcclient.InferenceServerClient(server.tcp, keepalive_options=alive) as client:
+        assert client.is_server_live(client_timeout=60)
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for():

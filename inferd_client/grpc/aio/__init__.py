@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from inferd_client._calling import RetryOptions, compressed, encoding_of, failure
+from inferd_client._calling import NOT_REPEATED, RetryOptions, compressed, encoding_of, end_of, failure, left_of
 from inferd_client._loops import LoopChannel, Polled, give_up
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
@@ -105,7 +105,10 @@ class InferenceServerClient(Rpcs):
         if self._verbose:
             print(f"{method}, metadata {dict(metadata or {})}\n{request}")
         found = await self._channel.unary(
-            self._headers.of(SERVICE + method, metadata), [framed(request.SerializeToString())], timeout
+            self._headers.of(SERVICE + method, metadata),
+            [framed(request.SerializeToString())],
+            timeout,
+            method in NOT_REPEATED,
         )
         answer = parsed(answer_type(method), found)
         if self._verbose:
@@ -148,7 +151,12 @@ class InferenceServerClient(Rpcs):
         if encoding:
             pieces = compressed(pieces, encoding)
         result = InferResult(
-            await self._channel.unary(self._headers.of(INFER, metadata, encoding), pieces, client_timeout)
+            await self._channel.unary(
+                self._headers.of(INFER, metadata, encoding),
+                pieces,
+                client_timeout,
+                bool(sequence_id or sequence_start or sequence_end),
+            )
         )
         if self._verbose:
             print(result.get_response())
@@ -213,7 +221,7 @@ class ResponseIterator:
         self._error: BaseException | None = None
         self._polled: Polled | None = None
         self._call = Call(headers, [], timeout, many=True, goes_on=True, owner=self)
-        self._timeout = timeout
+        self._ends = end_of(timeout)
         self._alarm: asyncio.TimerHandle | None = None
         self._feeder = asyncio.ensure_future(self._feed())
 
@@ -221,13 +229,13 @@ class ResponseIterator:
         """Send the requests."""
         try:
             while self._polled is None:
-                polled = await self._channel.link(self._timeout) if self._channel.usable() is None else None
+                polled = await self._channel.link(self._ends) if self._channel.usable() is None else None
                 polled = polled or self._channel.usable()
                 if polled is not None and polled.link.start(self._call):
                     self._polled = polled
-            if self._timeout is not None:
-                loop = asyncio.get_running_loop()
-                self._alarm = loop.call_later(self._timeout, give_up, self._polled, self._call, True)
+            left = left_of(self._ends)
+            if left is not None:
+                self._alarm = asyncio.get_running_loop().call_later(left, give_up, self._polled, self._call, True)
             async for inputs in self._inputs:
                 pieces = _pieces(inputs)
                 self._polled.link.send(self._call, compressed(pieces, self._encoding) if self._encoding else pieces)
