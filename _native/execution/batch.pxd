@@ -49,8 +49,8 @@ cdef inline void batch_fail(NativeBatch *batch, char *details) noexcept nogil:
     free(batch.details)
     batch.details = details
 
-# The same for an error whose text may say what is in one of the requests: if there are several, clients get a number.
-# Returns the text for the log, with that number. To be called once for an error.
+# Fail the batch for an error whose text may quote one of its requests. If the batch has several requests, its clients
+# get a number instead of the text. Returns the text for the log, with that number. Call it once for each error.
 cdef str batch_fail_by(NativeBatch *batch, str text)
 
 cdef int batch_init(NativeBatch *batch, Lane *lane) except -1

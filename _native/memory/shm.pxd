@@ -14,6 +14,7 @@ cdef enum RegionKind:
 cdef enum:
     SCOPE_SHARED = -1        # regions that every caller may use; other scopes are users, by number
     SCOPE_NONE = -2          # of a caller that may use no region
+    MAPPED_FROM = 64 << 10   # bytes from which on a worker maps a tensor in a region; it gets copies of smaller ones
 
 ctypedef void (*close_fn)(Region *region) noexcept nogil
 

@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
-    KEEP_FROM = 64 << 10     # bytes of a region whose object workers may map: of smaller ones they get copies
 
 cdef const char *SHM_DISABLED = (
     b"Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
@@ -506,7 +505,7 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
 
 cdef void keep_object(Region *region, int fd) noexcept:
     # for workers that map it, too; without one they get copies
-    if region.size >= KEEP_FROM:
+    if region.size >= MAPPED_FROM:
         try:
             region.fd = os.dup(fd)
         except OSError:

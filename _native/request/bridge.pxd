@@ -48,7 +48,8 @@ cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept 
 # On the loop: set the request's timer. At request.deadline_ns the sink gets DEADLINE_EXCEEDED; at request.expires_ns
 # the lane's scheduler decides. False: no memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
-# On the loop: the sink does not want the answer any more. A queued request leaves the queue; an instance is told.
+# On the loop: give the answer up for the sink. A request that is queued leaves the queue. If an instance executes the
+# request, the bridge tells that instance.
 cdef void bridge_abandon(Request *request) noexcept nogil
 
 

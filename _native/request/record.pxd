@@ -75,7 +75,7 @@ cdef struct Recorder:
     int64_t log_slow_ns      # slower requests are logged; 0: none
     uint64_t numbers
     uint64_t seed[2]
-    Mutex guard              # protects what follows
+    Mutex guard              # protects the fields below
     Record *first
     Record *last
     uint32_t count

@@ -42,7 +42,7 @@ cdef const char *LARGE
 cdef int64_t NEVER
 cdef int64_t LONGEST_DELAY   # adding it to a time does not overflow
 
-# Read a backends.api.ModelSpec; ValueError if it exceeds what is served.
+# Fill the policy from a backends.api.ModelSpec. Raises ValueError if the spec asks for more than the server can do.
 cdef int policy_set(Policy *policy, object spec) except -1
 # The same for sequences with the strategy "oldest".
 cdef int policy_set_oldest(Policy *policy, object spec) except -1

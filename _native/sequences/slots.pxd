@@ -40,7 +40,7 @@ cdef struct Slots:
     # the configuration
     bint direct              # a sequence keeps its row of the batch; otherwise: oldest
     bint iterative           # each request is a sequence, which runs until it is not rescheduled
-    bint notice              # the model is told of an end without END request
+    bint notice              # if a sequence ends without a request marked END, the sequencer tells the model
     bint tied                # a sequence that starts on a stream ends with it
     Policy policy            # for oldest; direct uses its delay
     uint32_t per_instance    # slots of each instance

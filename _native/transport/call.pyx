@@ -41,7 +41,7 @@ from _native.transport.stream cimport (
     stream_unsent,
 )
 
-# What Call.on_event is told.
+# The argument of Call.on_event.
 EVENT_MESSAGE = "message"        # take_message will give one more
 EVENT_HALF_CLOSE = "half-close"  # the client sends no more
 EVENT_WRITABLE = "writable"      # little is unsent: go on writing

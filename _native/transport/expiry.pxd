@@ -2,7 +2,7 @@
 # * A request, or a message of a stream of requests, that does not arrive within Host.receive_ns, and more time for the
 #   bytes that have come (see expiry.pyx). The call ends; if it is the headers that are late, the connection does.
 # * A response that the peer does not take within Host.send_ns, computed in the same way.
-# * A call that has not begun to run at the client's deadline. For calls that run, the service is told (Service.late).
+# * A call that has not begun to run at the client's deadline. A call that runs is the service's: Service.late tells it.
 
 from _native.transport.stream cimport Conn, Stream
 

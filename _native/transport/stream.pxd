@@ -312,7 +312,7 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil
 cdef void stream_closed(Stream *stream, uint32_t error_code) noexcept nogil
 # Free the request's headers.
 cdef void stream_drop_fields(Stream *stream) noexcept nogil
-# The call has ended: free what has come of its request.
+# Free the received part of the request. The call has ended.
 cdef void stream_drop_request(Stream *stream) noexcept nogil
 # Tell the service that the call is not to be served any more.
 cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil

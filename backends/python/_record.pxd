@@ -14,7 +14,7 @@ cdef struct RecordSize:
 
 # Whether this input stays where it is, in the arena; others are copied into the record.
 cdef bint record_refers(const Channel *channel, const InputData *input) noexcept nogil
-# The bytes of the requests' inputs that are copied into the record.
+# The bytes that are copied for the batch: inputs into the record, outputs to where their clients want them.
 cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noexcept nogil
 # `supplied` is from supply_each.
 cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil

@@ -11,7 +11,7 @@ from _native.cuda.region cimport cuda_region_handle
 from _native.execution.batch cimport NativeBatch
 from _native.memory.arena cimport arena_holds
 from _native.memory.resource cimport SHARED_WITH_FRIEND, Block
-from _native.memory.shm cimport REGION_SYSTEM, Placement, Region
+from _native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region
 from _native.request.record cimport Record
 from _native.request.request cimport InputData, Request
 from _native.request.signature cimport MAX_RANK, Signature, TensorSignature
@@ -42,7 +42,6 @@ cdef enum:
     BAGGAGE_TEXT = 13                    # and of what is around the baggage
     REFER_FROM = 4096        # tensors of the arena from this size on are referred to, not copied, if they are exclusive
     ELEMENT = 8              # the largest element; what does not lie at a multiple of it is copied to where it does
-    MAP_FROM = 64 << 10      # tensors in a trusted client's region from this size on are the worker's to read and write
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -60,7 +59,7 @@ cdef inline bint is_on_device(const InputData *input) noexcept nogil:
 cdef inline const Region *mapped_region(const Channel *channel, const InputData *input) noexcept nogil:
     # the region that the worker maps to read this input; NULL: it gets it in another way
     cdef const Region *region
-    if input.size < MAP_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
+    if input.size < MAPPED_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
         return NULL
     region = <const Region *>input.block.owner
     if not is_reached(channel, region) or offset_in_object(region, input) % ELEMENT:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import protocol as p
 from .channel import Call, Channel, Waiter
-from .errors import ERROR_CODES, TritonError, TritonModelException, exception_text
+from .errors import ERROR_CODES, TritonError, TritonModelException, error_text
 from .link import INLINE_LIMIT, Grants, Link, Packet, Reader
 from .messages import decode_response, encode_request
 from .request import SEQUENCE_END, SEQUENCE_START
@@ -151,8 +151,7 @@ class Connection(Channel):
             for offset in taken:
                 self._link.send(self._link.side, p.FREE, offset=offset)
             writer = ResponseWriter(self._names, self._link.memory, self._grants.take)
-            text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
-            writer.add_error(p.CODE_INTERNAL, text[:ERROR_LIMIT])
+            writer.add_error(p.CODE_INTERNAL, error_text(error)[:ERROR_LIMIT])
             self._link.send(self._link.side, p.RESPONSE, writer.record(), flags=flags, number=key)
             raise
 

@@ -93,6 +93,11 @@ _OURS = (_HERE, os.path.join(os.path.dirname(_HERE[:-1]), "programs", ""), "back
 """What the files begin with whose frames are none of the model's; those of extensions are relative to the sources."""
 
 
+def error_text(error: BaseException) -> str:
+    """What the server is told of an error: our own words as they are, anything else with its traceback."""
+    return str(error) if isinstance(error, TritonModelException) else exception_text(error)
+
+
 def exception_text(error: BaseException) -> str:
     """An exception as callers see it: type, text, and where in the model it was raised, innermost first.
 

@@ -10,7 +10,7 @@ from typing import Any
 from . import driver
 from . import protocol as p
 from .connection import Connection
-from .errors import TritonError, TritonModelException, exception_text
+from .errors import TritonError, TritonModelException, error_text, exception_text
 from .forked import Forks
 from .host import Host, ModelFailed
 from .link import INLINE_LIMIT, Link, Packet, no_memory
@@ -237,11 +237,13 @@ class Worker:
             self._send_text(p.DONE, text.encode(), memory, flags=p.FAILED, number=packet.id)
             return
         writer = ResponseWriter(self._names, link.memory, memory.take)
-        try:
-            execute = self._execute_readable if self._reader.unreadable else self._host.execute
-            self._write_responses(writer, requests, execute(requests))
-        except ModelFailed as error:
-            self._write_failures(writer, requests, str(error))
+        if self._reader.unreadable:
+            self._execute_readable(writer, requests)
+        else:
+            try:
+                self._write_responses(writer, requests, self._host.execute(requests))
+            except ModelFailed as error:
+                self._write_failures(writer, requests, str(error))
         del requests
         self._regions.let_go()
         if self._reader.reached_gpu:
@@ -254,26 +256,26 @@ class Worker:
         flags = p.KEPT if kept else 0
         self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
 
-    def _execute_readable(self, requests: list[ReceivedRequest]) -> list[InferenceResponse | None]:
-        """What the model says to the requests whose inputs can be read, and an error for each of the others."""
+    def _execute_readable(self, writer: ResponseWriter, requests: list[ReceivedRequest]) -> None:
+        """Write what the model says to the requests whose inputs can be read, and an error for each of the others."""
         unreadable, self._reader.unreadable = self._reader.unreadable, {}
         readable = [request for request in requests if request._key not in unreadable]
+        responses: list[InferenceResponse | None] = []
+        failed: str | None = None
         try:
-            responses = iter(self._host.execute(readable) if readable else ())
+            if readable:
+                responses = self._host.execute(readable)
         except ModelFailed as error:  # which is nothing for the clients of the others
-            responses = iter([self._failure(request, str(error)) for request in readable])
-        return [
-            self._refuse(request, unreadable[request._key]) if request._key in unreadable else next(responses)
-            for request in requests
-        ]
-
-    def _failure(self, request: ReceivedRequest, text: str) -> InferenceResponse | None:
-        """What is said to a request of an execution that has failed; its sender may have answered it."""
-        return InferenceResponse(error=TritonError(text)) if self._host.unanswered(request) else None
-
-    def _refuse(self, request: ReceivedRequest, text: str) -> InferenceResponse:
-        self._host.unanswered(request)  # from here on
-        return InferenceResponse(error=TritonError(text, TritonError.INVALID_ARG))
+            failed = str(error)
+        following = iter(responses)
+        for request in requests:
+            if request._key in unreadable:
+                self._host.unanswered(request)  # from here on
+                writer.add_error(TritonError.INVALID_ARG, unreadable[request._key])
+            elif failed is not None:
+                self._write_failures(writer, [request], failed)
+            else:
+                self._write_responses(writer, [request], [next(following)])
 
     def _write_responses(
         self, writer: ResponseWriter, requests: list[ReceivedRequest], responses: list[InferenceResponse | None]
@@ -285,8 +287,7 @@ class Worker:
                     continue
                 writer.add(response, request._wanted, request._inputs)
             except Exception as error:
-                text = str(error) if isinstance(error, TritonModelException) else exception_text(error)
-                writer.add_error(p.CODE_INTERNAL, text)
+                writer.add_error(p.CODE_INTERNAL, error_text(error))
 
     def _write_open(self, writer: ResponseWriter, request: ReceivedRequest) -> None:
         if request._release == RELEASE_RESCHEDULE:
