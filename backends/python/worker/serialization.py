@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -16,6 +17,7 @@ from .regions import Mapped, Regions
 from .request import NO_TRACE, RELEASE_ALL, InferenceTrace
 from .response import InferenceResponse
 from .sender import make_sender
+from .shortage import error_response, without
 from .tensor import Tensor, received, received_on_gpu, wire_bytes
 
 if TYPE_CHECKING:
@@ -270,20 +272,29 @@ class ResponseWriter:
 
     def add_error(self, code: int, text: str) -> None:
         """An error."""
-        encoded = text.replace("\0", "\\0").encode("utf-8", "replace")  # a text ends with a zero on the way
-        self._add(p.STATUS_ERROR, code, 0, encoded, b"", [], [])
+        encoded = error_response(code, text)
+        self._parts.append(encoded)
+        self.size += len(encoded)
 
     def copy_borrowed(self) -> None:
         """Copy the outputs that lie among the inputs: the model holds on to those, and may write to them.
 
-        Raises:
-            TritonModelException: there is no memory for them.
+        A response that there is no memory for becomes an error.
         """
+        refused: dict[int, str] = {}  # by places among the parts
         for at, (index, datatype, rank, place, offset, size) in self._borrowed:
-            copy = self._take(size)
+            try:
+                copy = self._take(size)
+            except TritonModelException as error:
+                refused[at] = str(error)
+                continue
             self._memory[copy : copy + size] = self._memory[offset : offset + size]
             self._parts[at] = _TENSOR.pack(index, datatype, rank, place, copy, size)
         self._borrowed.clear()
+        if refused:
+            places = [0, *accumulate(map(len, self._parts))]
+            self._parts = [without(self.record(), {places[at]: text for at, text in refused.items()})]
+            self.size = len(self._parts[0])
 
     def add(
         self,
@@ -368,14 +379,13 @@ class ResponseWriter:
         except BaseException:
             del self._borrowed[borrowed_before:]  # an error comes in the place of this response
             raise
-        self._add(status, 0, len(tensors), b"", encoded, heads, datas)
+        self._add(status, len(tensors), encoded, heads, datas)
 
-    def _add(self, status: int, code: int, tensors: int, text: bytes, parameters: bytes, heads: list[bytes],
-             datas: list[bytes]) -> None:  # fmt: skip
-        body = _RESPONSE_HEAD.size + sum(map(len, heads)) + len(text) + len(parameters)
+    def _add(self, status: int, tensors: int, parameters: bytes, heads: list[bytes], datas: list[bytes]) -> None:
+        body = _RESPONSE_HEAD.size + sum(map(len, heads)) + len(parameters)
         total = p.align(body) + sum(map(len, datas))
-        head = _RESPONSE_HEAD.pack(status, code, tensors, len(text), len(parameters), total)
-        self._parts += (head, *heads, text, parameters, _PADDING[-body & 7], *datas)
+        head = _RESPONSE_HEAD.pack(status, 0, tensors, 0, len(parameters), total)
+        self._parts += (head, *heads, parameters, _PADDING[-body & 7], *datas)
         self.size += total
 
     def _place(self, tensor: Tensor, at: int, inputs: Sequence[Tensor]) -> tuple[int, int, int, bytes, bool]:

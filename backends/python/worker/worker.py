@@ -19,6 +19,7 @@ from .regions import Regions
 from .request import RELEASE_RESCHEDULE
 from .response import InferenceResponse
 from .serialization import Names, RequestReader, ResponseWriter
+from .shortage import fitting
 
 ALIGNMENT = 64  # of outputs in the arena: a cache line
 
@@ -191,11 +192,19 @@ class Worker:
             self._reader = RequestReader(
                 self._host.runtime, self._names, args.get("model_name", ""), int(version), decoupled, self._regions
             )
-        self._send_text(p.READY, json.dumps(said).encode())
+        try:
+            self._send_text(p.READY, json.dumps(said).encode())
+        except TritonModelException as error:  # what it has to say does not fit
+            said = {"error": f"the answer to CONFIGURE: {error}", "code": p.CODE_INTERNAL}
+            self._send_text(p.READY, json.dumps(said).encode())
         return "error" not in said and config["mode"] == "serve"
 
     def _send_text(self, kind: int, record: bytes, memory: OutputMemory | None = None, **head: int) -> None:
-        """Send a record of any size on the work socket."""
+        """Send a record of any size on the work socket.
+
+        Raises:
+            TritonModelException: it does not fit into a packet, and the server has no memory for it; nothing was sent.
+        """
         link = self._link
         if len(record) <= INLINE_LIMIT:
             link.send(link.work, kind, record, **head)
@@ -253,8 +262,19 @@ class Worker:
         kept = lease.end()
         if kept:
             writer.copy_borrowed()
-        flags = p.KEPT if kept else 0
-        self._send_text(p.DONE, writer.record(), memory, flags=flags, number=packet.id)
+        self._send_done(writer.record(), memory, p.KEPT if kept else 0, packet.id)
+
+    def _send_done(self, record: bytes, memory: OutputMemory, flags: int, number: int) -> None:
+        """Say what was executed; what the server has no memory for becomes an error."""
+        try:
+            self._send_text(p.DONE, record, memory, flags=flags, number=number)
+            return
+        except TritonModelException as error:
+            text = str(error)
+        record = fitting(record, INLINE_LIMIT, text)
+        if len(record) > INLINE_LIMIT:  # thousands of requests
+            flags, record = flags | p.FAILED, text.encode()
+        self._send_text(p.DONE, record, flags=flags, code=p.CODE_INTERNAL, number=number)
 
     def _execute_readable(self, writer: ResponseWriter, requests: list[ReceivedRequest]) -> None:
         """Write what the model says to the requests whose inputs can be read, and an error for each of the others."""

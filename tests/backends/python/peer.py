@@ -109,6 +109,7 @@ class Peer:
         os.ftruncate(arena, ARENA)
         self.arena = mmap.mmap(arena, ARENA)
         self.granted = GRANT
+        self.most = ARENA  # bytes of a grant; for more there is no memory
         self.numbers = iter(range(0x10001, 0x20000))
         inherited = (work.fileno(), side.fileno(), calls.fileno(), arena)
         self.process = subprocess.Popen(
@@ -179,7 +180,9 @@ class Peer:
             packet = self.receive(of)
             if packet.kind == kind:
                 return packet
-            if packet.kind == p.ALLOCATE:
+            if packet.kind == p.ALLOCATE and packet.offset > self.most:
+                self.send(of, p.ALLOCATED, number=packet.id, code=p.CODE_UNAVAILABLE)
+            elif packet.kind == p.ALLOCATE:
                 self.send(of, p.ALLOCATED, number=packet.id, offset=self.grant(packet.offset))
             else:
                 assert packet.kind == p.LOG, f"kind {packet.kind}: {packet.record!r}"

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from backends.python.worker import protocol as p
+from backends.python.worker.shortage import SHORT
 from tests.backends.python.peer import FLAGS, GRANT, Peer, Sent, worker
 
 IDENTITY = """
@@ -122,6 +123,89 @@ def test_inputs_that_are_passed_on_and_kept_are_copied(tmp_path: Path) -> None:
         assert np.array_equal(answer.outputs["WHOLE"], large)
         assert np.array_equal(answer.outputs["OUT"], large[:, 8:])
         assert min(answer.offsets.values()) >= GRANT
+
+
+def refused(size: int) -> str:
+    return f"no shared memory for {size} bytes: the limit of the model is reached"
+
+
+def test_an_output_that_cannot_be_copied_fails_its_request_alone(tmp_path: Path) -> None:
+    """The arena is full when the batch is done: the worker goes on, and the other requests have their answers."""
+    source = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                self.kept = [request.inputs()[0].as_numpy() for request in requests]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in self.kept]
+    """
+    large = np.arange(10_000, dtype=np.float32).reshape(1, -1)
+    with worker(tmp_path, source) as peer:
+        peer.most = 39_999
+        sent = [row(1, 2), large, row(3), large[:, :5000], row(4)]
+        one, two, three, four, five = peer.execute(*(Sent({"IN": each}) for each in sent), arena=True)
+        assert peer.kept
+        assert (two.status, two.code, two.error) == (p.STATUS_ERROR, p.CODE_INTERNAL, refused(40_000))
+        assert [each.outputs["OUT"].tolist() for each in (one, three, five)] == [[[1, 2]], [[3]], [[4]]]
+        assert np.array_equal(four.outputs["OUT"], sent[3])
+        peer.most = 40_000
+        (answer,) = peer.execute(Sent({"IN": large}), arena=True)
+        assert np.array_equal(answer.outputs["OUT"], large)
+
+
+def test_a_record_that_there_is_no_memory_for_loses_its_largest_responses(tmp_path: Path) -> None:
+    sent = [Sent({"IN": np.full((1, 200 + 20 * (i % 40)), i, np.float32)}) for i in range(80)]
+    with worker(tmp_path, IDENTITY) as peer:
+        peer.most = 0
+        answers = peer.execute(*sent)
+        sizes = [each.inputs["IN"].size for each in sent]
+        least = min(size for size, answer in zip(sizes, answers, strict=True) if answer.error)
+        assert all(size <= least for size, answer in zip(sizes, answers, strict=True) if not answer.error)
+        assert 0 < sum(not answer.error for answer in answers) < len(answers)
+        for each, answer in zip(sent, answers, strict=True):
+            if answer.error:
+                assert answer.error.startswith("no shared memory for ")
+            else:
+                assert np.array_equal(answer.outputs["OUT"], each.inputs["IN"])
+        (answer,) = peer.execute(sent[0])
+        assert np.array_equal(answer.outputs["OUT"], sent[0].inputs["IN"])
+
+
+@pytest.mark.parametrize("count", [1500, 5000])
+def test_a_record_of_errors_alone_is_as_short_as_it_must_be(tmp_path: Path, count: int) -> None:
+    """Where long texts do not fit the errors have a short one; where that does not fit either, the batch has failed."""
+    with worker(tmp_path, IDENTITY) as peer:
+        peer.most = 0
+        peer.start(*(Sent({"IN": row(*range(12))}) for _ in range(count)))
+        done = peer.expect(peer.work, p.DONE)
+        if done.flags & p.FAILED:
+            assert count == 5000
+            assert done.text().startswith("no shared memory for ")
+        else:
+            assert count == 1500
+            answers = peer.answers(done.record)
+            assert len(answers) == count
+            assert {answer.error for answer in answers if answer.status == p.STATUS_ERROR} == {SHORT}
+        (answer,) = peer.execute(Sent({"IN": row(1)}))
+        assert answer.outputs["OUT"].tolist() == [[1]]
+
+
+def test_a_completed_configuration_that_there_is_no_memory_for_is_an_error(tmp_path: Path) -> None:
+    source = """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                for number in range(2000):
+                    config.add_input({"name": f"a name with a number: {number}", "data_type": "TYPE_FP32", "dims": [1]})
+                return config
+            def execute(self, requests):
+                return []
+    """
+    peer = Peer(tmp_path, source, {}, {}, mode="complete", config={"name": "m", "input": [], "output": []})
+    peer.most = 0
+    try:
+        assert "no shared memory for " in peer.configure()["error"]
+    finally:
+        peer.close()
 
 
 def test_everything_a_request_says(tmp_path: Path) -> None:
