@@ -164,7 +164,7 @@ soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 soak-release: setup
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py
-	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
+	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
 	$(PY) -m bench.soak
 	$(PY) -m bench.abuse

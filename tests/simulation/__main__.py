@@ -24,7 +24,7 @@ from tests.simulation.simulation import Outcome, Scale
 from tests.simulation.workers import Sandbox, jobs, outcomes
 
 HOUR_NS = 3_600_000_000_000
-FIXED_HASHES = {"PYTHONHASHSEED": "0"}
+FIXED = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def main() -> int:
@@ -36,14 +36,15 @@ def main() -> int:
     parser.add_argument("--random", action="store_true", help="one more seed, that nobody knows")
     parser.add_argument("--takes", action="store_true", help="have each take of memory of few calls fail, one a time")
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
+    parser.add_argument("--twice", action="store_true", help="run each seed again: the same must happen")
     parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
     parser.add_argument("--keep-going", action="store_true", help="after a seed that fails")
     parser.add_argument("--no-shrink", action="store_true", help="tell what a seed has found, not its story")
     parser.add_argument("--scale", type=json.loads, default={}, help="a Scale as JSON, as a shrunk seed prints it")
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED_HASHES)
+    if not os.environ.items() >= FIXED.items():
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED)
     logging.disable(logging.CRITICAL)
     sandbox = Sandbox()
     scale = Scale(**{key: tuple(value) if key == "models" else value for key, value in arguments.scale.items()})
@@ -57,6 +58,8 @@ def main() -> int:
     totals, failed = Totals(), []
     for outcome in outcomes(sandbox, seeds(arguments), scale, arguments.jobs):
         totals.add(outcome)
+        if arguments.twice and sandbox.run(outcome.seed, scale, keep=0).story != outcome.story:
+            outcome.problem = outcome.problem or "something else happens when it runs again"
         if outcome.problem:
             failed.append(outcome)
             print(f"seed {outcome.seed}: {outcome.problem}", flush=True)

@@ -307,7 +307,7 @@ class Client:
         is_free = call.sequence is None and call.region is None
         call.wrong = is_free and self.random.random() < self.simulation.errors
         data = spoil(self.random, message) if call.wrong else serialized(self.random, message)
-        stream.body = framed(data, packed=self.packs)
+        stream.body += framed(data, packed=self.packs)
         self.calls[stream.number] = call
         self.unsent.append(call)
         self.tell(f"calls {kind.name} as {call.number}: {list(call.x.shape)}, {call}")

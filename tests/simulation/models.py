@@ -450,10 +450,9 @@ class SimulatedInstance(Instance):
 
 
 class InstanceThread(threading.Thread):
-    """The thread of an instance: of the world from when the instance is made until it has done everything."""
+    """The thread of an instance: of the world from when the instance is made until it has ended."""
 
     world: World
-    gone = False
 
     def start(self) -> None:
         """Begin, and return when the instance is made: what several take of a device they take in one order."""
@@ -465,7 +464,6 @@ class InstanceThread(threading.Thread):
         try:
             super().run()
         finally:
-            self.gone = True
             self.world.leave()
 
 
@@ -494,7 +492,8 @@ class Version:
 
     @property
     def ended(self) -> bool:
-        return all(thread.gone for thread in self.threads)
+        attendants = (worker.thread for worker in self.backend.workers)
+        return not any(thread.is_alive() for thread in (*self.threads, *attendants))
 
     def _note_threads(self) -> None:
         """Those that are new."""
@@ -519,12 +518,10 @@ class Version:
             worker.drain()
 
     def close(self) -> None:
-        """Its threads have left the world."""
+        """Its threads have ended."""
         for wait in self.waits:
             wait()
         self.loaded.close()
-        for worker in self.backend.workers:
-            worker.join()
         self.joined = True
 
 

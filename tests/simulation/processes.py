@@ -173,9 +173,10 @@ class WorkerInstance(PythonInstance):
         post = Post(launch, arena, team, EXECUTION_TIMEOUT, FINISH_TIMEOUT)
         super().__init__(post, backend.kind.name, backend.town)  # type: ignore[arg-type]
 
-    def join(self) -> None:
-        """Return when the attendant's thread has ended, which has left the world."""
-        self._attendant._thread.join()
+    @property
+    def thread(self) -> threading.Thread:
+        """The attendant's."""
+        return self._attendant._thread
 
 
 @dataclass

@@ -26,13 +26,12 @@ def run(*arguments: str) -> str:
 
 def test_every_rule_is_kept():
     """Fixed seeds, and a random one."""
-    print(run("--seeds", "18", "--random"))
+    print(run("--seeds", "14", "--random"))
 
 
 def test_a_seed_says_everything_that_happens():
-    """Twice the same seed is twice the same story."""
-    stories = {run("--seed", "7") for _ in range(2)}
-    assert len(stories) == 1
+    """Neither what the process has done before, nor whether the story is kept, makes a difference."""
+    print(run("--first", "14", "--seeds", "6", "--twice"))
 
 
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}

@@ -72,7 +72,7 @@ class Stream:
     number: int
     window: int  # what the client may send
     credit: int  # what the server may send
-    body: bytes = b""  # still to be sent
+    body: bytearray = field(default_factory=bytearray)  # still to be sent; what is sent is deleted, without a copy
     more: bool = False  # and more will come
     sent_end: bool = False
     headers: dict[str, str] | None = None
@@ -119,7 +119,7 @@ class Wire:
 
     def open(self, path: str, extra: tuple[tuple[str, str], ...], body: bytes) -> Stream:
         """Begin a call; its body goes as windows let it."""
-        stream = Stream(self.next_stream, self.initial_window, self.window, body)
+        stream = Stream(self.next_stream, self.initial_window, self.window, bytearray(body))
         self.next_stream += 2
         self.streams[stream.number] = stream
         self.out += frame(HEADERS, END_HEADERS, stream.number, request_headers(path, extra))
@@ -132,7 +132,8 @@ class Wire:
         size = max(0, min(limit, FRAME, len(stream.body), stream.window, self.send_window))
         if size == 0 and stream.body:
             return False
-        part, stream.body = stream.body[:size], stream.body[size:]
+        part = bytes(stream.body[:size])
+        del stream.body[:size]
         stream.window -= size
         self.send_window -= size
         stream.sent_end = not stream.body and not stream.more

@@ -14,6 +14,7 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -34,6 +35,12 @@ before a mutex is taken while the thread holds none and does not hold the GIL. *
 #define THREADS 512
 #define TIMERS 16
 #define SPINS 50 /* waits in a row for a time that has passed, which none may make */
+#define HELD 4096
+#define LINE 64
+#define SMALL 96  /* bytes of an object that is no message with a tensor */
+#define OBJECTS 2 /* PYMEM_DOMAIN_OBJ */
+#define PAGE 4096
+#define MAPPINGS 0x100000000000 /* where nothing else is mapped */
 
 enum state { FREE, RUNNABLE, WAITING, GONE };
 
@@ -45,6 +52,7 @@ struct member {
     nfds_t fd_count;
     int64_t wake_ns;
     int held;            /* mutexes */
+    int leaving;         /* has done everything; the interpreter still lets go of what was the thread's */
     int late;            /* waits in a row for a time that has passed */
     char name[16];
 };
@@ -67,9 +75,14 @@ static int64_t now;
 static uint64_t seed_state = 1, story = 14695981039346656037u;
 static int preempt_permille, spurious_permille, fail_ppm, fail_at;
 static uint64_t switches, failed_takes;
+static pthread_key_t leaver;
 static int main_held, main_may_fail, problem_count;
 static char problem[256];
 static pthread_t main_thread;
+
+static uintptr_t next_mapping = MAPPINGS;
+static pthread_mutex_t *held[HELD]; /* by threads of the world and by the main one */
+static int held_count;
 
 static __thread struct member *self;
 static __thread int named;
@@ -159,11 +172,18 @@ static void maybe_yield(void) {
     struct member *found[THREADS];
     int count;
     if (self != NULL) {
-        if (self->held == 0 && chance(preempt_permille) && !holds_gil()) yield_turn();
+        if (self->held == 0 && !self->leaving && chance(preempt_permille) && !holds_gil()) yield_turn();
     } else if (is_main() && main_held == 0 && order_count && chance(preempt_permille) && !holds_gil()) {
         count = runnable(found);
         if (count) run(found[draw() % (uint64_t)count]);
     }
+}
+
+static void has_ended(void *member) {
+    self = NULL;
+    named = 0;
+    ((struct member *)member)->state = GONE;
+    sem_post(&main_turn);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
@@ -185,30 +205,62 @@ static int sim_prctl(int option, unsigned long a, unsigned long b, unsigned long
     return prctl(option, a, b, c, d);
 }
 
-static int sim_lock(pthread_mutex_t *mutex) {
+static void has_locked(pthread_mutex_t *mutex) {
+    if (held_count == HELD) abort();
+    held[held_count++] = mutex;
+    if (self != NULL) self->held++;
+    else main_held++;
+}
+
+static void has_unlocked(pthread_mutex_t *mutex) {
+    int i;
+    for (i = 0; i < held_count && held[i] != mutex; i++) {}
+    if (i == held_count) abort();
+    held[i] = held[--held_count];
+    if (self != NULL) self->held--;
+    else main_held--;
+}
+
+static int is_held(const pthread_mutex_t *mutex) {
+    int i;
+    for (i = 0; i < held_count; i++)
+        if (held[i] == mutex) return 1;
+    return 0;
+}
+
+/* Take it on a thread of the world, or on the main one. If a thread of the world has it, that one must run first. If
+   another thread has it, say one that has just left, it lets go of it by itself: when is a matter of real time, and
+   nothing that the seed says may depend on it. */
+static void take(pthread_mutex_t *mutex) {
     struct member *found[THREADS];
-    int count, code;
-    if (self == NULL && named && !holds_gil()) join_world();
-    maybe_yield();
-    while ((code = pthread_mutex_trylock(mutex)) == EBUSY) {
+    int count;
+    void *python;
+    while (is_held(mutex)) {
         if (self != NULL && !holds_gil()) {
             yield_turn();
-        } else if (self == NULL && is_main() && (count = runnable(found))) {
+        } else if (self == NULL && (count = runnable(found))) {
+            python = holds_gil() ? save_thread() : NULL; /* the thread may need it before it comes to the mutex */
             run(found[draw() % (uint64_t)count]);
+            if (python != NULL) restore_thread(python);
         } else {
-            return pthread_mutex_lock(mutex);
+            break;
         }
     }
-    if (self != NULL) self->held++;
-    else if (is_main()) main_held++;
-    return code;
+    pthread_mutex_lock(mutex);
+    has_locked(mutex);
+}
+
+static int sim_lock(pthread_mutex_t *mutex) {
+    if (self == NULL && named && !holds_gil()) join_world();
+    maybe_yield();
+    if (self == NULL && !is_main()) return pthread_mutex_lock(mutex);
+    take(mutex);
+    return 0;
 }
 
 static int sim_unlock(pthread_mutex_t *mutex) {
-    int code = pthread_mutex_unlock(mutex);
-    if (self != NULL) self->held--;
-    else if (is_main()) main_held--;
-    return code;
+    if (self != NULL || is_main()) has_unlocked(mutex);
+    return pthread_mutex_unlock(mutex);
 }
 
 static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t due_ns) {
@@ -220,14 +272,13 @@ static int wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t
     self->on = condition;
     self->wake_ns = due_ns;
     if (self->held != 1) complain("thread %s waits on a condition while it holds %d mutexes", self->name, self->held);
+    has_unlocked(mutex);
     pthread_mutex_unlock(mutex);
-    self->held--;
     yield_turn();
     timed_out = self->on != NULL && now >= due_ns;
     self->on = NULL;
     self->wake_ns = NEVER;
-    while (pthread_mutex_trylock(mutex) == EBUSY) yield_turn();
-    self->held++;
+    take(mutex);
     return timed_out ? ETIMEDOUT : 0;
 }
 
@@ -244,8 +295,8 @@ static int wait_on_loop(pthread_cond_t *condition, pthread_mutex_t *mutex, void 
     void *python;
     if (!may_wait_on_loop(caller)) complain("the loop's thread waits on a condition");
     main_on = condition;
+    has_unlocked(mutex);
     pthread_mutex_unlock(mutex);
-    main_held--;
     python = holds_gil() ? save_thread() : NULL;
     while (problem_count == 0 && main_on != NULL && (count = runnable(found))) run(found[draw() % (uint64_t)count]);
     if (main_on != NULL) {
@@ -253,8 +304,7 @@ static int wait_on_loop(pthread_cond_t *condition, pthread_mutex_t *mutex, void 
         fprintf(stderr, "simulation: %s\n", problem);
         abort();
     }
-    while (pthread_mutex_trylock(mutex) == EBUSY && (count = runnable(found))) run(found[draw() % (uint64_t)count]);
-    main_held++;
+    take(mutex);
     if (python != NULL) restore_thread(python);
     return 0;
 }
@@ -366,7 +416,7 @@ static int sim_timerfd_settime(int fd, int flags, const struct itimerspec *t, st
 
 static int fails(void) {
     if ((fail_ppm == 0 && fail_at == 0) || (self == NULL && !is_main())) return 0;
-    if (self != NULL ? holds_gil() : !main_may_fail) return 0;
+    if (self != NULL ? self->leaving || holds_gil() : !main_may_fail) return 0;
     if (fail_at) {
         if (--fail_at) return 0;
         failed_takes++;
@@ -377,13 +427,60 @@ static int fails(void) {
     return 1;
 }
 
-static void *sim_malloc(size_t size) { return fails() ? NULL : malloc(size); }
-static void *sim_calloc(size_t count, size_t size) { return fails() ? NULL : calloc(count, size); }
-static void *sim_realloc(void *old, size_t size) { return fails() ? NULL : realloc(old, size); }
+/* Where memory lies within a line of the cache is not left to what the process has done before: aligned tensors are not
+   copied. */
+static void *sim_malloc(size_t size) { return fails() ? NULL : memalign(LINE, size); }
 
+static void *sim_calloc(size_t count, size_t size) {
+    size_t total;
+    void *made;
+    if (fails() || __builtin_mul_overflow(count, size, &total)) return NULL;
+    made = memalign(LINE, total);
+    return made == NULL ? NULL : memset(made, 0, total);
+}
+
+static void *sim_realloc(void *old, size_t size) {
+    size_t before = old == NULL ? 0 : malloc_usable_size(old);
+    void *made = fails() ? NULL : memalign(LINE, size);
+    if (made == NULL) return NULL;
+    if (old != NULL) memcpy(made, old, before < size ? before : size);
+    free(old);
+    return made;
+}
+
+/* Tensors whose memory happens to lie side by side are a batch as they are: the seed says where a mapping lies. */
 static void *sim_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     if (flags & MAP_ANONYMOUS && fails()) return errno = ENOMEM, MAP_FAILED;
+    if (at == NULL && (self != NULL || is_main())) {
+        at = (void *)next_mapping;
+        next_mapping += ((size + PAGE - 1) & ~(uintptr_t)(PAGE - 1)) + (chance(500) ? PAGE : 0);
+        flags |= MAP_FIXED_NOREPLACE;
+    }
     return mmap(at, size, protection, flags, fd, offset);
+}
+
+/* The interpreter's own way to memory, for messages that handlers in Python take; it frees what malloc has given, too. */
+static struct {
+    void *context;
+    void *(*malloc)(void *, size_t);
+    void *(*calloc)(void *, size_t, size_t);
+    void *(*realloc)(void *, void *, size_t);
+    void (*free)(void *, void *);
+} objects;
+
+static void *object_malloc(void *context, size_t size) {
+    return size < SMALL ? objects.malloc(context, size) : memalign(LINE, size);
+}
+
+static void hook_objects(void) {
+    void (*get)(int, void *) = (void (*)(int, void *))dlsym(RTLD_DEFAULT, "PyMem_GetAllocator");
+    void (*set)(int, void *) = (void (*)(int, void *))dlsym(RTLD_DEFAULT, "PyMem_SetAllocator");
+    typeof(objects) hooked;
+    if (get == NULL || set == NULL) abort();
+    get(OBJECTS, &objects);
+    hooked = objects;
+    hooked.malloc = object_malloc;
+    set(OBJECTS, &hooked);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
@@ -419,9 +516,9 @@ struct hooking {
 };
 
 static void set_entry(void **entry, void *function) {
-    uintptr_t page = (uintptr_t)entry & ~(uintptr_t)4095;
+    uintptr_t page = (uintptr_t)entry & ~(uintptr_t)(PAGE - 1);
     if (*entry == function) return;
-    if (mprotect((void *)page, 4096, PROT_READ | PROT_WRITE) != 0) abort();
+    if (mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) != 0) abort();
     *entry = function;
 }
 
@@ -478,6 +575,8 @@ int world_hook(void) {
     save_thread = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
     restore_thread = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
     if (holds_gil == NULL || save_thread == NULL || restore_thread == NULL) abort();
+    if (pthread_key_create(&leaver, has_ended) != 0) abort();
+    hook_objects();
     dl_iterate_phdr(hook_object, &count);
     return count;
 }
@@ -498,7 +597,7 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
     fail_ppm = faults;
     switches = failed_takes = 0;
     fail_at = 0;
-    problem_count = main_held = main_may_fail = 0;
+    problem_count = main_held = held_count = main_may_fail = 0;
     return 0;
 }
 
@@ -602,12 +701,10 @@ void world_join(const char *name) {
     join_world();
 }
 
-/* On a thread that has joined: it is not of the world any more. */
+/* On a thread that has joined: it has done everything. It is of the world until it has ended, since what it lets go of
+   on its way is what others may take. */
 void world_leave(void) {
-    struct member *member = self;
-    if (member == NULL) return;
-    self = NULL;
-    named = 0;
-    member->state = GONE;
-    sem_post(&main_turn);
+    if (self == NULL) return;
+    self->leaving = 1;
+    pthread_setspecific(leaver, self);
 }
