@@ -10,7 +10,7 @@ import numpy as np
 
 from _native.transport.connection import Connection
 from server.pb import grpc_service_pb2 as pb
-from tests.simulation.models import IDLE_US, SCALE, Kind
+from tests.simulation.models import IDLE_US, SCALE, Kind, with_steps
 from tests.simulation.regions import SLOT, Region
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
@@ -326,8 +326,8 @@ class Client:
         expected = x.copy()
         expected[:, 1:] *= kind.factors(number)["y"]
         message = pb.ModelInferRequest(model_name=kind.name, id=str(number))
-        message.inputs.add(name="x", datatype="INT64", shape=x.shape)
-        message.raw_input_contents.append(x.tobytes())
+        message.inputs.add(name="x", datatype=kind.datatype, shape=x.shape)
+        message.raw_input_contents.append(kind.encoded(x))
         level = kind.queue.default_level
         if len(kind.queue.levels) > 1 and self.random.random() < 0.8:
             level = self.random.randint(1, len(kind.queue.levels))
@@ -336,7 +336,8 @@ class Client:
             self._put_in_sequence(message, sequence, x, expected)
         now = simulation.world.now()
         call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
-        if sequence is None and not kind.decoupled and not kind.more and self.random.random() < simulation.sharing:
+        shares = sequence is None and not (kind.decoupled or kind.more or kind.text)
+        if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
         reword(self.random, call, message)
         simulation.opened(call)
@@ -368,7 +369,8 @@ class Client:
         return x
 
     def _sequence(self, kind: Kind) -> Sequence:
-        open_ones = [one for one in self.sequences if one.kind is kind and one.under_way < PATIENT]
+        most = 1 if kind.tallies else PATIENT  # steps before the one that keeps sequences may change their order
+        open_ones = [one for one in self.sequences if one.kind is kind and one.under_way < most]
         if open_ones and self.random.random() < 0.85:
             return self.random.choice(open_ones)
         simulation = self.simulation
@@ -540,7 +542,7 @@ class Client:
         if one is None:
             return False
         simulation = self.simulation
-        cut_ns = simulation.cut_ns.get(call.kind.name, 0)
+        cut_ns = max(simulation.cut_ns.get(name, 0) for name in with_steps(call.kind))
         idle = simulation.world.now() - one.touched_ns > IDLE_US * US // 2
         return one.broken or idle or cut_ns >= one.begun_ns
 

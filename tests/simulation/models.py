@@ -50,8 +50,6 @@ SCALE = 1 << 20  # numbers of requests are multiples of it in tensors
 
 BATCHING = BatchingSpec()
 QUEUE = QueueSpec()
-X = (TensorSpec("x", "INT64", (-1,)),)
-Y = (TensorSpec("y", "INT64", (-1,)),)
 G = (TensorSpec("g", "BOOL", (1,)),)
 
 
@@ -74,6 +72,8 @@ class Kind:
         even_factor: in place of `factor` for requests with even numbers; 0 for no other one.
         decoupled: it answers each row on its own, and is asked by streams.
         mortal: its worker processes may end, or break their protocol.
+        text: numbers go to and fro as strings; its instances are native.
+        tallies: a step of it keeps sequences, and it answers what that step does.
         weight: how often it is asked; 0: it is only a step of others.
     """
 
@@ -94,6 +94,8 @@ class Kind:
     splits: bool = False
     decoupled: bool = False
     mortal: bool = False
+    text: bool = False
+    tallies: bool = False
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
     weight: int = 2
@@ -112,7 +114,16 @@ class Kind:
     @property
     def sequential(self) -> bool:
         """Whether its requests belong to sequences of clients."""
-        return self.sequence is not None and not self.sequence.iterative
+        return self.tallies or (self.sequence is not None and not self.sequence.iterative)
+
+    @property
+    def datatype(self) -> str:
+        """Of x and y."""
+        return "BYTES" if self.text else "INT64"
+
+    def encoded(self, x: np.ndarray) -> bytes:
+        """The numbers as a request or an answer has them."""
+        return serialize_strings([written(value) for value in x.reshape(-1).tolist()]) if self.text else x.tobytes()
 
     @property
     def max_rows(self) -> int:
@@ -135,10 +146,11 @@ class Kind:
     def spec(self, version: str, count: int) -> ModelSpec:
         """With so many instances."""
         needs = (ResourceSpec("R", self.needs),) if self.needs else ()
+        names = ("y", *dict(self.more))
         on = "GPU" if self.style == "gpu" else "CPU"
         instances = tuple(InstanceSpec(f"{version}_{i}", on, resources=needs, priority=i) for i in range(count))
         supplied: tuple[SuppliedSpec, ...] = ()
-        if self.sequential:
+        if self.sequence is not None and not self.sequence.iterative:
             supplied = (
                 SuppliedSpec("START", TensorSpec("start", "INT32", (1,))),
                 SuppliedSpec("READY", TensorSpec("ready", "INT32", (1,))),
@@ -149,8 +161,8 @@ class Kind:
             "" if self.steps else "simulated",
             platform="ensemble" if self.steps else "",
             max_batch_size=self.rows,
-            inputs=X,
-            outputs=G if self.style == "odd" else (*Y, *(TensorSpec(name, "INT64", (-1,)) for name, _ in self.more)),
+            inputs=(TensorSpec("x", self.datatype, (-1,)),),
+            outputs=G if self.style == "odd" else tuple(TensorSpec(name, self.datatype, (-1,)) for name in names),
             batching=self.batching,
             queue=self.queue,
             sequence=self.sequence,
@@ -162,6 +174,16 @@ class Kind:
             decoupled=self.decoupled,
             ensemble=EnsembleSpec(self.steps) if self.steps else None,
         )
+
+
+def written(value: int) -> bytes:
+    """A number as a string, of a length that the number does not tell; one of sixteen is empty."""
+    return b"" if value % 16 == 7 else str(value).encode() + b"\0" * (value % 5)
+
+
+def serialize_strings(strings: list[bytes]) -> bytes:
+    """As a tensor of BYTES has them: each behind its length."""
+    return b"".join(len(each).to_bytes(4, "little") + each for each in strings)
 
 
 def step(model: str, source: str, result: str) -> StepSpec:
@@ -205,6 +227,9 @@ KINDS = {
         Kind("failing", fails=True),
         Kind("native", style="native", factor=1, weight=4),
         Kind("gathered", style="native gathered", factor=1),
+        Kind("words", style="native", factor=1, text=True),
+        Kind("sentences", style="native gathered", factor=1, text=True, splits=True, batching=DELAYED),
+        Kind("sayings", style="native gathered", factor=1, text=True, caches=True, coalesces=True),
         Kind("direct", sequence=SequenceSpec(max_idle_us=IDLE_US), weight=4),
         Kind("oldest", sequence=SequenceSpec(direct=False, max_candidates=4, max_idle_us=IDLE_US), weight=4),
         Kind(
@@ -229,6 +254,10 @@ KINDS = {
         Kind("nest", steps=(step("chain", "x", "t"), step("both", "t", "u"), step("twins", "u", "y")), factor=16),
         Kind("studio", steps=(step("gpu", "x", "t"), step("inplace", "t", "u"), step("gpu", "u", "y"))),
         Kind("office", steps=(step("worker", "x", "t"), step("plain", "t", "y")), factor=4),
+        Kind("speech", steps=(step("words", "x", "t"), step("sayings", "t", "y")), factor=1, text=True),
+        # requests that wait for others, and come from other threads than the loop's
+        Kind("queueing", steps=(step("plain", "x", "t"), step("patient", "t", "y")), factor=4),
+        Kind("tally", steps=(step("native", "x", "t"), step("direct", "t", "y")), factor=1, tallies=True),
         # two that write to the same input in place, beside one that reads it
         Kind(
             "fork",
@@ -483,7 +512,7 @@ class Version:
         self.backend = backend
         self.loaded = loaded
         self.idle_since = 0  # instances are idle beside the same requests
-        self.waiting = (0, 0, 0)
+        self.waiting = (0, 0, 0, 0)
         self.joined = False
         self.threads: list[InstanceThread] = []
         self.waits: list[Callable[[], None]] = []  # for instances that have ended
@@ -494,6 +523,13 @@ class Version:
     def ended(self) -> bool:
         attendants = (worker.thread for worker in self.backend.workers)
         return not any(thread.is_alive() for thread in (*self.threads, *attendants))
+
+    @property
+    def executed(self) -> int:
+        """Batches so far; native instances count them in the statistics alone."""
+        if self.kind.style.startswith("native"):
+            return int(self.loaded.statistics().execution_count)
+        return self.backend.executed
 
     def _note_threads(self) -> None:
         """Those that are new."""

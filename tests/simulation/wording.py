@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from server.pb import grpc_service_pb2 as pb
+from tests.simulation.models import written
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call
@@ -20,7 +21,11 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
     if call.region is None:
         if call.x.size <= SMALL and random.random() < 0.15:
             del message.raw_input_contents[:]
-            message.inputs[0].contents.int64_contents.extend(call.x.reshape(-1).tolist())
+            contents, values = message.inputs[0].contents, call.x.reshape(-1).tolist()
+            if call.kind.text:
+                contents.bytes_contents.extend(map(written, values))
+            else:
+                contents.int64_contents.extend(values)
         if random.random() < 0.15:
             for name in call.kind.factors(call.number):
                 message.outputs.add(name=name)
