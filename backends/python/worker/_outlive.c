@@ -2,11 +2,15 @@
 
    A library of its own, without the interpreter: it is loaded by whatever interpreter a model has. The handler decides by
    the sender, which the kernel names, and at once, whatever the interpreter is doing: where a process obeys, it ends as one
-   without a handler does. A handler is handed on to no other program. */
+   without a handler does. A handler is handed on to no other program.
+
+   A sender that is gone counts as one from outside, unless it is the parent: the model can signal again, but a process that
+   has ended is lost to it. */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,6 +18,7 @@
 enum { SIGNALS = 65, MOST_ANCESTORS = 64, STAT_TEXT = 512 };
 
 static pid_t family;                            /* the ancestor of all processes of the model */
+static pid_t parent;                            /* that has made this process: it is of the model, also when it is gone */
 static struct sigaction without[SIGNALS];       /* what each signal does without this */
 
 static char *put_text(char *at, const char *text) {
@@ -47,15 +52,18 @@ static pid_t parent_of(pid_t pid) {
     return parent;
 }
 
-/* Whether somebody outside of the model has sent it. Of a sender that is gone nobody can tell. */
+/* Whether somebody outside of the model has sent it. */
 static int is_from_outside(const siginfo_t *info) {
     if (info->si_code != SI_USER && info->si_code != SI_QUEUE && info->si_code != SI_TKILL) return 0;
     pid_t sender = info->si_pid;                /* 0: of another namespace */
-    for (int i = 0; i < MOST_ANCESTORS && sender > 0; i++) {
-        if (sender == family) return 0;
-        sender = parent_of(sender);
+    if (sender == parent) return 0;
+    pid_t at = sender;
+    for (int i = 0; i < MOST_ANCESTORS && at > 0; i++) {
+        if (at == family) return 0;
+        pid_t next = parent_of(at);
+        at = next < 0 && at != sender ? sender : next;  /* one between has just ended: the sender has another parent now */
     }
-    return sender >= 0;
+    return 1;
 }
 
 static void on_signal(int number, siginfo_t *info, void *context) {
@@ -74,16 +82,23 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     errno = kept;
 }
 
+static void note_parent(void) { parent = getppid(); }
+
 /* From now on a signal does what it does now only if a descendant of `ancestor` sends it. 0: done; else errno. */
 int inferd_outlive(int number, int ancestor) {
+    static int noted;
     struct sigaction action;
     if (sigaction(number, NULL, &action)) return errno;
     if ((action.sa_flags & SA_SIGINFO) && action.sa_sigaction == on_signal) return 0;
+    note_parent();
+    if (!noted) noted = !pthread_atfork(NULL, NULL, note_parent);
     without[number] = action;
     family = ancestor;
+    /* A system call that the signal would have interrupted is interrupted, so that the interpreter runs its handler. */
+    int restarts = action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN ? SA_RESTART : action.sa_flags & SA_RESTART;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = on_signal;
-    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    action.sa_flags = SA_SIGINFO | restarts;
     sigemptyset(&action.sa_mask);
     return sigaction(number, &action, NULL) ? errno : 0;
 }

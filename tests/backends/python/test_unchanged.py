@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from tests.backends.python.served import wait_for
 from tests.backends.python.test_tritonclient import config
 from tests.conformance import doors
 
@@ -86,9 +90,10 @@ def execute(self, requests):
             program.send_signal(number)
             codes.append(program.wait())
         reads, writes = os.pipe()
+        nothing, _kept = os.pipe()
         def run():
             os.write(writes, b"1")
-            time.sleep(3600)
+            os.read(nothing, 1)
         fork = multiprocessing.get_context("fork").Process(target=run)
         fork.start()
         if number == signal.SIGINT:  # which Python forgets where it comes within the fork
@@ -97,6 +102,29 @@ def execute(self, requests):
         fork.join()
         codes.append(fork.exitcode)
     return [out(np.array(codes))]
+""",
+    ),
+    # Its fork takes a signal only when its sender is gone.
+    "spared": (
+        {},
+        {"y": "INT64"},
+        """
+def execute(self, requests):
+    folder = requests[0].request_id()
+    def run():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        with open(f"{folder}/writing", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(f"{folder}/writing", f"{folder}/pid")
+        while not os.path.exists(f"{folder}/sent"):
+            time.sleep(0.001)
+        assert signal.SIGTERM in signal.sigpending()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os._exit(5)
+    fork = multiprocessing.get_context("fork").Process(target=run)
+    fork.start()
+    fork.join()
+    return [out(np.array([fork.exitcode]))]
 """,
     ),
     "forks": (
@@ -253,6 +281,16 @@ def test_what_a_model_starts_obeys_signals(client: triton.InferenceServerClient)
     """A worker itself ignores them; that must not be handed on, or whoever ends a process waits for ever."""
     codes = ask(client, "ends", signal.SIGTERM, signal.SIGINT, client_timeout=60).as_numpy("y").tolist()
     assert codes == [-signal.SIGTERM] * 3 + [-signal.SIGINT] * 2 + [1]  # a fork raises KeyboardInterrupt
+
+
+def test_a_signal_from_outside_is_one_also_when_its_sender_has_ended(server: doors.Process, tmp_path: Path) -> None:
+    """A shell that sends it has ended before the process gets the signal: that must not end what helps a model."""
+    with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.infer, "spared", [], request_id=str(tmp_path), client_timeout=60)
+        wait_for(tmp_path / "pid")
+        subprocess.run(["sh", "-c", f"kill -TERM {(tmp_path / 'pid').read_text()}"], check=True)
+        (tmp_path / "sent").touch()
+        assert asked.result(60).as_numpy("y").tolist() == [5]
 
 
 def test_forks_ask_through_the_process_that_has_made_them(client: triton.InferenceServerClient) -> None:
