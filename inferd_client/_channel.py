@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from inferd_client._calling import (
@@ -31,6 +31,7 @@ from inferd_client.utils import InferenceServerException
 Pieces = list[bytes | Content]
 HeaderList = list[tuple[bytes, bytes]]
 LOCALLY_CANCELLED = "Locally cancelled by application!"
+CLOSED = "the client is closed"
 LONGEST_WAIT = 3600.0
 """Seconds that a thread waits without looking at the time; more than some millions cannot be waited for at once."""
 
@@ -44,28 +45,43 @@ class Told(Protocol):
         """With the bytes of the answer, or what went wrong."""
 
 
+Entry = tuple[float, int, Callable[[], None]]
+
+
 class Later:
     """Calls what is to be called at a time, in a thread that is there while there is something to call."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[Entry] = []
         self._count = 0
+        self._hurries = False
         self._thread: threading.Thread | None = None
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        """Call it then, of time.monotonic(); 0: at once."""
+    def at(self, when: float, what: Callable[[], None]) -> Entry:
+        """Call it then, of time.monotonic(); 0: at once; infinity: when it is to hurry."""
         with self._changed:
             self._count += 1
-            heappush(self._due, (when, self._count, what))
+            entry = (0.0 if self._hurries else when, self._count, what)
+            heappush(self._due, entry)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inferd-client", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        return entry
+
+    def forget(self, entry: Entry) -> None:
+        """Do not call it, unless it is called already."""
+        with self._changed:
+            if entry in self._due:
+                self._due.remove(entry)
+                heapify(self._due)
+                self._changed.notify()
 
     def hurry(self) -> None:
-        """Call at once what is due later."""
+        """Call at once what is due later, now and from now on."""
         with self._changed:
+            self._hurries = True
             self._due = [(0.0, number, what) for _, number, what in sorted(self._due)]
             self._changed.notify()
 
@@ -98,7 +114,8 @@ class Channel:
         self.target = target
         self.options = options
         self.retries = retries
-        self.later = Later()
+        self.later = Later()  # what must not wait for a connection
+        self.anew = Later()  # next attempts, which may have to make one
         self._links: list[Link | None] = [None] * connections
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
@@ -120,13 +137,15 @@ class Channel:
         if best is not None and best.usable:
             return best
         if self._closed:
-            raise error_of(1, "the client is closed")
+            raise error_of(1, CLOSED)
         left = left_of(ends)
         if not self._connecting.acquire(timeout=-1 if left is None else min(left, LONGEST_WAIT)):
             if left_of(ends) == 0.0:
                 raise error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
             return self.link(ends)
         try:
+            if self._closed:
+                raise error_of(1, CLOSED)
             for i, each in enumerate(self._links):
                 if each is None or not each.usable:
                     return self._connected(i, left_of(ends))
@@ -140,6 +159,9 @@ class Channel:
         except OSError as error:
             raise unreachable(self.target, error, timeout) from None
         self._links[place] = link
+        if self._closed:  # meanwhile: `close` may not have met the link
+            link.close()
+            raise error_of(1, CLOSED)
         if self.options.keepalive is not None and self.options.keepalive[2]:
             self._attend(link)
         return link
@@ -217,7 +239,7 @@ class Channel:
     # ---- the end
 
     def close(self) -> None:
-        """End all calls and links."""
+        """End all calls and links. A connection that is being made is not waited for: it is closed when it is made."""
         self._closed = True
         links = [link for link in self._links if link is not None]
         self._links = [None] * len(self._links)
@@ -233,6 +255,7 @@ class Channel:
         self._connecting = threading.Lock()
         self._attending = threading.Lock()
         self.later = Later()
+        self.anew = Later()
 
 
 def _busy(link: Link | None) -> float:
@@ -252,10 +275,12 @@ class Pending:
         self._told = told
         self._attempts = Attempts(channel.retries, ends, once)
         self._changing = threading.RLock()  # of what follows; a handler of signals may cancel, too
-        self._pausing = False
         self._cancelled = False
+        self._over = False
         self._call: Call | None = None
         self._link: Link | None = None
+        self._alarm: Entry | None = None  # that ends it while it waits for another attempt
+        self._next: Entry | None = None
 
     def begin(self) -> None:
         """Make the call, or make it again.
@@ -271,8 +296,8 @@ class Pending:
             if self._call is not call:
                 return  # it has ended meanwhile, and was made again
             self._link = link
-            cancelled = self._cancelled
-        if cancelled:
+            unwanted = self._cancelled or self._over
+        if unwanted:
             link.give_up(call)
 
     def told(self, call: Call, done: bool) -> None:
@@ -287,48 +312,73 @@ class Pending:
             message = self._channel.answer(call)
         except InferenceServerException as found:
             error = found
-        self._told.ended(message, error)
+        self._end(message, error)
 
     def failed(self, error: InferenceServerException, safe: bool = False, answered: bool | None = None) -> None:
         """An attempt has: make another, now or later, or tell. The arguments are those of Attempts.pause."""
-        while (pause := None if self._cancelled else self._attempts.pause(error, safe, answered)) == 0.0:
-            try:
-                self.begin()
-            except InferenceServerException as found:
-                error, safe, answered = found, False, None
-            else:
-                return
         with self._changing:
+            self._call = self._link = None
             cancelled = self._cancelled
-            self._pausing = pause is not None and not cancelled
-        if pause is not None and not cancelled:
-            self._channel.later.at(time.monotonic() + pause, self._again)
-        else:
-            self._told.ended(None, error_of(1, LOCALLY_CANCELLED) if cancelled else error)
+        if cancelled:
+            self._end(None, error_of(1, LOCALLY_CANCELLED))
+            return
+        pause = self._attempts.pause(error, safe, answered)
+        if pause is not None and left_of(self._ends) == 0.0:
+            pause, error = None, error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        if pause is None:
+            self._end(None, error)
+            return
+        # Neither this thread, which may be the one that reads the answers of other calls, nor the one that looks at
+        # deadlines waits for a connection.
+        if self._alarm is None:
+            self._alarm = self._channel.later.at(float("inf") if self._ends is None else self._ends, self._due)
+        self._next = self._channel.anew.at(time.monotonic() + pause, self._again)
+        if self._cancelled:  # before it was seen that there is an alarm
+            self._due()
+        if self._over:
+            self._channel.anew.forget(self._next)
 
     def _again(self) -> None:
-        with self._changing:
-            if not self._pausing:
-                return
-            self._pausing = False
+        if self._over:
+            return
         try:
-            if not self._cancelled:
-                self.begin()
+            self.begin()
+        except InferenceServerException as error:
+            self.failed(error)
+
+    def _due(self) -> None:
+        """End it, unless it is under way: then its link does that."""
+        with self._changing:
+            if self._link is not None:
                 return
+        if self._cancelled:
             error = error_of(1, LOCALLY_CANCELLED)
-        except InferenceServerException as found:
-            error = found
-        self.failed(error)
+        elif left_of(self._ends) == 0.0:
+            error = error_of(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        else:
+            error = error_of(1, CLOSED)
+        self._end(None, error)
+
+    def _end(self, message: Any, error: InferenceServerException | None) -> None:
+        with self._changing:
+            if self._over:
+                return
+            self._over = True
+        if self._alarm is not None:
+            self._channel.later.forget(self._alarm)
+        if self._next is not None:
+            self._channel.anew.forget(self._next)
+        self._told.ended(message, error)
 
     def cancel(self) -> None:
         """The caller wants no answer; it is told CANCELLED, unless there is one already."""
         with self._changing:
             self._cancelled = True
-            call, link, pausing = self._call, self._link, self._pausing
+            call, link = self._call, self._link
         if link is not None and call is not None:
             link.give_up(call)
-        if pausing:
-            self._channel.later.at(0.0, self._again)
+        elif self._alarm is not None:
+            self._channel.later.at(0.0, self._due)
 
 
 def _after_fork() -> None:

@@ -18,7 +18,7 @@ from inferd_client._calling import (
     plain,
     unreachable,
 )
-from inferd_client._channel import HeaderList, Pieces
+from inferd_client._channel import CLOSED, HeaderList, Pieces
 from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
@@ -164,7 +164,7 @@ class LoopChannel:
             InferenceServerException: no connection can be made, or not in time, or the client is closed.
         """
         if self._closed:
-            raise error_of(1, "the client is closed")
+            raise error_of(1, CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             for old in self._links:
@@ -194,7 +194,7 @@ class LoopChannel:
         made = Polled(link, asyncio.get_running_loop())
         if self._closed:
             made.close()
-            raise error_of(1, "the client is closed")
+            raise error_of(1, CLOSED)
         self._links[place] = made
         return made
 

@@ -619,6 +619,64 @@ def test_a_cancel_while_a_call_is_made_again(monkeypatch):
 
 
 @pytest.fixture
+def stalled(monkeypatch):
+    """A client whose connections are made on the thread of a call at once, and on others when it is let go on.
+
+    Calls that call back are refused on the caller's thread, and are made again on another.
+    """
+    connecting, go_on = threading.Event(), threading.Event()
+    caller = threading.current_thread()
+
+    def connect(*arguments):
+        if threading.current_thread() is caller:
+            raise ConnectionRefusedError
+        connecting.set()
+        go_on.wait(60)
+        return links.connect(*arguments)
+
+    monkeypatch.setattr("inferd_client._channel.connect", connect)
+    retries = grpcclient.RetryOptions(initial_backoff=0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{listener.getsockname()[1]}", retries=retries)
+        yield client, connecting, go_on, listener
+        go_on.set()
+        client.close()
+
+
+def test_a_connection_that_is_not_made_holds_up_no_deadline(stalled):
+    """Guards that a call is told of its deadline while another call's next attempt waits for a connection.
+
+    So it is told of the end of the client.
+    """
+    client, connecting, _, _ = stalled
+    waiting = begun(client, "x", [])[1]
+    assert connecting.wait(60)
+    ended = futures.Future()
+    client.async_infer("x", [], lambda result, error: ended.set_result(error), client_timeout=0.05)
+    assert ended.result(60).status() == "StatusCode.DEADLINE_EXCEEDED"
+    assert not waiting.done()
+    client.close()
+    assert waiting.result(60)[1].status() == "StatusCode.CANCELLED"
+
+
+def test_a_connection_that_is_made_after_the_end_of_the_client_is_closed(stalled):
+    """Guards that neither the connection nor the call that waited for it outlives `close`."""
+    client, connecting, go_on, listener = stalled
+    with futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(status, client.is_server_live)
+        assert connecting.wait(60)
+        client.close()
+        go_on.set()
+        assert call.result(60) == "StatusCode.CANCELLED"
+    near, _ = listener.accept()
+    with near:
+        near.settimeout(60)
+        while near.recv(1 << 16):
+            pass
+
+
+@pytest.fixture
 def dropping():
     """A server that breaks each connection when a request has come; how many have, and its address."""
     listener = socket.create_server(("127.0.0.1", 0))
