@@ -5,6 +5,7 @@ The configuration is the one that auto-completion derives from the file, so the 
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -67,13 +68,21 @@ KINDS = (
 
 
 def make_model(
-    file: Path, repository: Path, name: str, max_batch_size: int | None, inputs: Sequence[str] = (), *, force: bool
+    file: Path,
+    repository: Path,
+    name: str,
+    max_batch_size: int | None,
+    inputs: Sequence[str] = (),
+    *,
+    force: bool,
+    backend_config: tuple[str, ...] = (),
 ) -> int:
     """Write a model's folder, and print what is in it; the exit status of the command.
 
     Args:
         inputs: what is known of those of a TorchScript file, "NAME:DATATYPE:SIZE,SIZE" each; without the batch, unless
             the largest batch is 0.
+        backend_config: options of backends, as the server takes them.
 
     Raises:
         Misused: the inputs make no sense.
@@ -90,15 +99,16 @@ def make_model(
     target = repository / name
     if target.exists() and not force:
         raise AlreadyExists(f"{target} is there: give another --name, or --force to write over it")
-    config, problem = _completed(file, kind, name, max_batch_size, known)
+    config, problem = _completed(file, kind, name, max_batch_size, known, backend_config)
     version = target / "1"
     version.mkdir(parents=True, exist_ok=True)
     _put(file, version / kind.file)
     text = commented(config, kind, file, problem)
     (target / CONFIG).write_text(text)
     print(f"{target / CONFIG}:\n\n{text}")
-    print(f"serve it:    inferd serve --model-repository {repository}")
-    print(f"look at it:  inferd check {repository}")
+    options = "".join(f" --backend-config {shlex.quote(each)}" for each in backend_config)
+    print(f"serve it:    inferd serve --model-repository {repository}{options}")
+    print(f"look at it:  inferd check {repository}{options}")
     if problem:
         print(f"inferd: it does not serve yet: {problem}", file=sys.stderr)
         return 1
@@ -156,7 +166,12 @@ def _put(file: Path, target: Path) -> None:
 
 
 def _completed(
-    file: Path, kind: Kind, name: str, max_batch_size: int | None, known: Sequence[TensorSpec]
+    file: Path,
+    kind: Kind,
+    name: str,
+    max_batch_size: int | None,
+    known: Sequence[TensorSpec],
+    backend_config: tuple[str, ...],
 ) -> tuple[pb.ModelConfig, str]:
     """The configuration, and what keeps it from being served."""
     found = minimal = pb.ModelConfig(name=name, backend=kind.backend)
@@ -166,7 +181,7 @@ def _completed(
         model = Path(folder) / name
         (model / "1").mkdir(parents=True)
         _put(file, model / "1" / kind.file)
-        settings = Settings(model_repository=(folder,))
+        settings = Settings(model_repository=(folder,), backend_config=backend_config)
         loader, options = make_loader(settings), model_options(settings, Gpus())
         try:
             if kind.guesses:

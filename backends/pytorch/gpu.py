@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ def check_cuda(spec: InstanceSpec) -> None:
     if torch.version.cuda is None:
         raise BackendError(
             f"instance '{spec.name}' is of KIND_GPU, but the installed PyTorch {torch.__version__} is built for the "
-            "CPU: install a build for CUDA, or write kind: KIND_CPU"
+            f"CPU: install a build for CUDA, as PyPI has it ({sys.executable} -m pip install --force-reinstall torch), "
+            "or write kind: KIND_CPU"
         )
     if not torch.cuda.is_available():
         raise BackendError(

@@ -19,6 +19,7 @@ from backends.api import BackendError
 from backends.pytorch.wrapper import ExpectedInput, expected_inputs
 
 FOLDER = ("data", "aotinductor")
+EXPORTED = ("models",)  # where torch.export.save puts a program
 MODEL = "model"  # the name under which a package holds its model, if it holds one
 
 ISA_FLAGS = {
@@ -117,6 +118,11 @@ def _folder(path: Path, archive: zipfile.ZipFile) -> str:
     parents = {PurePosixPath(name).parent for name in archive.namelist() if name.endswith(".so")}
     found = sorted(str(parent) for parent in parents if parent.parts[1:3] == FOLDER and len(parent.parts) == 4)
     named = [folder for folder in found if PurePosixPath(folder).name == MODEL]
+    if not found and any(PurePosixPath(name).parts[1:2] == EXPORTED for name in archive.namelist()):
+        raise BackendError(
+            f"'{path}' is what torch.export.save makes, a program that is not compiled: give torch.export.load of it "
+            "to torch._inductor.aoti_compile_and_package"
+        )
     if len(found) != 1 and len(named) != 1:
         raise BackendError(f"'{path}' holds {len(found)} models of AOTInductor ({', '.join(found)}), expected one")
     return named[0] if named else found[0]

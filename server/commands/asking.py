@@ -223,6 +223,7 @@ def init(
     name: str = "",
     max_batch_size: int | None = None,
     input: Several = (),  # noqa: A002 - the option's name
+    backend_config: Several = (),
     force: Switch = False,
 ) -> int:
     """Make a model of a repository from a model file: its folder, and a config.pbtxt with remarks.
@@ -234,11 +235,12 @@ def init(
         max_batch_size: The largest batch; what the model file allows unless given.
         input: NAME:DATATYPE:SIZE,SIZE of an input of a TorchScript file, with -1 for sizes that vary, and without the
             batch unless --max-batch-size is 0; they are guessed unless given.
+        backend_config: BACKEND,KEY=VALUE for one backend or KEY=VALUE for all; may be given several times.
         force: Write over what is there.
     """
     from server.authoring import make_model
 
-    return make_model(file, repository, name, max_batch_size, input, force=force)
+    return make_model(file, repository, name, max_batch_size, input, force=force, backend_config=backend_config)
 
 
 # ---- requests -----------------------------------------------------------------------------------------------------

@@ -161,6 +161,10 @@ def test_what_is_no_package_is_refused(tmp_path):
         archive.writestr("model/version", "1")
     with pytest.raises(BackendError, match="holds 0 models of AOTInductor"):
         PyTorchBackend().load(described(tmp_path))
+    with zipfile.ZipFile(tmp_path / "model.pt2", "a") as archive:
+        archive.writestr("model/models/model.json", "{}")
+    with pytest.raises(BackendError, match=r"torch\.export\.save makes, a program that is not compiled: give"):
+        PyTorchBackend().load(described(tmp_path))
 
 
 # -- a configuration against it

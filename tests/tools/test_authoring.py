@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from server import cli
 from server.engine.config import Options
 from server.engine.engine import Engine
 from tests.backends.models import identity_onnx
+from tests.backends.test_tensorflow import PLAIN, saved
 from tests.engine.serving import infer, request
 
 FLOAT = 1  # of ONNX
@@ -118,6 +120,20 @@ async def test_what_it_writes_serves(tmp_path, make):
     assert [found["picture"].shape, found["whole"].shape] == [(3, 10), (5, 2)]
     assert found["sums"] == 7
     np.testing.assert_array_equal(found["named"], np.full((2, 3), 2, np.float32))
+
+
+def test_a_saved_model_is_described_without_its_framework(tmp_path, make, capsys):
+    """Guards the folder as a model file, and the environment that is to execute it."""
+    saved(tmp_path, serving_default=PLAIN).joinpath("model.savedmodel").rename(tmp_path / "linear.savedmodel")
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    (tmp_path / "environment" / "bin" / "python").symlink_to(sys.executable)
+    option = f"tensorflow,environment={tmp_path}/environment"
+    written = make(tmp_path / "linear.savedmodel", "--backend-config", option)
+    assert 'backend: "tensorflow"\n' in written
+    assert 'input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }' in written
+    assert (tmp_path / "models" / "linear" / "1" / "model.savedmodel" / "saved_model.pb").is_file()
+    command = f"serve it:    inferd serve --model-repository {tmp_path}/models --backend-config {option}\n"
+    assert command in capsys.readouterr().out
 
 
 def test_what_cannot_be_found_out_is_said(tmp_path, make, capsys):

@@ -16,6 +16,21 @@ from batches import Batches
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 
 
+def check_cuda() -> None:
+    """Whether PyTorch can use a GPU.
+
+    Raises:
+        TritonModelException: it cannot; the text says why.
+    """
+    if torch.cuda.is_available():
+        return
+    reason = "is built for the CPU" if torch.version.cuda is None else "finds no device"
+    raise pb_utils.TritonModelException(
+        f"the instance is of KIND_GPU, but PyTorch {torch.__version__} of {sys.executable} {reason}: install a build "
+        f"for CUDA, as PyPI has it ({sys.executable} -m pip install --force-reinstall torch), or write kind: KIND_CPU"
+    )
+
+
 class TritonPythonModel:
     """Calls the module with a batch at a time."""
 
@@ -30,6 +45,8 @@ class TritonPythonModel:
         torch.set_num_threads(int(self._parameters.get("NUM_THREADS", "1")))
         torch.set_num_interop_threads(int(self._parameters.get("NUM_INTEROP_THREADS", "1")))
         kind, number = args["model_instance_kind"], args["model_instance_device_id"]
+        if kind == "GPU":
+            check_cuda()
         self._device = torch.device(f"cuda:{number}" if kind == "GPU" else "cpu")
         path = args["model_file"]
         with torch.inference_mode():

@@ -34,6 +34,21 @@ def import_tensorflow(xla: bool) -> None:
     tf, v1 = tensorflow, tensorflow.compat.v1
 
 
+def check_gpus() -> None:
+    """Whether TensorFlow can use a GPU; without one it would compute on the CPU and say nothing.
+
+    Raises:
+        TritonModelException: it cannot; the text says why.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return
+    reason = "finds none" if tf.test.is_built_with_gpu_support() else "is built for the CPU"
+    raise pb_utils.TritonModelException(
+        f"the instance is of KIND_GPU, but TensorFlow {tf.__version__} of {sys.executable} {reason}: "
+        f'{sys.executable} -m pip install "tensorflow[and-cuda]" (in place of tensorflow-cpu), or write kind: KIND_CPU'
+    )
+
+
 class TritonPythonModel:
     """Runs a session with a batch at a time."""
 
@@ -45,6 +60,8 @@ class TritonPythonModel:
         self._batches = Batches(config)
         self._batching = self._batches.batching
         kind, number = args["model_instance_kind"], args["model_instance_device_id"]
+        if kind == "GPU":
+            check_gpus()
         graph = tf.Graph()
         with graph.as_default():
             self._session = v1.Session(graph=graph, config=_settings(told, kind, number))
@@ -62,7 +79,13 @@ class TritonPythonModel:
             )
 
     def _load_saved_model(self, told: dict[str, Any]) -> Any:
-        loaded = v1.saved_model.load(self._session, [told["tag"]], told["file"])
+        log = tf.get_logger()
+        level = log.level
+        log.setLevel("ERROR")  # it calls this way of loading deprecated, to those who wrote it
+        try:
+            loaded = v1.saved_model.load(self._session, [told["tag"]], told["file"])
+        finally:
+            log.setLevel(level)
         for name in told["init_ops"]:
             self._session.run(self._session.graph.get_operation_by_name(name))
         return loaded.signature_def[told["signature"]]

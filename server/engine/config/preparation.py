@@ -202,7 +202,7 @@ class _Preparation:
         try:
             return self._loader.backend_of_model(config.backend, (path, self._folder.path))
         except BackendError as error:
-            raise ConfigError(f"{source.at('backend')}: {error} for model '{config.name}'") from error
+            raise ConfigError(f"{source.at('backend')}: model '{config.name}': {error}") from error
 
 
 def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
