@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 from _native.cuda.device import device
 from backends.api import BackendError, GpuInstance, InstanceSpec, ModelSource, TensorSpec
 from backends.onnxruntime import options
-from backends.onnxruntime.providers import Provider, check_active, gpu_providers
+from backends.onnxruntime.providers import TENSORRT, Provider, check_active, gpu_providers
 from backends.onnxruntime.session import engine_cache, fixed_outputs, open_session
 from backends.parameters import Parameters
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from _native.gpu.batch import GpuBatch
+
+log = logging.getLogger("inferd.onnxruntime")
 
 ELEMENTS: Mapping[str, int] = MappingProxyType(
     {
@@ -98,8 +102,22 @@ class OnnxGpuInstance(GpuInstance):
     def _open(
         source: ModelSource, settings: onnxruntime.SessionOptions, providers: list[Provider], instance: InstanceSpec
     ) -> onnxruntime.InferenceSession:
+        builds = any(name == TENSORRT for name, _ in providers)
+        begun = time.monotonic()
+        if builds:
+            log.info(
+                "instance '%s': TensorRT builds the engines of fixed shapes, which may take minutes", instance.name
+            )
         session = open_session(source, settings, providers)
         check_active(session, providers, f"instance '{instance.name}'")
+        if builds:
+            log.info("instance '%s': its session is open after %.1f s", instance.name, time.monotonic() - begun)
+            if not source.spec.warmup and _varies(session):
+                log.warning(
+                    "model '%s' has no model_warmup: its first requests wait while TensorRT builds engines for their "
+                    "shapes; with model_warmup the model is not ready before that is done",
+                    source.spec.name,
+                )
         return session
 
     def submit(self, batch: GpuBatch) -> None:
@@ -138,3 +156,8 @@ class OnnxGpuInstance(GpuInstance):
         if prod(shape):
             self.stream.copy_on_device(target.pointer, value.data_ptr(), target.size)
         batch.hold(value)
+
+
+def _varies(session: onnxruntime.InferenceSession) -> bool:
+    """Whether an input has a shape that is known with the first request only."""
+    return any(not isinstance(size, int) or size < 0 for node in session.get_inputs() for size in node.shape)

@@ -342,6 +342,20 @@ def test_datatypes(tmp_path, gpu, datatype):
     assert batch.outputs["y"].array.tolist() == array.tolist()
 
 
+@pytest.mark.parametrize("shape", [("N", 2), (3, 2)], ids=["varies", "fixed"])
+def test_the_time_that_engines_take_is_told(tmp_path, gpu, caplog, shape):
+    (tmp_path / "model.onnx").write_bytes(identity_onnx(1, shape))
+    rows = 8 if shape[0] == "N" else 0
+    dims = shape[1:] if rows else shape
+    fields = {"max_batch_size": rows, "gpu_accelerators": (AcceleratorSpec("tensorrt", {}),), "instances": (ON_GPU,)}
+    model = OnnxRuntimeBackend().load(source(tmp_path, [("x", "FP32", dims)], [("y", "FP32", dims)], **fields))
+    with caplog.at_level("INFO"):
+        model.create_instance(ON_GPU)
+    assert "instance 'm_0': TensorRT builds the engines of fixed shapes, which may take minutes" in caplog.text
+    assert "instance 'm_0': its session is open after" in caplog.text
+    assert ("has no model_warmup: its first requests wait" in caplog.text) == (shape[0] == "N")
+
+
 def test_a_failed_run_says_why(tmp_path, gpu):
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N",))
