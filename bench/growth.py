@@ -1,12 +1,12 @@
 """How cost grows with the work: curves that have to stay flat.
 
     python -m bench.growth [--only pool|models|ready|statistics|index|tensors|parameters|shapes|cache|connections|
-                            regions|steps|calls] [--record]
+                            http2|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
 its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
 or of the loop's thread, so other work on the machine disturbs it less than it would the clock; what is counted beside
-it is exact. All but the last four run in one process without a transport.
+it is exact. All but the last five run in one process without a transport.
 """
 
 from __future__ import annotations
@@ -316,6 +316,7 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "shapes": shapes,
     "cache": cache,
     "connections": growth_served.connections,
+    "http2": growth_served.http2,
     "regions": growth_served.regions,
     "steps": growth_served.steps,
     "calls": growth_served.calls,

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,8 @@ from bench import inferd, messages
 from bench.curves import Curve, Point
 from bench.figures import measure
 from bench.messages import Exchange
+from bench.peers.drivers import h2load
+from bench.peers.nghttpd import Nghttpd
 from bench.processes import ServerProcess
 from bench.repository import GATHER, Identity, write
 from inferd_client.driver import Fixed
@@ -21,6 +24,7 @@ from server.pb import grpc_service_pb2 as pb
 
 CONNECTIONS = (1, 8, 64, 512)
 IN_FLIGHT = 64
+DRIVEN = 50_000  # requests of h2load
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 SECONDS = 1.0
 DEPTHS = (1, 2, 4, 8, 16)
@@ -109,6 +113,34 @@ def connections() -> Curve:
             points.append(Point(count, figure.cpu_us, figure.p50_us))
     title = "64 bytes there and back by connections, 64 calls in flight or one on each"
     return Curve("connections", title, "us of the server's CPU a request", tuple(points), "p50, us")
+
+
+def http2() -> Curve:
+    """The same beside nghttpd, which answers with a file: both are driven by h2load, so connecting counts for both."""
+    exchange = messages.identity(64)
+    costs: dict[str, list[float]] = {"inferd": [], "nghttpd": []}
+    with (
+        tempfile.TemporaryDirectory(prefix="inferd-growth-") as folder,
+        _served() as (server, _),
+        Nghttpd(exchange, Path(folder, "nghttpd")) as peer,
+    ):
+        for count in CONNECTIONS:
+            for name, process in (("inferd", server), ("nghttpd", peer.server)):
+                load = partial(
+                    h2load,
+                    process.address,
+                    exchange.request,
+                    connections=count,
+                    in_flight=max(1, IN_FLIGHT // count),
+                    folder=Path(folder),
+                )
+                load(requests=DRIVEN // 10)
+                before = process.cpu_seconds()
+                load(requests=DRIVEN)
+                costs[name].append(1e6 * (process.cpu_seconds() - before) / DRIVEN)
+    points = tuple(Point(*each) for each in zip(CONNECTIONS, costs["inferd"], costs["nghttpd"], strict=True))
+    title = "64 bytes there and back by connections, driven by h2load"
+    return Curve("http2", title, "us of the server's CPU a request", points, "of nghttpd's")
 
 
 def regions() -> Curve:

@@ -34,7 +34,14 @@ from _native.service.access cimport (
 from _native.service.answer cimport answer_bytes, answer_outgoing, answer_stream_error, answer_streamed
 from _native.service.answer_store cimport StoreBase, store_install
 from _native.service.forwarding cimport Forwarder, forwarder_claims
-from _native.service.submission cimport Submission, submission_resume, submission_wake, submit_call, submit_request
+from _native.service.submission cimport (
+    Submission,
+    submission_after_read,
+    submission_resume,
+    submission_wake,
+    submit_call,
+    submit_request,
+)
 from _native.service.table cimport ModelTable, message_model, table_place
 from _native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from _native.text cimport text_or_no_memory
@@ -307,6 +314,7 @@ cdef class InferService:
 
     def forget(self, LaneHandle lane not None) -> None:
         """Drop the cached answers of a version that ends; before its handle goes."""
+        submission_wake(&self.submission)  # which then refers to no lane
         coalescer_forget(&self.submission.coalescer, lane.lane)
 
     def reuse(self) -> dict[str, int]:
@@ -440,8 +448,9 @@ cdef class InferService:
     def install(self, Endpoint endpoint not None) -> None:
         """Serve ModelInfer natively on an endpoint, which must not outlive this object."""
         endpoint.add_native(UNARY_PATH.encode(), &self.door.unary)
-        endpoint.host.after_receive = submission_wake
-        endpoint.host.after_context = &self.submission
+        endpoint.host.after_read = submission_after_read
+        endpoint.host.end_round = submission_wake
+        endpoint.host.round_context = &self.submission
         endpoint.host.traced = True
 
     def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,

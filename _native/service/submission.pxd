@@ -48,6 +48,8 @@ cdef struct Submission:
     Awaiting awaiting[AWAITED]
     Lane *touched[TOUCHED]   # have got requests since submission_wake
     uint32_t touched_count
+    int64_t read_ns          # when the last read began
+    int64_t woken_ns         # when a read has last woken instances
 
 cdef extern from *:
     # stands for a caller: the server itself, on behalf of an admitted request; not subject to admission
@@ -77,3 +79,5 @@ cdef void submission_resume(Submission *submission, const Str *name, int status,
 # On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil
+# The same after a read from one of the connections, at this time. True: not now, but at the end of the round of reads.
+cdef bint submission_after_read(void *context, int64_t at_ns) noexcept nogil

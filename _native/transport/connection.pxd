@@ -16,7 +16,7 @@ cdef class Endpoint:
     cdef Workers workers
     cdef uint8_t *receive        # the buffer for reads from sockets, one at a time
     cdef object on_call          # called with each new Call
-    cdef public object on_dirty  # called when flush_dirty must be called
+    cdef object dirty_hook       # called when flush_dirty must be called
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()
     # `unary` must outlive the endpoint

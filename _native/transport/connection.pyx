@@ -192,6 +192,16 @@ cdef class Endpoint:
             self.host.clock = NULL
         self.host.clock_context = <void *>self
 
+    @property
+    def on_dirty(self):
+        """Called when `flush_dirty` must be called, after what else the loop is about to do; None: nobody is."""
+        return self.dirty_hook
+
+    @on_dirty.setter
+    def on_dirty(self, function):
+        self.dirty_hook = function
+        self.host.rounds = function is not None
+
     def receive_buffer(self):
         """The writable buffer for the next read from a socket; valid until `Connection.received`."""
         cdef ReceiveBuffer buffer = ReceiveBuffer.__new__(ReceiveBuffer)
@@ -256,6 +266,8 @@ cdef class Endpoint:
         if account_exceeded(&self.host.account):
             host_relieve(&self.host)
         self.host.others_ran = False  # this is what it asks for
+        if self.host.waits:
+            end_round(&self.host)
         while self.host.first_dirty != NULL:
             conn = self.host.first_dirty
             self.host.first_dirty = conn.next_dirty
@@ -318,8 +330,8 @@ cdef class Connection(CallOwner):
         conn_close(&self.conn)
 
     cdef int has_output(self) except -1:
-        if self.endpoint.on_dirty is not None:
-            self.endpoint.on_dirty()
+        if self.endpoint.dirty_hook is not None:
+            self.endpoint.dirty_hook()
         return 0
 
     cdef int dispatch(self) except -1:

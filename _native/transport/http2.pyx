@@ -42,7 +42,7 @@ from _native.transport.stream cimport (
     Conn,
     Host,
     Stream,
-    end_round,
+    end_read,
     mark_dirty,
     stream_abandon,
     stream_closed,
@@ -431,7 +431,7 @@ cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
 
 cdef void conn_end_round(Conn *conn) noexcept nogil:
     if conn.session != NULL:
-        end_round(conn.host)
+        end_read(conn.host)
         if account_exceeded(&conn.host.account):
             host_relieve(conn.host)
         conn_watch(conn)

@@ -297,8 +297,13 @@ cdef struct Host:
     int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
     void *clock_context
     Conn *first_dirty        # connections with output that was not collected yet
-    void (*after_receive)(void *context) noexcept nogil  # called after a round of native calls; or NULL
-    void *after_context
+    # Called after each read that may have brought native calls. True: what follows from them waits until `end_round`, so
+    # that what other connections bring meanwhile is done with it. NULL: nothing follows.
+    bint (*after_read)(void *context, int64_t now_ns) noexcept nogil
+    void (*end_round)(void *context) noexcept nogil      # do what has waited; called at the end of each round, too
+    void *round_context
+    bint rounds              # somebody sees to it that a round ends soon after `others_ran` (Endpoint.on_dirty)
+    bint waits               # for `end_round`
 
 # Read the clock: before conn_open, conn_receive and any other event.
 cdef inline void host_look(Host *host) noexcept nogil:
@@ -386,5 +391,15 @@ cdef inline void mark_dirty(Conn *conn) noexcept nogil:
 
 cdef inline void end_round(Host *host) noexcept nogil:
     # native calls have been made in this round
-    if host.after_receive != NULL:
-        host.after_receive(host.after_context)
+    host.waits = False
+    if host.end_round != NULL:
+        host.end_round(host.round_context)
+
+
+cdef inline void end_read(Host *host) noexcept nogil:
+    # the same, if other connections may be read before the round ends
+    if not host.rounds:
+        end_round(host)
+    elif host.after_read != NULL and host.after_read(host.round_context, host.now_ns) and not host.waits:
+        host.waits = True
+        host.others_ran = True

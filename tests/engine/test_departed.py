@@ -50,11 +50,12 @@ class TritonPythonModel:
 STEPS = {"m": ensemble(step("one", {"x": "x"}, {"y": "y"})), "one": model()}
 
 
-def held() -> tuple[int, int, collections.Counter[str]]:
-    """Descriptors, threads, and objects of ours by their type."""
+def held() -> tuple[int, int, int, collections.Counter[str]]:
+    """Descriptors, threads, mappings of files without a name, such as arenas, and objects of ours by their type."""
     kinds = collections.Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     ours = collections.Counter({kind: count for kind, count in kinds.items() if kind.startswith(OURS)})
-    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), ours
+    mappings = Path("/proc/self/maps").read_text().count("memfd:")
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), mappings, ours
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def _no_collector():
     gc.enable()
 
 
-async def one_life(engine, asking: int) -> None:
+async def one_life(engine, asking: int, root: Path) -> None:
     """Load the model, ask it, and unload it with requests in it."""
     await engine.load("m")
     pending = [Pending(engine, request(x=row(n % 3 - 1))) for n in range(asking)]
@@ -74,10 +75,29 @@ async def one_life(engine, asking: int) -> None:
         await each.answer()
 
 
-async def no_life(engine, asking: int) -> None:
+async def no_life(engine, asking: int, root: Path) -> None:
     """Load the model, which fails."""
     with pytest.raises(ServerError):
         await engine.load("m")
+
+
+async def many_lives(engine, asking: int, root: Path) -> None:
+    """Load the model; while it is asked, load it anew and change the number of its instances, in turn; unload it."""
+    config, file = root / "m" / "config.pbtxt", root / "m" / "1" / "model.py"
+    await engine.load("m")
+    written = config.read_text()
+    for turn in range(4):
+        pending = [Pending(engine, request(x=row(n))) for n in range(asking)]
+        if turn % 2:
+            file.write_text(f"{file.read_text()}\n# {turn}")
+        else:
+            config.write_text(written.replace("count: 1", f"count: {2 - turn // 2}"))
+        pending += [Pending(engine, request(x=row(n))) for n in range(asking)]
+        await engine.load("m")
+        for each in pending:
+            assert (await each.answer()).status == 0
+    config.write_text(written)
+    await engine.unload("m")
 
 
 @pytest.mark.parametrize(
@@ -90,21 +110,27 @@ async def no_life(engine, asking: int) -> None:
         ({"m": SENDING}, ANSWERS, one_life, 0),
         ({"m": PYTHON}, RAISES, no_life, 0),
         ({"m": PYTHON}, ENDS, no_life, 0),
+        ({"m": CONFIG}, "", many_lives, 20),
+        ({"m": IDENTITY}, "", many_lives, 20),
+        ({"m": PYTHON}, ANSWERS, many_lives, 20),
     ],
-    ids=["puppet", "identity", "ensemble", "python", "decoupled", "raises", "ends"],
+    ids=[
+        *("puppet", "identity", "ensemble", "python", "decoupled", "raises", "ends"),
+        *("puppet anew", "identity anew", "python anew"),
+    ],
 )
 async def test_nothing_stays(tmp_path, configs, code, live, asking, native_counters, _no_collector):
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(code)
     control = ModelControl(mode=ControlMode.EXPLICIT, load=())
     async with serving(tmp_path, control=control, **configs) as engine:
-        await live(engine, asking)  # what is made once
+        await live(engine, asking, tmp_path)  # what is made once
         before = await settled(engine)
         for _ in range(ROUNDS):
-            await live(engine, asking)
+            await live(engine, asking, tmp_path)
         after = await settled(engine)
-    assert after[:2] == before[:2]
-    assert dict(after[2] - before[2]) == {}
+    assert after[:3] == before[:3]
+    assert dict(after[3] - before[3]) == {}
 
 
 async def settled(engine):

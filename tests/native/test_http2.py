@@ -783,6 +783,55 @@ def test_flush_is_asked_once_for_each_connection_with_output(lanes):
         peer.close()
 
 
+def test_what_connections_ask_one_after_the_other_is_begun_when_the_round_ends(lanes):
+    """Not every one of reads that follow each other closely wakes an instance; the end of the round is asked for once,
+    and loses none.
+    """
+    asked = []
+    now = 1000.0
+    lanes.endpoint.on_dirty = lambda: asked.append(now)
+    lanes.endpoint.clock = lambda: now
+    peers = [connected(lanes.endpoint) for _ in range(4)]
+    answers = []
+    for begin in (1001.0, 1002.0):
+        now = begin
+        for peer in peers:
+            stream = peer.open()
+            answers.append(peer.answers[stream])
+            peer.send_all(stream, framed(lanes.request(b"x")))
+        lanes.endpoint.flush_dirty()
+        lanes.settle()
+    assert asked == [1001.0, 1002.0]
+    for _ in range(3):
+        now += 0.001
+        stream = peers[0].open()
+        answers.append(peers[0].answers[stream])
+        peers[0].send_all(stream, framed(lanes.request(b"x")))
+        lanes.settle()
+    assert len(asked) == 2
+    for peer in peers:
+        peer.pump()
+        peer.close()
+    assert {output(answer.messages[0]) for answer in answers} == {("", b"x")}
+
+
+def test_a_model_ends_before_the_round_in_which_it_was_asked(lanes):
+    """Its lane is not looked at any more when the round ends."""
+    now = 1000.0
+    lanes.endpoint.on_dirty = lambda: None
+    lanes.endpoint.clock = lambda: now
+    peers = [connected(lanes.endpoint) for _ in range(2)]
+    now += 1
+    for peer in peers:
+        peer.send_all(peer.open(), framed(lanes.request(b"x")))
+    lanes.service.forget(lanes.lane)
+    endpoint = lanes.endpoint
+    for peer in peers:
+        peer.close()
+    lanes.close()
+    endpoint.flush_dirty()
+
+
 def test_a_flush_may_close_any_connection(lanes):
     peers = [connected(lanes.endpoint) for _ in range(3)]
     for peer in peers:
