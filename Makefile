@@ -11,8 +11,8 @@
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story
 #   make soak     random clients through both doors, every answer checked; hostile clients; Python workers that are
-#                 killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan: only the latter, with the whole
-#                 server under that sanitizer
+#                 killed; all features at once for SECONDS=1800. WITH=asan or WITH=tsan: the latter two and the conformance
+#                 suite, with the whole server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
 #   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried
@@ -172,6 +172,8 @@ soak-release: setup
 	$(PY) -m bench.mixed --seconds $(SECONDS)
 
 soak-asan soak-tsan: setup
+	tools/sanitize.sh $(@:soak-%=%) tests/conformance -n $(JOBS) --dist loadfile
+	tools/sanitize.sh $(@:soak-%=%) -m bench.chaos --seconds 300
 	tools/sanitize.sh $(@:soak-%=%) -m bench.mixed --instrumented --seconds $(SECONDS)
 
 bench: setup

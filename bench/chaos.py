@@ -41,7 +41,8 @@ PATH = "/inference.GRPCInferenceService/ModelInfer"
 READY = "/inference.GRPCInferenceService/ModelReady"
 SHARED_MEMORY = Path("/dev/shm")
 REFUSED_PAUSE = 0.02  # seconds that a client waits after it was refused
-DEADLINE = 30.0  # seconds of each request: no answer by then is one that was lost
+DEADLINE = 120.0  # seconds of each request: no answer by then is one that was lost, however busy the machine
+START, STOP = 600.0, 120.0  # seconds that the server may take, one of a sanitizer's build, too
 
 MODEL = """
 import os, sys, time
@@ -155,7 +156,7 @@ def start(repository: Path, log: Path) -> ServerProcess:
     port = free_port()
     command = [sys.executable, "-m", "server", "serve", "--model-repository", repository, "--grpc-port", str(port)]
     root = str(Path(__file__).parent.parent)
-    return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=60)
+    return ServerProcess(command, port, log=log, env={"PYTHONPATH": root}, patience=START)
 
 
 def workers(server: ServerProcess, model: str = "") -> list[psutil.Process]:
@@ -250,7 +251,7 @@ def faults(tallies: dict[str, Tally]) -> list[str]:
     return wrong
 
 
-def gone(processes: list[psutil.Process], patience: float = 10.0) -> bool:
+def gone(processes: list[psutil.Process], patience: float = 60.0) -> bool:
     """Whether these processes have ended, or do so soon."""
     _, alive = psutil.wait_procs(processes, timeout=patience)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive if process.is_running())
@@ -301,7 +302,7 @@ def run_again(repository: Path, log: Path) -> list[str]:
         asyncio.run(load(server.address, "calm", time.monotonic() + 1, 1, tally))
         mine = workers(server)
     finally:
-        status = server.stop()
+        status = server.stop(STOP)
     wrong = [] if tally.answers["OK"] == tally.asked else [f"after the restart: {dict(tally.answers)}"]
     if status != 0:
         wrong.append(f"the server ended with {status}")

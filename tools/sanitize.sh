@@ -16,6 +16,9 @@
 # inferd-sanitize under the temporary directory, and built there; a second run builds only what has changed.
 # INFERD_ONLY=_native.protobuf.codec,_native.protobuf.wire builds only these modules, for tests that need no others.
 #
+# Reports are files under $INFERD_SANITIZE/reports-BUILD-..., of whatever process they come from: servers, workers, and what
+# a test kills. They are shown at the end, and are a failure.
+#
 # Leaks are not looked for: the interpreter never frees what its modules made. Live counters of native objects, which
 # the tests assert, do that job.
 set -eu
@@ -43,6 +46,7 @@ for build in $builds; do
     echo "== $build build"
     INFERD_BUILD=$build "$python" setup.py -q build_ext --inplace
     flags=
+    reports=$(mktemp -d "$copies/reports-$build-XXXXXX")
     tests="tests/native tests/engine"
     if [ "$build" = tsan ]; then
         tests="tests/native/test_memory.py tests/native/test_resources.py tests/native/test_cuda_device.py
@@ -50,26 +54,35 @@ for build in $builds; do
         flags=-fsanitize=thread
         preload=$(gcc -print-file-name=libtsan.so)
         TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66:report_signal_unsafe=0:allocator_may_return_null=1
+        TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports/threads
         export TSAN_OPTIONS
     fi
     if [ "$build" = asan ]; then
         flags=-fsanitize=address,undefined
         # The interpreter itself is not instrumented, so the libraries have to be there before it starts.
-        preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
-        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1
+        preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $copies/undefined_reports.so"
+        gcc -shared -fPIC -o "$copies/undefined_reports.so" "$checkout/tools/undefined_reports.c"
+        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:log_path=$reports/address
         UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+        UBSAN_REPORTS=$reports/undefined
         PYTHONMALLOC=malloc
-        export ASAN_OPTIONS UBSAN_OPTIONS PYTHONMALLOC
+        export ASAN_OPTIONS UBSAN_OPTIONS UBSAN_REPORTS PYTHONMALLOC
     fi
     export CFLAGS=$flags
     "$python" -c "from tests import gpu_stub; print(gpu_stub.library())"
     # shellcheck disable=SC2086
     [ $# -gt 0 ] || { defaulted=yes && set -- $tests; }
-    # Sanitizers write to the descriptor of standard error and end the process: pytest must not capture that.
+    status=0
     case $1 in
-        -m) LD_PRELOAD=${preload:-} "$python" "$@" ;;
-        *) LD_PRELOAD=${preload:-} "$python" -m pytest -q -p no:cacheprovider --capture=sys "$@" ;;
+        -m) LD_PRELOAD=${preload:-} "$python" "$@" || status=$? ;;
+        *) LD_PRELOAD=${preload:-} "$python" -m pytest -q -p no:cacheprovider "$@" || status=$? ;;
     esac
+    if ! rmdir "$reports" 2>/dev/null; then
+        head -n 60 "$reports"/*
+        echo "$build: reports in $reports"
+        exit 1
+    fi
+    [ "$status" -eq 0 ] || exit "$status"
     [ -z "${defaulted:-}" ] || { unset defaulted && set --; }
     unset CFLAGS preload
 done
