@@ -4,7 +4,7 @@
 #                 WITH="clients tensorflow tensorrt" adds what more tests need: clients in other languages and proxies
 #                 (as root on Debian); TensorFlow, and real packages of TensorRT, for which no GPU is needed, each in an
 #                 environment of its own
-#   make build    the Cython extensions in place; BUILD=debug or BUILD=asan for those builds
+#   make build    the Cython extensions in place, those of bench/ and tests/ too; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
 #   make test     all tests, in JOBS=4 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
@@ -46,8 +46,9 @@ LEAN := 11.4.0.106
 TENSORFLOW := build/tensorflow
 TENSORFLOW_VERSION := 2.21.0
 RTX := 1.7.1.116
-CYTHON := $(shell find _native backends inferd_client bench tests -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null) \
+NATIVE := $(shell find _native backends inferd_client -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null) \
     $(wildcard backends/triton_api/*.c)
+CHECKS := $(shell find bench tests -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null)
 
 # The files below are stamps: empty, newer than what their step was made from. Extensions are compiled while packages are
 # installed, which is what most of the time to the first answer goes to.
@@ -58,6 +59,7 @@ TOOLS := $(VENV)/.tools
 DEMONSTRABLE := $(VENV)/.demonstrable
 INSTALLED := $(VENV)/.installed
 COMMAND := $(VENV)/.command
+SERVABLE := build/.servable-$(BUILD)
 BUILT := build/.built-$(BUILD)
 DEMO := demo/.made
 
@@ -79,12 +81,13 @@ $(TOOLS): $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install pip setuptools wheel Cython -c constraints.txt
 	touch $@
 
-# torch is installed on its own, by its CPU version: a plain `torch` is gigabytes of CUDA libraries.
+# torch is installed on its own, by its CPU version: a plain `torch` is gigabytes of CUDA libraries. Of these packages a
+# small part is imported, and compiled then: to compile all takes half a minute.
 $(DEMONSTRABLE): $(TOOLS)
-	$(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
-	    $(PIP) install --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
+	$(PIP) install --no-compile --no-deps 'torch==$(TORCH_VERSION)+cpu' || \
+	    $(PIP) install --no-compile --no-deps 'torch==$(TORCH_VERSION)+cpu' --index-url $(TORCH_INDEX)
 	$(PY) tools/requirements.py demo > $(VENV)/demo.txt
-	$(PIP) install -r $(VENV)/demo.txt -c constraints.txt
+	$(PIP) install --no-compile -r $(VENV)/demo.txt -c constraints.txt
 	touch $@
 
 # The last line makes sure that nothing replaced torch.
@@ -101,10 +104,17 @@ $(COMMAND): $(DEMONSTRABLE) pyproject.toml
 
 build: $(BUILT)
 
-# Only one kind of build lies in the tree: changing the kind builds everything anew.
-$(BUILT): $(TOOLS) setup.py $(CYTHON)
-	@other=$$(ls build/.built-* 2>/dev/null | grep -v -x '$@'); \
-	INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace $${other:+--force} && rm -f $$other
+# Only one kind of build lies in the tree: changing the kind, or how extensions are built, builds everything anew. The
+# extensions of bench/ and tests/ are no part of what `make serve` waits for.
+$(SERVABLE): $(TOOLS) setup.py $(NATIVE)
+	@other=$$(ls build/.servable-* build/.built-* 2>/dev/null | grep -v -e '-$(BUILD)$$'); \
+	INFERD_PART=server INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace \
+	    $(if $(wildcard $@),$(if $(filter setup.py,$?),--force),$${other:+--force}) && rm -f $$other
+	touch $@
+
+$(BUILT): $(SERVABLE) setup.py $(CHECKS)
+	@INFERD_PART=checks INFERD_BUILD=$(BUILD) $(PY) setup.py -q build_ext --inplace \
+	    $(if $(wildcard $@),$(if $(filter setup.py,$?),--force),--force)
 	touch $@
 
 with-clients: $(INSTALLED) $(BUILT)
@@ -134,7 +144,7 @@ $(DEMO): $(wildcard examples/*.py examples/digits/*.py examples/ensembles/*.py e
 	$(PY) examples/ensembles/make_repository.py demo/models
 	touch $@
 
-serve: $(COMMAND) $(DEMO) build
+serve: $(COMMAND) $(DEMO) $(SERVABLE)
 	$(VENV)/bin/inferd serve --model-repository demo/models --grpc-port $(PORT)
 
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.

@@ -7,8 +7,11 @@ Switches (environment variables):
     INFERD_COMMIT  of the sources, for `inferd --version`, where there is no git to ask
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
+    INFERD_PART    of an in-place build: server (what is installed) or checks (those of bench/ and tests/);
+                   both by default
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -30,6 +33,9 @@ FLAGS = {
     "tsan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=thread"],
     "coverage": ["-O0", "-g0", "-DNDEBUG", "--coverage"],
 }
+IN_PLACE = "--inplace" in sys.argv
+# Those of the checks are of the source tree, no parts of the package.
+FOLDERS = {"server": ["_native", "backends", "inferd_client"], "checks": ["bench", "tests"]}
 ZLIB_USERS = {"_native.transport.compression"}
 NGHTTP2_USERS = {
     "_native.service.access",
@@ -98,12 +104,13 @@ def extension(path: Path) -> Extension:
 
 
 def extensions() -> list[Extension]:
-    folders = ["_native", "backends", "inferd_client"]
-    if "--inplace" in sys.argv:
-        folders += ["bench", "tests"]  # of the source tree, no parts of the package
+    part = os.environ.get("INFERD_PART") if IN_PLACE else "server"
+    folders = [folder for each in ([part] if part else FOLDERS) for folder in FOLDERS[each]]
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.pyx"))]
     only = os.environ.get("INFERD_ONLY")
     found = {module_name(path): extension(path) for path in paths}
+    if part == "checks":
+        return list(found.values())
     for name, source in PLAIN.items():
         if not (ROOT / source).exists():
             continue  # the client alone: tools/client_wheel.py
@@ -145,9 +152,12 @@ PACKAGE = "build/package"
 if "bdist_wheel" in sys.argv:
     shutil.rmtree(ROOT / PACKAGE, ignore_errors=True)
 
-IN_PLACE = "--inplace" in sys.argv
 if not IN_PLACE:
     note_build()  # what is packed is made from nothing
+
+# The syntax trees of a module are thousands of objects that live until it is written: looking through them for garbage
+# takes a third of the translation.
+gc.set_threshold(100_000, 5, 5)
 
 setup(
     options={
@@ -157,6 +167,7 @@ setup(
     ext_modules=cythonize(
         EXTENSIONS,
         quiet=True,
+        force="--force" in sys.argv,
         nthreads=os.cpu_count() or 1,
         build_dir=f"build/cython-{BUILD}",
         compiler_directives={
@@ -168,10 +179,14 @@ setup(
             "cdivision": True,
             "embedsignature": True,
             "legacy_implicit_noexcept": False,
+            # No module is a program's to inspect or to pickle: functions of the interpreter's own kind, and no methods
+            # for pickle, are half of the code to compile.
+            "binding": False,
+            "auto_pickle": False,
         },
         annotate=DEBUG,
     ),
 )
 
-if IN_PLACE and "INFERD_ONLY" not in os.environ:
+if IN_PLACE and "INFERD_ONLY" not in os.environ and os.environ.get("INFERD_PART") != "checks":
     note_build()

@@ -55,7 +55,7 @@ cdef bint statistics_add_bounds(Statistics *statistics, const int64_t *ns, uint3
     cdef bint room = True
     cdef uint32_t i
     if bounds.count == 0:
-        for i in range(POWERS):
+        for i in range(<uint32_t>POWERS):
             bounds_add(bounds, <int64_t>1000 << i)
     for i in range(count):
         room = bounds_add(bounds, ns[i]) and room

@@ -237,14 +237,14 @@ cdef class Endpoint:
         cdef size_t total[STAGES]
         cdef bint agrees = account_agrees(&self.host.account)
         cdef int stage
-        for stage in range(STAGES):
+        for stage in range(<int>STAGES):
             total[stage] = self.host.thread_pool.departed.bytes[stage] if self.host.thread_pool != NULL else 0
         while conn != NULL:
             agrees = agrees and account_agrees(&conn.account)
-            for stage in range(STAGES):
+            for stage in range(<int>STAGES):
                 total[stage] += conn.account.bytes[stage]
             conn = conn.next
-        for stage in range(STAGES):
+        for stage in range(<int>STAGES):
             agrees = agrees and total[stage] == self.host.account.bytes[stage]
         return agrees
 

@@ -12,7 +12,7 @@ cdef int64_t charged = 0     # accounts of connections that hold something
 cdef bint account_agrees(const Account *account) noexcept nogil:
     cdef size_t total = 0
     cdef int stage
-    for stage in range(STAGES):
+    for stage in range(<int>STAGES):
         total += account.bytes[stage]
     return total == account.total
 

@@ -226,7 +226,7 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
     cdef int64_t seen[MAX_RANK]
-    cdef const int64_t *shape = data.shape
+    cdef const int64_t *shape = &data.shape[0]
     cdef const Region *region = mapped_region(writer.channel, data)
     cdef bint batches = signature.max_batch_size > 0
     out.index = <uint16_t>index
