@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -179,7 +180,7 @@ class BackendLoader:
         if name not in BUILTIN:
             installed = _installed_class(name)
             if installed is None:
-                raise BackendError(f"unable to find backend '{name}'{self._looked_in()}")
+                raise BackendError(f"unable to find backend '{name}'{self._looked_in(name)}")
             return installed(config)
         return _builtin_class(name, BUILTIN[name])(config)
 
@@ -200,9 +201,13 @@ class BackendLoader:
         found = self._directory / name / LIBRARY.format(name)
         return found if found.is_file() else None
 
-    def _looked_in(self) -> str:
+    def _looked_in(self, name: str) -> str:
+        close: list[str] = []
+        if NAME.fullmatch(name):
+            close = [each for each in BUILTIN if name in each] or difflib.get_close_matches(name, BUILTIN, 1)
+        meant = f"did you mean '{close[0]}'? It" if close else "it"
         place = f", nor is it in the backend directory '{self._directory}'" if self._directory else ""
-        return f": it is none of {', '.join((*BUILTIN, *_entry_points()))}{place}"
+        return f": {meant} is none of {', '.join((*BUILTIN, *_entry_points()))}{place}"
 
 
 def _compiled(config: Mapping[str, str], name: str, library: Path) -> Backend:

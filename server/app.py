@@ -41,7 +41,7 @@ from server.front.grpcio import GrpcioDoor
 from server.front.keepalive import ConnectionPolicy
 from server.front.listeners import ListenPolicy, try_to_listen
 from server.front.native import NativeDoor
-from server.front.scrape import ScrapeListener
+from server.front.scrape import ScrapeListener, try_to_serve
 from server.front.services import CALL_KINDS, Policy, install
 from server.front.tls import Credentials, CredentialsError
 from server.front.tokens import TokenFileError
@@ -181,11 +181,13 @@ def _try_addresses(settings: Settings, policy: ListenPolicy) -> None:
     Raises:
         StartError: one cannot be listened on.
     """
-    for bind in settings.binds:
-        try:
+    try:
+        for bind in settings.binds:
             try_to_listen(bind.address, policy.at(bind))
-        except OSError as error:
-            raise StartError(str(error)) from error
+        if settings.allow_metrics:
+            try_to_serve(settings.metrics_bind)
+    except OSError as error:
+        raise StartError(str(error)) from error
 
 
 async def _load(settings: Settings, engine: Engine, stop: StopSignal) -> list[str] | None:

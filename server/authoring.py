@@ -21,7 +21,7 @@ from server.app import make_loader, model_options
 from server.engine import config as configuration
 from server.engine.config.datatypes import TYPE_OF
 from server.engine.instances.gpu import Gpus
-from server.engine.repository.folders import ModelFolder, check_name
+from server.engine.repository.folders import ModelFolder, check_name, version_folder
 from server.errors import AlreadyExists, InvalidArgument, Misused, ServerError
 from server.pb import model_config_pb2 as pb
 from server.settings import Settings
@@ -91,7 +91,7 @@ def make_model(
         ConfigError: the file cannot be read by its framework.
     """
     kind = kind_of(file)
-    name = name or (file.stem if file.stem != "model" else file.absolute().parent.name)
+    name = name or _usual_name(file)
     check_name(name)
     known = [known_input(text) for text in inputs]
     if known and not kind.guesses:
@@ -163,6 +163,13 @@ def _put(file: Path, target: Path) -> None:
         beside = file.with_name(file.name + suffix)
         if beside.is_file():
             shutil.copyfile(beside, target.with_name(beside.name))
+
+
+def _usual_name(file: Path) -> str:
+    """The file's own name; of a usual one that of the model's folder."""
+    if file.stem != "model":
+        return file.stem
+    return (version_folder(file) or file.absolute()).parent.name
 
 
 def _completed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,9 +40,14 @@ def as_inferd(command: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command: 0, 1 when it failed, 2 when it was asked wrongly, 130 when it was interrupted."""
     try:
-        return run(as_inferd(sys.argv if arguments is None else ["inferd", *arguments]))
+        status = run(as_inferd(sys.argv if arguments is None else ["inferd", *arguments]))
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         text, status = "cancelled", CANCELLED
+    except BrokenPipeError:  # of `inferd ... | head`: nobody reads the rest, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         text, status = explained(error)
         if not text:

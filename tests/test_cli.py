@@ -277,6 +277,11 @@ def test_all_that_is_wrong_is_told_at_once(capsys) -> None:
     assert [line.split(": ")[1] for line in error.splitlines()] == ["load-model", "drain-delay", "grpc-port"]
 
 
+def test_a_wrong_port_is_told_once(capsys) -> None:
+    """Guards that rules about addresses say nothing of addresses that cannot be understood."""
+    assert refused(capsys, "--grpc-port=99999") == "inferd: grpc-port: expected 0 to 65535, got 99999\n"
+
+
 def test_a_truth_value_that_is_none_is_named(capsys) -> None:
     assert "--strict-readiness: expected true or false, got 'maybe'" in refused(capsys, "--strict-readiness", "maybe")
 
@@ -520,6 +525,7 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
         (["models", "describe"], "models describe: --model is needed, with a value: see inferd models describe --help"),
         (["health", "--url", "nonsense"], "expected HOST:PORT or unix:PATH"),
         (["plot", "nothing.json"], "nothing.json: no such file or directory"),
+        (["build-engine", "nothing.onnx"], "there is no file nothing.onnx"),
         (["config", "show", "--grpc-port", "x"], "--grpc-port"),
         (["config", "show", "--nonsense"], "--nonsense"),
     ],
@@ -527,6 +533,15 @@ def test_health_says_whether_a_server_serves(capsys) -> None:
 def test_mistakes_are_a_sentence_and_status_2(capsys, command: list[str], text: str) -> None:
     assert cli.main(command) == cli.USAGE_ERROR
     assert text in capsys.readouterr().err
+
+
+def test_a_reader_that_has_left_is_no_fault() -> None:
+    """Guards `inferd ... | head`: no traceback, neither of the command nor of the interpreter's end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "server", "completion", "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_config_show_needs_no_repository(capsys) -> None:

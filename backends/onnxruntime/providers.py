@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -185,7 +186,7 @@ def _require(who: str, names: Iterable[str]) -> None:
             raise BackendError(
                 f"{who} needs {name}, which the installed ONNX Runtime {onnxruntime.__version__} is built without (it "
                 f"has {', '.join(present)}): install {BUILDS[name]} in place of onnxruntime"
-                f"{', or openvino beside it' if name == OPENVINO else ''}"
+                f"{f', or openvino beside it: {sys.executable} -m pip install openvino' if name == OPENVINO else ''}"
             )
 
 

@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,7 +141,8 @@ def open_library(wanted: str, *, builds: bool = False) -> Library:
         package = "tensorrt" if wanted == AUTO else wanted
         extra = package.replace("_", "-")
         raise BackendError(
-            f"backend 'tensorrt' needs {package}, which is not installed: pip install \"inferd[{extra}]\""
+            f"backend 'tensorrt' needs {package}, which is not installed: "
+            f"{sys.executable} -m pip install 'inferd[{extra}]'"
         )
     failures = []
     with _lock:

@@ -196,6 +196,9 @@ cdef class Call:
                 text = unquote(text)
             return (status if status <= 16 else STATUS_UNKNOWN), text
         if self.wire.ending == CONNECTION_LOST:
+            if not self.link.line.session.ready:
+                return STATUS_UNAVAILABLE, (f"the connection to {self.link.peer} was lost before the server spoke "
+                                            f"HTTP/2: is that the port of gRPC, with TLS where the server has it?")
             return STATUS_UNAVAILABLE, f"the connection to {self.link.peer} was lost"
         if self.wire.ending == STREAM_RESET:
             return (OF_RESETS.get(self.wire.error, STATUS_INTERNAL),

@@ -188,6 +188,8 @@ def build_engine(
     from backends.loader import BackendLoader
     from server.engine.instances.gpu import GpuPolicy, Gpus
 
+    if not model.is_file():
+        raise Misused(f"build-engine: there is no file {model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     _ = Gpus(GpuPolicy(library=cuda_driver) if cuda_driver else None).count  # the driver is asked before TensorRT is
     spec = EngineSpec(

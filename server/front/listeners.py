@@ -57,10 +57,11 @@ class ListenPolicy:
 
 
 class InUseError(OSError):
-    """Somebody else listens there; the text is Triton's."""
+    """Somebody else listens there; the text begins like Triton's."""
 
     def __init__(self, address: Address) -> None:
-        super().__init__(errno.EADDRINUSE, f"Socket '{address}' already in use")
+        option = "--grpc-address" if isinstance(address, UnixAddress) else "--grpc-port or --grpc-address"
+        super().__init__(errno.EADDRINUSE, f"Socket '{address}' already in use: choose another with {option}")
 
     def __str__(self) -> str:
         return str(self.strerror)

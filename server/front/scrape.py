@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.addresses import Address, TcpAddress, UnixAddress
+from server.front.listeners import open_tcp
 from server.observe.metrics.text import OPENMETRICS, PROMETHEUS
 
 log = logging.getLogger("inferd.metrics")
@@ -129,10 +130,7 @@ class ScrapeListener:
                 return f"unix://{address.path}"
             self._server = await asyncio.start_server(self._serve, address.host or None, address.port, limit=LONGEST)
         except OSError as error:
-            text = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(
-                f"metrics cannot be served at {address}: {text}; see --metrics-address and --metrics-port"
-            ) from error
+            raise _explained(address, error) from error
         port = self._server.sockets[0].getsockname()[1]
         return f"http://{TcpAddress(address.host, port)}{PATH}"
 
@@ -186,6 +184,29 @@ class ScrapeListener:
         kind = OPENMETRICS if asked.openmetrics else PROMETHEUS
         body = pieces if asked.method == "GET" else []
         await _send(writer, "200 OK", *body, kind=kind, extra=extra, size=sum(map(len, pieces)))
+
+
+def try_to_serve(address: Address) -> None:
+    """Bind the address and let it go again, before anything else takes its time. Unix sockets are not tried.
+
+    Raises:
+        OSError: it cannot be bound; the text names the address.
+    """
+    if isinstance(address, UnixAddress):
+        return
+    try:
+        for each in open_tcp(address):
+            each.close()
+    except OSError as error:
+        raise _explained(address, error.__cause__ if isinstance(error.__cause__, OSError) else error) from error
+
+
+def _explained(address: Address, error: OSError) -> OSError:
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return OSError(
+        f"metrics cannot be served at {address}: {text}; --metrics-address and --metrics-port say where else, "
+        "--allow-metrics=false does without"
+    )
 
 
 def _remove_old(path: Path) -> None:

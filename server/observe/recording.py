@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,7 +101,8 @@ class _Later:
             from server.observe.tracing.otel import Spans, exporter
         except ImportError as error:
             raise RecordingError(
-                f"trace-config: mode=opentelemetry needs the extra otel (pip install 'inferd[otel]'): {error}"
+                "trace-config: mode=opentelemetry needs the extra otel: "
+                f"{sys.executable} -m pip install 'inferd[otel]' ({error})"
             ) from error
         return Spans(config, config.resource.get("service.name", self._service), exporter(config))
 

@@ -160,8 +160,12 @@ def _check_metrics(options: Options) -> None:
     parse_metrics_config(options.metrics_config)
     if not 0 <= options.metrics_port <= 65535:
         raise SettingsError(f"metrics-port: expected 0 to 65535, got {options.metrics_port}")
+
+
+def _check_apart(options: Options) -> None:
+    """Metrics need an address of their own."""
     if options.allow_metrics and options.metrics_port and options.metrics_bind in options.addresses:
-        raise SettingsError(f"metrics-port: gRPC is served at {options.metrics_bind}")
+        raise SettingsError(f"metrics-port: gRPC is served at {options.metrics_bind}: choose another port")
 
 
 def _check_traces(options: Options) -> None:
@@ -241,6 +245,7 @@ RULES: tuple[Callable[[Options], None], ...] = (
     _check_repository,
     _check_numbers,
     _check_addresses,
+    _check_apart,
     _check_unix_mode,
     _check_tls,
     _check_grpcio,
@@ -250,7 +255,7 @@ RULES: tuple[Callable[[Options], None], ...] = (
 )
 
 
-OF_ADDRESSES = (_check_tls, _check_grpcio)
+OF_ADDRESSES = (_check_apart, _check_tls, _check_grpcio)
 """Rules that need addresses which can be understood."""
 
 

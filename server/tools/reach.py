@@ -81,4 +81,6 @@ def failure(reach: Reach, error: InferenceServerException) -> CallFailed:
     text = f"{reach.url}: {error}"
     if error.status() == "StatusCode.UNAVAILABLE" and "failed to connect" in str(error):
         text += "; is a server running there? --url HOST:PORT says where else"
+    if "explicit model load / unload is not allowed" in str(error):
+        text += "; start the server with --model-control-mode=explicit"
     return CallFailed(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,8 @@ def read(wanted: Sequence[Wanted], given: Sequence[str]) -> dict[str, Any]:
                 found.update({key: archive[key] for key in archive.files})
         elif path.suffix == ".json" and path.is_file():
             found.update(_document(known, json.loads(path.read_text()), each))
+        elif equals and name.isidentifier() and not path.exists() and "BYTES" not in {w.datatype for w in wanted}:
+            raise Misused(f"--data {each}: the model has no input '{name}', but {', '.join(known)}")
         elif len(known) == 1:
             (only,) = known.values()
             found[only.name] = _one(only, each)
@@ -182,7 +185,7 @@ def _picture(wanted: Wanted, path: Path) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise Misused(f"{path}: reading pictures needs Pillow: pip install pillow") from None
+        raise Misused(f"{path}: reading pictures needs Pillow: {sys.executable} -m pip install pillow") from None
     dims = [size for size in (wanted.shape[1:] if wanted.batches else wanted.shape) if size != 1]
     colours = 3 in dims
     sides = [size for size in dims if size != 3] if colours else dims

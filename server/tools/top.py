@@ -38,7 +38,8 @@ def watch(target: Target, interval: float) -> int:
     try:
         from server.tools.screen import Screen
     except ImportError:
-        print("inferd: top needs the extra tui (pip install 'inferd[tui]'); --once does without", file=sys.stderr)
+        line = f"{sys.executable} -m pip install 'inferd[tui]'"
+        print(f"inferd: top: the screen needs textual, --once does not: {line}", file=sys.stderr)
         return 1
     first: Look
     try:

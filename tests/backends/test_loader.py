@@ -62,6 +62,12 @@ def test_an_unknown_name_is_told_with_the_known_ones(name, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("name", "meant"), [("onnx", "onnxruntime"), ("torch", "pytorch"), ("tensorrtt", "tensorrt")])
+def test_a_name_that_is_nearly_known_is_told_with_the_known_one(name, meant):
+    with pytest.raises(BackendError, match=f"'{name}': did you mean '{meant}'\\? It is none of identity, "):
+        BackendLoader().backend(name)
+
+
 def test_configuration_reaches_the_backend_its_own_before_that_of_all():
     loader = BackendLoader({"": {"a": "all", "b": "all"}, "identity": {"b": "own"}, "pytorch": {"c": "other"}})
     assert dict(loader.backend("identity").config) == {"a": "all", "b": "own"}

@@ -56,6 +56,9 @@ async def answers(path: Path | str, name: str = "") -> tuple[str, int]:
         ({"a/1/model.onnx": ONNX}, "a", ("a", 4)),
         ({"a/1/model.onnx": ONNX, "a/1/config.pbtxt": "max_batch_size: 3"}, "a", ("a", 3)),
         ({"a/1/model.onnx": ONNX, "a/config.pbtxt": CONFIG}, "a", ("configured", 3)),
+        ({"a/1/model.onnx": ONNX}, "a/1/model.onnx", ("a", 4)),
+        ({"a/1/model.onnx": ONNX}, "a/1", ("a", 4)),
+        ({"a/2026/resnet.onnx": ONNX}, "a/2026/resnet.onnx", ("resnet", 4)),
         ({'a "q" \\x.onnx': ONNX}, 'a "q" \\x.onnx', None),
     ],
 )
@@ -96,6 +99,36 @@ def test_a_folder_of_models_is_no_model(tmp_path: Path, files) -> None:
     write(tmp_path, files)
     names = [folder.name for folder in Repositories(open_sources([tmp_path])).scan()]
     assert names == (["a"] if any(name.startswith("a/") for name in files) else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("a/1/model.onnx", "is of version 1 of a model that has a configuration: give the model's folder, {}/a"),
+        ("a/1", "is of version 1 of a model that has a configuration: give the model's folder, {}/a"),
+        ("notes.txt", "is no model: expected a folder, or a file that ends in .graphdef, "),
+        ("s3:/bucket/models", "model-repository: s3:/bucket/models: write s3://bucket/models"),
+        ("hf:/owner/model", "model-repository: hf:/owner/model: write hf://owner/model"),
+    ],
+)
+def test_what_is_nearly_a_repository_is_told_from_one(tmp_path: Path, given: str, text: str) -> None:
+    """Guards the sentences for a part of a model, a file that is none, and a URL without its second slash."""
+    write(tmp_path, {"a/1/model.onnx": ONNX, "a/config.pbtxt": CONFIG, "notes.txt": "x"})
+    path = given if ":" in given else tmp_path / given
+    with pytest.raises(ConfigError) as raised:
+        open_sources([path])
+    assert text.format(tmp_path) in str(raised.value)
+
+
+async def test_a_folder_around_the_repository_is_told_from_a_model(tmp_path: Path) -> None:
+    """Guards the sentence for who gives the folder in which the repository lies."""
+    write(tmp_path, {"models/a/1/model.onnx": ONNX})
+    engine = Engine(open_sources([tmp_path]), BackendLoader(), Options())
+    try:
+        [problem] = await engine.start()
+        assert f"it holds models itself: give it as --model-repository {tmp_path}/models" in problem
+    finally:
+        await engine.close()
 
 
 def test_one_name_is_not_for_several_models(tmp_path: Path, caplog) -> None:

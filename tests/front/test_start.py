@@ -46,7 +46,16 @@ def test_a_port_in_use_is_told_before_models_are_loaded(slow):
         port = taken.getsockname()[1]
         ended = run("--model-repository", slow, "--grpc-port", str(port))
     assert ended.returncode == 1
-    assert f"Socket '127.0.0.1:{port}' already in use" in ended.stderr
+    assert f"Socket '127.0.0.1:{port}' already in use: choose another with --grpc-port" in ended.stderr
+    assert "loading" not in ended.stderr
+
+
+def test_a_port_of_metrics_in_use_is_told_before_models_are_loaded(slow):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("--model-repository", slow, "--grpc-port=0", "--metrics-port", str(port))
+    assert ended.returncode == 1
+    assert f"metrics cannot be served at 127.0.0.1:{port}: Address already in use; --metrics-address" in ended.stderr
     assert "loading" not in ended.stderr
 
 

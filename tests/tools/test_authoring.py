@@ -136,6 +136,15 @@ def test_a_saved_model_is_described_without_its_framework(tmp_path, make, capsys
     assert command in capsys.readouterr().out
 
 
+def test_a_file_of_a_version_has_the_name_of_its_model(tmp_path):
+    """Guards the name: a file of a usual name is called by its model's folder, not by its version's."""
+    file = tmp_path / "repo" / "resnet" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(identity_onnx(FLOAT, ["N", 4]))
+    assert cli.main(["models", "init", str(file), "--repository", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new/resnet/config.pbtxt").is_file()
+
+
 def test_what_cannot_be_found_out_is_said(tmp_path, make, capsys):
     """Guards the status 1 and the word about --input; and wrong ones, which are status 2."""
     written = make(scripted(tmp_path / "named.pt", Named()), status=1)

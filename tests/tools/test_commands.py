@@ -6,8 +6,10 @@ import csv
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -169,6 +171,7 @@ def test_decoupled_models_are_asked_in_a_stream(inferd):
         (["fp32", "--random"], "--shape INPUT0:1"),
         (["fp32", "--data", "words"], "no numbers"),
         (["pair", "--data", "1"], "expected INPUT=VALUE"),
+        (["fp32", "--data", "INPUT=1"], "the model has no input 'INPUT', but INPUT0"),
         (["fp32", "--data", "1", "--save", "x.bmp"], "expected .npz"),
         (["fp32", "--data", "1", "--header", "x"], "expected KEY=VALUE"),
         (["fp32", "--random", "--shape", "x"], "expected INPUT:SIZE"),
@@ -186,6 +189,23 @@ def test_failures_are_told(inferd):
     assert "127.0.0.1:1" in told
     assert "is a server running there?" in told
     assert "expected HOST:PORT" in inferd("models", "ls", "--url", "nonsense", url=False, status=2)
+
+
+def test_a_port_that_speaks_something_else_is_told(inferd):
+    """Guards the hint for who takes the port of metrics, or of another service, for gRPC's."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(60)
+
+        def answer():
+            with other.accept()[0] as accepted:
+                accepted.recv(1)
+                accepted.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        told = inferd("models", "ls", "--url", f"127.0.0.1:{other.getsockname()[1]}", url=False, status=1)
+        thread.join()
+    assert "is that the port of gRPC" in told
 
 
 # ---- perf -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import FrameType, TracebackType
 
 from .texts import text_of
@@ -105,6 +106,9 @@ def exception_text(error: BaseException) -> str:
     wrong use of it, which Triton raises in C++, has no frames of this package either, nor of the server's own programs.
     """
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        text += f" in {sys.executable}; if it is a package: {sys.executable} -m pip install {package}"
     frames = []
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import sys
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -184,7 +185,7 @@ def _client(config: RedisCache) -> redis.asyncio.Redis:
         from redis.backoff import NoBackoff
     except ImportError as error:
         raise ConfigError(
-            f'the response cache in Redis needs its client: pip install "inferd[redis]" ({error})'
+            f"the response cache in Redis needs its client: {sys.executable} -m pip install 'inferd[redis]' ({error})"
         ) from None
     settings: dict[str, Any] = {
         "db": config.db,

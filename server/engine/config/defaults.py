@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
@@ -119,9 +120,22 @@ def _backend(config: pb.ModelConfig, model_dir: Path, version_dir: Path, source:
     if "." in model_dir.name:
         return model_dir.name.rpartition(".")[2]
     text = "must specify 'platform' or 'backend': could not determine backend"
-    known = ", ".join(f"{file} ({name})" for name in BUILTIN for file in model_files(name).values() if file)
-    instead = f'write backend: "...", or put one of {known} into the version folder'
+    instead = _misplaced(model_dir, version_dir)
+    if not instead:
+        known = ", ".join(f"{file} ({name})" for name in BUILTIN for file in model_files(name).values() if file)
+        instead = f'write backend: "...", or put one of {known} into the version folder'
     raise error_of([Finding(("backend",), text, instead)], config.name, source)
+
+
+def _misplaced(model_dir: Path, version_dir: Path) -> str:
+    """What to do about the only file that may be the model's, under another name or in another folder."""
+    usual = {Path(file).suffix: file for name in BUILTIN for file in model_files(name).values() if file}
+    for folder in filter(Path.is_dir, (version_dir, model_dir)):
+        files = [entry for entry in folder.iterdir() if entry.suffix in usual and entry.suffix != ".py"]
+        if len(files) == 1:
+            there = version_dir / usual[files[0].suffix]
+            return f"{files[0].relative_to(model_dir)} is there: name it {there.relative_to(model_dir)}"
+    return ""
 
 
 def _platform(config: pb.ModelConfig, version_dir: Path) -> str:
@@ -147,5 +161,7 @@ def _platform_backend(config: pb.ModelConfig, source: Source) -> str:
     if found:
         return found
     text = f"unexpected platform type '{config.platform}'"
-    known = ", ".join((*PLATFORMS, ENSEMBLE))
-    raise error_of([Finding(("platform",), text, f"it is one of {known}")], config.name, source)
+    known = (*PLATFORMS, ENSEMBLE)
+    close = difflib.get_close_matches(config.platform, known, 1)
+    instead = f"did you mean '{close[0]}'?" if close else f"it is one of {', '.join(known)}"
+    raise error_of([Finding(("platform",), text, instead)], config.name, source)

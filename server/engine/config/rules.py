@@ -213,7 +213,8 @@ def _response_cache(config: pb.ModelConfig) -> Iterator[Finding]:
 
 def _gpus(group: pb.ModelInstanceGroup, path: FieldPath, which: str, gpus: int) -> Iterator[Finding]:
     if not gpus:
-        yield Finding((*path, "kind"), f"{which} has kind KIND_GPU but no GPUs are available", "write kind: KIND_CPU")
+        instead = f"write kind: KIND_CPU{' and remove gpus' if group.gpus else ''}"
+        yield Finding((*path, "kind"), f"{which} has kind KIND_GPU but no GPUs are available", instead)
         return
     for gpu in group.gpus:
         if not 0 <= gpu < gpus:

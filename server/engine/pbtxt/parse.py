@@ -35,7 +35,7 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        raise ConfigError(_explained(path, error)) from None
+        raise ConfigError(_explained(path, text, error)) from None
     source = locate(path, text, pool.FindMessageTypeByName("inference.ModelConfig"))
     if HAS_ENTRIES.search(text) and source.duplicates:
         raise ConfigError(
@@ -48,8 +48,10 @@ def parse_file(path: Path, model_dir: Path, variables: Variables = NO_VARIABLES)
     return config, source
 
 
-def _explained(path: Path, error: text_format.ParseError) -> str:
+def _explained(path: Path, content: str, error: text_format.ParseError) -> str:
     """The parser's error as `file:line:column: text`, with the nearest known name."""
+    if content.lstrip().startswith("{"):
+        return f"{path}: this is JSON; expected protobuf's text format, such as max_batch_size: 4"
     text = POSITION.sub("", str(error)).strip()
     if found := UNKNOWN_FIELD.search(text):
         text = _unknown_field(*found.groups())

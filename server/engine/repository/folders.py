@@ -235,6 +235,17 @@ def is_version(name: str) -> bool:
     return not _why_none(name)
 
 
+def version_folder(path: Path) -> Path | None:
+    """The version's folder that this is, or that this file lies in; None when there is none."""
+    folder = path if path.is_dir() else path.parent
+    return folder.absolute() if is_version(folder.absolute().name) else None
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether this looks like a model's folder."""
+    return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
+
+
 def warn_misnamed_versions(path: Path) -> None:
     """Log a line for each folder of a model folder that looks like a version and is none."""
     with os.scandir(path) as entries:
@@ -270,7 +281,9 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
             chosen = list(folder.versions[-max(1, policy.latest.num_versions) :])
     if not chosen:
         there = f"versions with a folder: {', '.join(map(str, folder.versions)) or 'none'}"
-        if not folder.versions:
+        if not folder.versions and any(is_model_folder(entry) for entry in folder.path.iterdir()):
+            there += f"; it holds models itself: give it as --model-repository {folder.path}"
+        elif not folder.versions:
             there += f"; the model's file belongs into a folder whose name is the version, such as {folder.path}/1"
         raise ConfigError(
             f"{folder.path}: at least one version must be available under the version policy of model "

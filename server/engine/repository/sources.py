@@ -7,6 +7,7 @@ block; several threads may call them.
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
@@ -18,7 +19,15 @@ from google.protobuf import text_format
 from backends.loader import BUILTIN, model_files
 from server.engine.pbtxt.parse import parse_file
 from server.engine.repository import folders
-from server.engine.repository.folders import AMBIGUOUS, CONFIG_FILE, Marks, ModelFolder, versions_of
+from server.engine.repository.folders import (
+    AMBIGUOUS,
+    CONFIG_FILE,
+    Marks,
+    ModelFolder,
+    is_model_folder,
+    version_folder,
+    versions_of,
+)
 from server.engine.repository.remote.hub import HUB, download, name_of
 from server.engine.repository.remote.mirror import CloudSource
 from server.engine.repository.remote.stores import SCHEMES
@@ -104,7 +113,7 @@ class SingleModelSource:
     def __init__(self, path: Path, name: str = "", usual: str = "") -> None:
         self._path = path
         self._file = path if path.is_file() else lone_model_file(path)
-        self._name = name or (path.stem if path.is_file() else _configured_name(path) or usual or path.resolve().name)
+        self._name = name or _name_of(path, usual)
         folders.check_name(self._name)
         self._is_renamed = bool(name)
         self._held = tempfile.TemporaryDirectory(prefix="inferd-model-")
@@ -175,6 +184,14 @@ class SingleModelSource:
         self._held.cleanup()
 
 
+def _name_of(path: Path, usual: str) -> str:
+    """What the model is called, when nobody has said."""
+    version = version_folder(path)
+    if version is not None and (path.is_dir() or path.name == MODEL_NAMES[path.suffix]):
+        return version.parent.name
+    return path.stem if path.is_file() else _configured_name(path) or usual or path.resolve().name
+
+
 def is_single(path: Path) -> bool:
     """Whether this is one model and not a folder of model folders."""
     try:
@@ -200,11 +217,6 @@ def lone_model_file(path: Path) -> Path | None:
     usual = [file for file in files if file.name == MODEL_NAMES[file.suffix]]
     other = [file for file in files if file.suffix != ".py"]
     return usual[0] if len(usual) == 1 else other[0] if not usual and len(other) == 1 else None
-
-
-def is_model_folder(path: Path) -> bool:
-    """Whether this looks like a model's folder."""
-    return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(versions_of(path)))
 
 
 def _configured_name(path: Path) -> str:
@@ -305,6 +317,7 @@ def open_sources(given: Sequence[str | Path], name: str = "") -> list[Repository
             forms = ", ".join((*SCHEMES, HUB))
             raise ConfigError(f"model-repository: {url}: expected a path, or a URL that begins with one of {forms}")
     for path in {path.resolve(): path for path in (Path(each) for each in given if "://" not in str(each))}.values():
+        _look_at(path)
         if is_single(path):
             single.append(str(path))
             sources.append(SingleModelSource(path, name))
@@ -315,3 +328,26 @@ def open_sources(given: Sequence[str | Path], name: str = "") -> list[Repository
     if name and not single:
         log.warning("--model-name=%s is ignored: the repositories are folders of model folders", name)
     return sources
+
+
+_URL_OF_ONE_SLASH = re.compile(r"([a-z0-9]+):/+(.*)")
+
+
+def _look_at(path: Path) -> None:
+    """Refuse what is nearly something that is served, and say what that is.
+
+    Raises:
+        ConfigError: it is a URL that has lost a slash, a file that is no model's, or a part of a model.
+    """
+    url = _URL_OF_ONE_SLASH.fullmatch(str(path))
+    if url and f"{url[1]}://" in (*SCHEMES, HUB) and not path.exists():
+        raise ConfigError(f"model-repository: {path}: write {url[1]}://{url[2]}")
+    if path.is_file() and path.suffix not in MODEL_NAMES:
+        known = ", ".join(sorted(MODEL_NAMES))
+        raise ConfigError(f"model-repository: {path} is no model: expected a folder, or a file that ends in {known}")
+    version = version_folder(path)
+    if version is not None and (version.parent / CONFIG_FILE).is_file() and is_single(path):
+        raise ConfigError(
+            f"model-repository: {path} is of version {version.name} of a model that has a configuration: "
+            f"give the model's folder, {version.parent}"
+        )

@@ -290,6 +290,10 @@ FAILURES = {
         'import numpy; pb_utils.Tensor("", numpy.zeros(1))',
         "message: TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  {file}(5): execute\n",
     ),
+    "a missing package": (
+        "import nosuch.part",
+        f"if it is a package: {sys.executable} -m pip install nosuch\n\nAt:\n  {{file}}(5): execute\n",
+    ),
     "leaving": ("sys.exit(3)", "message: SystemExit: 3\n"),
     "too few": (
         "return []",

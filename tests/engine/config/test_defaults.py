@@ -56,6 +56,8 @@ def test_platform_and_backend_complete_each_other(
         ('platform: "nothing"', "unexpected platform type 'nothing' for model 'm'"),
         ('backend: "pytorch"\nplatform: "onnxruntime_onnx"', "pbtxt:2: unexpected 'platform' and 'backend' pair"),
         ("max_batch_size: 1", "must specify 'platform' or 'backend'"),
+        ('platform: "onnxruntime"', "did you mean 'onnxruntime_onnx'?"),
+        ('{"max_batch_size": 1}', "config.pbtxt: this is JSON; expected protobuf's text format"),
     ],
 )
 def test_a_wrong_pair_is_refused(model_dir: Path, text: str, fragment: str) -> None:
@@ -81,6 +83,15 @@ def test_the_backend_is_told_by_the_file(model_dir: Path, file: str, text: str, 
     path.parent.mkdir(exist_ok=True)
     path.touch()
     assert load(model_dir, text).backend == backend
+
+
+@pytest.mark.parametrize("file", ["1/resnet.onnx", "model.onnx"])
+def test_a_file_that_may_be_the_models_is_told(model_dir: Path, file: str) -> None:
+    """Guards the sentence for a file under another name, or beside the version's folder."""
+    (model_dir / "1").mkdir(exist_ok=True)
+    (model_dir / file).touch()
+    with pytest.raises(ConfigError, match=f"{file} is there: name it 1/model.onnx"):
+        load(model_dir, "max_batch_size: 1")
 
 
 def test_the_backend_is_told_by_the_folders_name(tmp_path: Path) -> None:

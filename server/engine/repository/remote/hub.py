@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def download(url: str, environment: Mapping[str, str] = os.environ) -> Path:
     try:
         import huggingface_hub as hub
     except ImportError:
-        raise ConfigError(f'{url}: models of the hub need huggingface_hub: pip install "inferd[hf]"') from None
+        raise ConfigError(
+            f"{url}: models of the hub need huggingface_hub: {sys.executable} -m pip install 'inferd[hf]'"
+        ) from None
     cache = Path(environment.get("INFERD_CACHE") or Path.home() / ".cache" / "inferd")
     revision = found["revision"]
     folder = cache / "hub" / f"{found['repo'].replace('/', '--')}@{revision or 'main'}"

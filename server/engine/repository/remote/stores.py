@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,7 +85,9 @@ def open_store(url: str, environment: Mapping[str, str] = os.environ) -> ObjectS
     try:
         from obstore import store as stores
     except ImportError:
-        raise ConfigError(f'{url}: repositories in clouds need obstore: pip install "inferd[cloud]"') from None
+        raise ConfigError(
+            f"{url}: repositories in clouds need obstore: {sys.executable} -m pip install 'inferd[cloud]'"
+        ) from None
     address = parse_url(url)
     credential = _credential(url, address.scheme, environment)
     plain = address.endpoint.startswith("http://")
