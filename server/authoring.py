@@ -169,7 +169,8 @@ def _usual_name(file: Path) -> str:
     """The file's own name; of a usual one that of the model's folder."""
     if file.stem != "model":
         return file.stem
-    return (version_folder(file) or file.absolute()).parent.name
+    folder = file.absolute().parent
+    return (version_folder(folder) or file.absolute()).parent.name
 
 
 def _completed(
