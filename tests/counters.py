@@ -1,20 +1,29 @@
 """The ledger of native objects, as a fixture: what a test makes is gone when it ends."""
 
 import gc
+import time
 
 import pytest
 
 from _native.memory.resource import live_counters
 
+PATIENCE = 30.0
+"""Seconds for threads to let go of what they hold."""
+
 
 @pytest.fixture
 def native_counters():
-    """Fails a test that leaves a native object alive."""
+    """Fails a test that leaves a native object alive.
+
+    Threads let go of objects after they have answered, so a test that is over waits for them. What an earlier test of
+    this process left to a thread may end during this one.
+    """
     before = settled_counters()
     yield before
-    after = settled_counters()
-    # what an earlier test of this process left to a thread may end during this one
-    assert {name: count for name, count in after.items() if count > before[name]} == {}
+    end = time.monotonic() + PATIENCE
+    while left := {name: count for name, count in settled_counters().items() if count > before[name]}:
+        assert time.monotonic() < end, left
+        time.sleep(0.01)
 
 
 def settled_counters() -> dict[str, int]:

@@ -18,9 +18,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hyperframe.frame import Frame
 
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
+from bench.processes import free_port
 from inferd_client import _connecting as links
 from inferd_client._calling import retry_delay
 from inferd_client.utils import InferenceServerException
@@ -29,6 +31,7 @@ from tests.conformance import doors
 from tests.front.certificates import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def made(tensor, name="INPUT0", datatype="FP32"):
@@ -226,15 +229,9 @@ def test_tls(models, tmp_path):
             assert status(client.is_server_live) == "StatusCode.UNAVAILABLE"
 
 
-def closed_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def test_nobody_is_there():
     """Guards that a call fails at once, with who was asked, and that callbacks are told, too."""
-    url = f"127.0.0.1:{closed_port()}"
+    url = f"127.0.0.1:{free_port()}"
     with grpcclient.InferenceServerClient(url) as client:
         with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*failed to connect to {url}: .*refused"):
             client.is_server_live()
@@ -247,7 +244,7 @@ def test_nobody_is_there():
 
 def test_the_client_comes_back(models, tmp_path):
     """Guards that a client outlives its server."""
-    port = str(closed_port())
+    port = str(free_port())
     command = (sys.executable, "-m", "server", "serve", "--model-repository", str(models), "--grpc-port", port)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
         for _ in range(2):
@@ -583,7 +580,7 @@ def test_calls_that_call_back_are_made_again(busy):
             assert begun(client, "x", [])[1].result(60)[1] is None
             assert busy.asked == 3
     slow = grpcclient.RetryOptions(attempts=3, initial_backoff=1e15, max_backoff=1e15)
-    with grpcclient.InferenceServerClient(f"127.0.0.1:{closed_port()}", retries=slow) as client:
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{free_port()}", retries=slow) as client:
         calls = [begun(client, "x", []) for _ in range(3)]
         calls[1][0].cancel()
         assert calls[1][1].result(60)[1].status() == "StatusCode.CANCELLED"
@@ -616,6 +613,27 @@ def test_a_cancel_while_a_call_is_made_again(monkeypatch):
         context.cancel()
         go_on.set()
         assert ended.result(60)[1].status() == "StatusCode.CANCELLED"
+
+
+def whole_request(connection) -> bytes:
+    """What a client sends until a request has ended; less, where its connection ends before."""
+    received = b""
+    while not any("END_STREAM" in frame.flags for frame in frames(received[len(PREFACE) :])):
+        part = connection.recv(1 << 16)
+        if not part:
+            break
+        received += part
+    return received
+
+
+def frames(data: bytes):
+    """Those that are whole."""
+    while len(data) >= 9:
+        frame, size = Frame.parse_frame_header(memoryview(data[:9]))
+        if len(data) < 9 + size:
+            return
+        yield frame
+        data = data[9 + size :]
 
 
 @pytest.fixture
@@ -687,7 +705,7 @@ def dropping():
             while True:
                 near, _ = listener.accept()
                 with near:
-                    dropped.append(near.recv(1 << 16))
+                    dropped.append(whole_request(near))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -764,7 +782,7 @@ def test_keepalive_without_calls(server):
 
 def test_a_server_that_is_not_there_yet_is_waited_for():
     """Guards that retries make a connection again, too, in all three ways of calling."""
-    port = closed_port()
+    port = free_port()
     retries = grpcclient.RetryOptions(attempts=1000, initial_backoff=0.01, max_backoff=0.01)
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{port}", retries=retries)
 

@@ -19,7 +19,7 @@ class Client:
 
     def __init__(self, address: str, *, settings=None, acknowledge_data: bool = True, source: str = "") -> None:
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+        self.socket = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # h2 must not keep us from sending wrong headers
         config = h2.config.H2Configuration(
@@ -31,7 +31,8 @@ class Client:
         self.h2 = h2.connection.H2Connection(config)
         self.answers: dict[int, Answer] = {}
         self.goaway: GoAwayFrame | None = None  # the last one
-        self.pings = 0
+        self.pings = 0  # of this client, answered
+        self.pinged = 0  # by the server
         self.closed = False
         self._acknowledge_data = acknowledge_data
         # h2 takes GOAWAY for the end of the connection; it only is the end of new streams
@@ -116,6 +117,8 @@ class Client:
     def _handle(self, event):
         if isinstance(event, h2.events.PingAckReceived):
             self.pings += 1
+        if isinstance(event, h2.events.PingReceived):
+            self.pinged += 1  # h2 answers it
         answer = self.answers.get(getattr(event, "stream_id", None))
         if answer is None:
             return

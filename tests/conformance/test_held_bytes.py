@@ -62,7 +62,7 @@ def vector(*numbers):
     return np.array(numbers, np.float32)
 
 
-def ask(address, *numbers, timeout=20):
+def ask(address, *numbers, timeout=60):
     with grpc.insecure_channel(address) as channel:
         return output(Stub(channel).ModelInfer(request("quick", vector(*numbers)), timeout=timeout)).tolist()
 
@@ -115,7 +115,7 @@ def test_who_does_not_read_a_stream_does_not_keep_its_model(server):
     stream = client.headers(STREAM)
     client.data(stream, framed(request("sender", vector(1e6)).SerializeToString()))
     with grpc.insecure_channel(server) as channel:
-        responses = list(Stub(channel).ModelStreamInfer(iter([request("sender", vector(1))]), timeout=20))
+        responses = list(Stub(channel).ModelStreamInfer(iter([request("sender", vector(1))]), timeout=60))
     assert len(responses) == 1
     assert client.answer(stream).reset == 11
     client.socket.close()

@@ -14,7 +14,7 @@ input { name: "x" data_type: TYPE_INT64 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] }
 """
 STREAMS = 300  # more than HTTP/2 libraries allow by themselves
-PATIENCE = 30
+PATIENCE = 120
 
 
 @pytest.fixture(scope="module")

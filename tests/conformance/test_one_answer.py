@@ -74,7 +74,7 @@ def stub(request, models):
 
 def ask(stub, model, *rows):
     message = request(model, np.array([[row] for row in rows], np.float32).reshape(-1, 1))
-    return stub.ModelInfer(message, timeout=20)
+    return stub.ModelInfer(message, timeout=60)
 
 
 @pytest.mark.parametrize("model", ONE)

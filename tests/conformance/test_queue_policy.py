@@ -5,6 +5,7 @@ The model executes one request at a time and takes long; everything else waits, 
 
 from __future__ import annotations
 
+import queue
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -33,8 +34,9 @@ POLICIES = {
     "levels": "priority_levels: 2 default_priority_level: 2 "
     "priority_queue_policy { key: 1 value { default_timeout_microseconds: 20000 } }",
     "ordered": "preserve_ordering: true",
+    "unheard": "",
 }
-DELAYS_MS = {"hasty": 2000, "patient": 2000, "levels": 2000, "short": 300, "ordered": 20}
+DELAYS_MS = {"hasty": 2000, "patient": 2000, "levels": 2000, "short": 2000, "ordered": 20, "unheard": 0}
 BUSY = "StatusCode.UNAVAILABLE"
 
 
@@ -107,14 +109,19 @@ def test_rich_form_of_a_timeout(server):
 def test_full_queue(server):
     with grpc.insecure_channel(server.address) as channel:
         stub = Stub(channel)
+        ended: queue.SimpleQueue = queue.SimpleQueue()
         calls = [stub.ModelInfer.future(request("short", floats(1))) for _ in range(4)]
-        errors = [call for call in calls if call.code() is not grpc.StatusCode.OK]
-        assert len(errors) in {2, 3}  # they may all have come before the first was taken
-        for error in errors:
+        for call in calls:
+            call.add_done_callback(ended.put)
+        for _ in range(2):  # or three: they may all have come before the first was taken
+            error = ended.get(timeout=60)
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert error.details() == (
                 "Exceeds maximum queue size: model 'short' version 1 has 1 requests waiting, which is its limit"
             )
+        assert not all(call.done() for call in calls)
+        for call in calls:
+            call.cancel()
 
 
 def test_model_config_shows_the_policy(client):
@@ -141,16 +148,23 @@ def test_log_settings_are_shown_and_changed(server, client):
     try:
         client.infer("ordered", inputs())
         client.infer("ordered", inputs())  # the line of the first is written by then
-        [*lines] = [line for line in server.lines if "batch of model 'ordered' version 1 on ordered_0_0" in line]
-        assert lines
-        assert " V " in lines[0]
-        assert "inferd.batch]" in lines[0]
+        line = server.says("batch of model 'ordered' version 1 on ordered_0_0")
+        assert " V " in line
+        assert "inferd.batch]" in line
     finally:
         client.update_log_settings({"log_verbose_level": 0, "log_format": "default"})
-    count = len([line for line in server.lines if "batch of model" in line])
-    client.infer("ordered", inputs())
-    client.infer("ordered", inputs())
-    assert len([line for line in server.lines if "batch of model" in line]) == count
+    for _ in range(3):
+        client.infer("unheard", inputs())
+    client.update_log_settings({"log_verbose_level": 2})
+    try:
+        before = sum("batch of model 'ordered'" in line for line in server.lines)
+        for _ in range(4):
+            client.infer("ordered", inputs())
+        server.says("batch of model 'ordered'", count=before + 3)  # behind all that was written before
+    finally:
+        client.update_log_settings({"log_verbose_level": 0})
+    # the line of the last batch may be written after its answer, and so when the level is up again
+    assert sum("batch of model 'unheard'" in line for line in server.lines) <= 1
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_who_may_control(tmp_path, transport):
 
 def wait_until(found):
     """Ask until it holds; the server looks once a second."""
-    for _ in range(300):
+    for _ in range(600):
         if found():
             return
         time.sleep(0.1)

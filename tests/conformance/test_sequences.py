@@ -56,8 +56,8 @@ def refusal(client, model: str, sequence: int) -> str:
 
 def ended(client, model: str, sequence: int) -> str:
     """Go on with the sequence, ever more slowly, until the server says that it has ended."""
-    for n in range(60):
-        time.sleep(0.001 * n)
+    for n in range(600):
+        time.sleep(min(0.001 * n, 0.1))
         try:
             step(client, model, 1, sequence)
         except InferenceServerException as error:
@@ -78,7 +78,7 @@ class Stream:
         self.client.async_stream_infer(model, inputs(model, value), sequence_id=sequence, **flags)
 
     def answer(self, model: str) -> float:
-        result, error = self.answers.get(timeout=30)
+        result, error = self.answers.get(timeout=60)
         assert error is None
         return output(model, result)
 

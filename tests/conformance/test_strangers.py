@@ -39,6 +39,7 @@ def test_the_log_says_it_once(process):
         client.request("GET", "/")
         client.getresponse().read()
         client.close()
+    process.says("HTTP/1")
     lines = [line for line in process.lines if "HTTP/1" in line]
     assert len(lines) == 1
     assert re.search(r"^W.*refused, from ipv4:127\.0\.0\.1:\d+: it speaks HTTP/1", lines[0])

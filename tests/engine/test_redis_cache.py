@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import socket
 import zlib
 
 import pytest
 import redis
 
 from _native.service.answer_store import AnswerStore
+from bench.processes import free_port
 from server.caching import RedisCache
 from server.engine.caching import circuit, redis_store
 from server.engine.config import Options
@@ -333,9 +333,7 @@ async def test_identical_requests_behind_a_lookup_are_executed_once_more_without
 async def test_a_user_with_a_password_over_tls(tmp_path):
     authority = Authority(tmp_path / "ca")
     pair = authority.issue("localhost", "DNS:localhost")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     files = ("--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key))
     files += ("--tls-ca-cert-file", str(authority.root), "--tls-port", str(port))
     user = ("--user", "inferd", "on", ">secret", "~inferd:*", "+@all", "--user", "default", "off")

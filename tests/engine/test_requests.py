@@ -166,9 +166,12 @@ async def test_expired_while_the_loop_was_busy_is_not_executed(tmp_path):
 async def test_expired_while_running_is_answered_on_time(tmp_path):
     gate = Gate()
     async with serving(tmp_path, gate) as engine:
-        late = Pending(engine, request(x=row(1)), timeout_ns=1_000 * MS)
+        for seconds in (0.25, 2.5, 25):
+            late = Pending(engine, request(x=row(1)), timeout_ns=int(seconds * 1000) * MS)
+            assert (await late.answer()).status == DEADLINE
+            if gate.batches:  # there is none, where the deadline passed in the queue
+                break
         await gate.entered()
-        assert (await late.answer()).status == DEADLINE
         gate.go()
         assert (await infer_one(engine, gate)).status == OK
         assert len(late.answers) == 1

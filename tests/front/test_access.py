@@ -263,7 +263,7 @@ def test_tokens_are_read_again(door, repository, tmp_path):
     infer = f"/{SERVICE}/ModelInfer"
 
     def becomes(token, code):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while (found := status(process.address, infer, bearer(token))[0]) is not code:
             assert time.monotonic() < end, found
             time.sleep(0.1)

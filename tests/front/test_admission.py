@@ -61,15 +61,16 @@ def test_what_exceeds_the_house_is_refused_whatever_its_model(start):
     with start("--max-inflight-requests=3") as process, grpc.insecure_channel(process.address) as channel:
         stub = Stub(channel)
         stub.ServerLive(pb.ServerLiveRequest())
-        slow = [stub.ModelInfer.future(request("slow", floats(n))) for n in range(3)]
-        time.sleep(0.05)
-        with pytest.raises(grpc.RpcError) as error:
-            stub.ModelInfer(request("simple", floats(1)))
-        assert error.value.code() is BUSY
-        assert error.value.details().startswith("Exceeds maximum queue size: the server has 3 requests")
-        assert richerrors.of(error.value).reason == "SERVER_FULL"
-        assert stub.ServerReady(pb.ServerReadyRequest()).ready  # only inference is bounded
-        assert [call.code() for call in slow] == [grpc.StatusCode.OK] * 3
+        for _ in range(20):
+            slow = [stub.ModelInfer.future(request("slow", floats(n))) for n in range(3)]
+            more = stub.ModelInfer.future(request("simple", floats(1)))
+            assert stub.ServerReady(pb.ServerReadyRequest()).ready  # only inference is bounded
+            assert [call.code() for call in slow] == [grpc.StatusCode.OK] * 3
+            if more.code() is not grpc.StatusCode.OK:  # it is, where the slow ones were over before it came
+                break
+        assert more.code() is BUSY
+        assert more.details().startswith("Exceeds maximum queue size: the server has 3 requests")
+        assert richerrors.of(more).reason == "SERVER_FULL"
         for _ in range(5):  # nothing stays counted
             stub.ModelInfer(request("simple", floats(1)))
 

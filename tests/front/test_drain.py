@@ -40,7 +40,7 @@ def test_none_of_128_calls_is_lost(repository, sent):
         for channel in channels:
             grpc.channel_ready_future(channel).result(60)
         calls = [
-            Stub(channels[i % 8]).ModelInfer.future(request("slow", floats(i), id=str(i)), timeout=30)
+            Stub(channels[i % 8]).ModelInfer.future(request("slow", floats(i), id=str(i)), timeout=120)
             for i in range(128)
         ]
         if sent:
@@ -63,24 +63,19 @@ def test_none_of_128_calls_is_lost(repository, sent):
 @both_doors
 def test_readiness_goes_first_and_service_later(door, repository):
     with (
-        doors.running_server(door, repository, "--drain-delay", "3") as process,
+        doors.running_server(door, repository, "--drain-delay", "1") as process,
         grpc.insecure_channel(process.address) as channel,
     ):
-        stub, health = Stub(channel), health_pb2_grpc.HealthStub(channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest())
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        process.terminate()
         begin = time.monotonic()
+        process.terminate()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert not stub.ServerReady(pb.ServerReadyRequest()).ready
-        with grpc.insecure_channel(process.address, options=[("grpc.use_local_subchannel_pool", 1)]) as late:
-            for _ in range(5):
-                assert Stub(late).ModelInfer(request("simple", floats(1))).outputs
         with pytest.raises(grpc.RpcError) as ended:
             next(watch)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert process.wait() == 0
-        assert 2.9 < time.monotonic() - begin < 25  # the exit timeout is 30
+        assert time.monotonic() - begin > 0.9
 
 
 def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
@@ -88,24 +83,26 @@ def test_an_idle_stream_is_ended_when_its_requests_are_answered(repository):
         doors.running_server("native", repository) as process,
         grpc.insecure_channel(process.address) as channel,
     ):
-        done = threading.Event()
+        stub = Stub(channel)
+        sent, done = threading.Event(), threading.Event()
 
         def requests():
             for i in range(2):
                 yield request("slow", floats(i), id=str(i))
+            sent.set()
             done.wait(60)  # the client does not half-close
 
-        responses = Stub(channel).ModelStreamInfer(requests())
+        responses = stub.ModelStreamInfer(requests())
         assert next(responses).infer_response.id == "0"
+        assert sent.wait(60)
+        stub.ServerLive(pb.ServerLiveRequest())  # behind the requests on their connection
         process.terminate()
-        begin = time.monotonic()
         assert next(responses).infer_response.id == "1"
         with pytest.raises(grpc.RpcError) as ended:
             next(responses)
         done.set()
         assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
         assert process.wait() == 0
-        assert time.monotonic() - begin < 25  # the exit timeout is 30
 
 
 def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
@@ -131,18 +128,22 @@ def test_what_outlasts_the_exit_timeout_is_unavailable(repository):
 
 def test_a_request_that_outlasts_its_call_is_in_the_access_log(repository):
     """Its call is told that the server stops; the request is executed, and its record written when that is over."""
-    with (
-        doors.running_server("native", repository, "--exit-timeout-secs", "0", "--access-log", "1") as process,
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        stub = Stub(channel)
-        stub.ServerLive(pb.ServerLiveRequest())
-        call = stub.ModelInfer.future(request("slow", floats(1), id="the last"))
-        stub.ServerLive(pb.ServerLiveRequest())  # behind the other call on its connection
-        process.terminate()
-        assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
-        assert process.wait() == 0
-        assert [line for line in process.lines if "the last" in line]
+    for _ in range(5):
+        with (
+            doors.running_server("native", repository, "--exit-timeout-secs", "0", "--access-log", "1") as process,
+            grpc.insecure_channel(process.address) as channel,
+        ):
+            stub = Stub(channel)
+            stub.ServerLive(pb.ServerLiveRequest())
+            call = stub.ModelInfer.future(request("slow", floats(1), id="the last"))
+            stub.ServerLive(pb.ServerLiveRequest())  # behind the other call on its connection
+            process.terminate()
+            code = call.code()
+            assert process.wait() == 0
+        if code is not grpc.StatusCode.OK:  # it is, where the signal came when the request was over
+            break
+    assert (code, call.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert [line for line in process.lines if "the last" in line]
 
 
 def test_a_request_on_its_way_is_received_and_answered(repository):
@@ -161,19 +162,24 @@ def test_a_request_on_its_way_is_received_and_answered(repository):
 
 @both_doors
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
+def test_a_stopping_server_serves_until_a_second_signal_ends_it_at_once(door, repository, number, tmp_path):
     process = doors.Process(
         *(sys.executable, "-m", "server", "serve", "--model-repository", str(repository), "--transport", door),
         *("--grpc-port", "0", "--grpc-address", "127.0.0.1", "--grpc-address", f"unix:{tmp_path}/s"),
-        *("--drain-delay", "20"),
+        *("--drain-delay", "3600"),
     )
-    process.wait_until_it_listens()
-    process.interrupt(number)
-    process.says("stopping: not ready any more")
-    begin = time.monotonic()
-    process.interrupt(number)
-    assert process.wait() == 128 + number
-    assert time.monotonic() - begin < 15
+    try:
+        with grpc.insecure_channel(process.wait_until_it_listens()) as channel:
+            process.interrupt(number)
+            process.says("stopping: not ready any more")
+            stub = Stub(channel)
+            assert not stub.ServerReady(pb.ServerReadyRequest()).ready
+            for _ in range(5):
+                assert stub.ModelInfer(request("simple", floats(1))).outputs
+            process.interrupt(number)
+            assert process.wait() == 128 + number
+    finally:
+        process.kill()
     assert not (tmp_path / "s").exists()
 
 

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import grpc
 import pytest
@@ -174,9 +173,8 @@ def test_tls_at_one_address_and_none_at_another(repository, tmp_path):
     arguments = ("--grpc-server-cert", str(pair.certificate), "--grpc-server-key", str(pair.key))
     arguments += ("--grpc-address", "127.0.0.1,tls=on", "--grpc-address", "localhost:0")
     with doors.running_server("native", repository, *arguments) as process:
-        while len(listening := [each.split()[-2] for each in process.lines if "GRPCInferenceService at" in each]) < 2:
-            time.sleep(0.01)  # they are told one after the other
-        encrypted, plain = listening
+        process.says("GRPCInferenceService at", count=2)
+        encrypted, plain = (each.split()[-2] for each in process.lines if "GRPCInferenceService at" in each)
         with connected(plain) as stub:
             assert stub.ServerLive(LIVE).live
         credentials = grpc.ssl_channel_credentials(authority.root.read_bytes())

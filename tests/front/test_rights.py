@@ -46,7 +46,7 @@ class Guarded:
         """Have this in force."""
         before = sum('] "read ' in line for line in self.process.lines)
         self.file.write_text(text)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while sum('] "read ' in line for line in self.process.lines) == before:
             assert time.monotonic() < end, self.process.lines
             time.sleep(0.02)

@@ -78,7 +78,7 @@ def test_a_model_that_is_not_there_is_named_with_what_is(slow):
 
 def test_a_repository_without_models_is_said(tmp_path):
     with doors.running_server("native", tmp_path) as process:
-        assert any(f"there is no model in {tmp_path}" in line for line in process.lines)
+        assert process.says(f"there is no model in {tmp_path}")
 
 
 def test_loading_is_told_and_a_table_follows(repository):

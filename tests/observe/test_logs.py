@@ -161,7 +161,7 @@ def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):
             assert client.get_log_settings(as_json=True)["settings"]["log_file"]["string_param"] == str(file)
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert "Started GRPCInferenceService" in (tmp_path / "log.1").read_text()
 
 

@@ -56,7 +56,7 @@ def server(tmp_path_factory):
 
 def wait_until(holds):
     """Return when it does; a call that its client gave up raises for a while."""
-    for _ in range(3000):
+    for _ in range(6000):
         try:
             if holds():
                 return
@@ -174,6 +174,8 @@ def test_responses_of_a_decoupled_model_are_counted_one_by_one(server):
 
 def test_calls_connections_and_refusals_are_counted(server):
     address, metrics = server
+    # a client's connection ends in the background, also that of the test before
+    wait_until(lambda: scrape(metrics).value("inferd_connections") == 0)
     before = scrape(metrics)
     with triton.InferenceServerClient(address) as client:
         assert client.is_server_live()
@@ -226,6 +228,8 @@ def test_calls_of_health_and_reflection_are_counted(server):
         return total(scrape(metrics)) - total(before)
 
     handled = "grpc_server_handled_total"
+    # a call is counted when its handler has ended, which may be after its answer
+    wait_until(lambda: grown(handled, "Check") == 2)
     assert grown("grpc_server_started_total", "Check", grpc_service="grpc.health.v1.Health", grpc_type="unary") == 2
     assert grown(handled, "Check", grpc_code="OK") == 1
     assert grown(handled, "Check", grpc_code="NotFound") == 1

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.processes import free_port
 from server.front.scrape import BadRequestError, understood
 from server.observe.metrics.catalogue import chosen
 from server.observe.metrics.gpu import GpuMetrics
@@ -204,14 +205,6 @@ def test_a_prometheus_server_scrapes_it_and_answers_questions(tmp_path):
         finally:
             asking.terminate()
             asking.wait(30)
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def answer(port, query):

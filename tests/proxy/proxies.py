@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.processes import free_port
 from tests.clients.toolchains import Missing, envoy, run
 from tests.conformance import doors
 
@@ -71,12 +72,6 @@ PROXIES = {
         ),
     )
 }
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from bench.processes import free_port
 from server.engine.repository.remote.stores import open_store
 
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -71,8 +72,7 @@ def azurite() -> Path | None:
 
 @contextlib.contextmanager
 def azure() -> Iterator[Cloud]:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     command = [str(azurite()), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent"]
     command += ["--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry"]
     emulator = subprocess.Popen(command, stdout=subprocess.DEVNULL)

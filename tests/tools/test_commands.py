@@ -238,7 +238,7 @@ def test_an_open_loop(inferd, tmp_path):
     inferd("perf", *arguments, "--measurement-interval", "1000", "--max-trials", "1", "--out", out)
     (level,) = json.loads(out.read_text())["levels"]
     assert level["kind"] == "rate"
-    assert 100 < level["rate"] < 400
+    assert 20 < level["rate"] < 1000, "a closed loop makes thousands"
 
 
 def test_latency_counts_from_when_a_request_was_due(inferd, tmp_path):
@@ -304,7 +304,7 @@ def test_streams_with_a_rate(inferd, server, tmp_path):
     rate = ["--rate", "200", "--request-distribution", "constant", "--out", out]
     inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT)
     assert (level_of(out)["kind"], level_of(out)["errors"]) == ("rate", {})
-    assert 100 < level_of(out)["rate"] < 400
+    assert 20 < level_of(out)["rate"] < 1000, "a closed loop makes thousands"
     region = ["--url", server.unix, "--shared-memory", "system", "--output-shared-memory-size", "64"]
     inferd("perf", "fp32", "--shape", "INPUT0:16", "--streaming", *rate, *SHORT, *region, url=False)
     assert not level_of(out)["errors"]

@@ -23,6 +23,9 @@ output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
 
+PATIENCE = 120.0
+"""Seconds for what a model has to do."""
+
 # Answers with its input; a first element below 0 stands for something that goes wrong.
 MISCHIEF = """
 import os, signal, sys, time
@@ -75,7 +78,9 @@ def add_model(root: Path, name: str, code: str, config: str = CONFIG) -> Path:
 
 def wait_for(path: Path) -> None:
     """Wait until it exists, as a model says that it has got so far."""
+    end = time.monotonic() + PATIENCE
     while not path.exists():
+        assert time.monotonic() < end, f"{path} is not there"
         time.sleep(0.001)
 
 
@@ -97,7 +102,7 @@ class Readiness:
         """Wait until these were told, in this order."""
         while self.history != list(expected):
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 30)
+            await asyncio.wait_for(self._changed.wait(), 60)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Workers die, hang, and print what they like; the server and the other models do not notice."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -20,11 +21,12 @@ ENDS = {-1: "SIGKILL", -2: "SIGSEGV", -3: "exited with status 3"}
 
 def workers() -> list[psutil.Process]:
     """The worker processes of this process that live."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "worker/__main__.py" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended
+            if child.status() != psutil.STATUS_ZOMBIE and "worker/__main__.py" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def test_a_model_answers_and_nothing_is_left_behind(tmp_path):

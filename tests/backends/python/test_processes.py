@@ -1,6 +1,7 @@
 """Workers and all that they start end with the server, and no sooner, whatever signals come."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -126,7 +127,8 @@ async def test_signals_for_all_processes_of_a_service_do_not_end_workers(tmp_pat
         theirs = children() - before  # servers of other tests may be children of this process too
         assert len(theirs) >= 2
         for pid in theirs:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # one that has ended by itself
+                os.kill(pid, number)
         (tmp_path / "m" / "go").touch()
         assert (await asked).array().tolist() == [[7]]
 
@@ -148,8 +150,15 @@ class TritonPythonModel:
 async def test_output_without_end_keeps_no_worker_from_ending(tmp_path):
     async with serving(tmp_path, m=NOISY) as engine:
         assert (await ask(engine, -1)).status == UNAVAILABLE
-        assert (await asyncio.wait_for(ask(engine, 1), 20)).status == 0
-    assert [each for each in psutil.Process().children(recursive=True) if each.name() == "yes"] == []
+        assert (await asyncio.wait_for(ask(engine, 1), 60)).status == 0
+    assert [pid for pid in children() if name_of(pid) == "yes"] == []
+
+
+def name_of(pid):
+    try:
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def children():
@@ -165,7 +174,7 @@ async def test_a_worker_that_cannot_be_watched_is_not_left_behind(tmp_path, monk
     async with serving(tmp_path, problems=1, m=MISCHIEF) as engine:
         [entry] = engine.index()
         assert "Too many open files" in entry.reason
-        assert children() == before
+        assert children() <= before
 
 
 @pytest.mark.parametrize("ready", [b"no JSON", b"[" * 50_000, b"7", b"null"])
@@ -185,7 +194,7 @@ async def test_a_worker_that_says_nonsense_when_it_is_ready_is_ended(tmp_path, r
     async with serving(tmp_path, problems=1) as engine:
         [entry] = engine.index()
         assert "in no words that can be read" in entry.reason or "did not" in entry.reason
-    assert children() == before
+    assert children() <= before
 
 
 async def test_a_question_whether_the_model_is_ready_outlives_no_worker(tmp_path):
@@ -196,6 +205,6 @@ async def test_a_question_whether_the_model_is_ready_outlives_no_worker(tmp_path
         [instance] = engine.model("m")._instances.live
         for _ in range(2):  # after the second end the next worker is started later
             assert (await ask(engine, -3)).status == UNAVAILABLE
-        assert await asyncio.wait_for(asyncio.wrap_future(instance.check()), 10) is False
+        assert await asyncio.wait_for(asyncio.wrap_future(instance.check()), 60) is False
         await readiness.until(*[("m", False), ("m", True)] * 2)
         assert await engine.model("m").check()
