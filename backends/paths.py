@@ -7,6 +7,7 @@ name is not named by the configuration: it may be a link to anywhere, since only
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 
@@ -29,9 +30,10 @@ def inside(base: Path, name: str, model_dir: Path) -> Path:
     if parts.is_absolute() or ".." in parts.parts or "\0" in name:
         raise OutsideError(f"'{name}' must stay within the model directory: write a name relative to {base}")
     path = base / name
-    found = path.resolve()
-    if found == path:
+    real = os.path.realpath(path)
+    if real == str(path):
         return path  # there are no links
+    found = Path(real)
     if not any(found.is_relative_to(folder.resolve()) for folder in (model_dir, base)):
         raise OutsideError(f"'{name}' must stay within the model directory, but it is a link to another place")
     return path

@@ -79,5 +79,6 @@ cdef void submission_resume(Submission *submission, const Str *name, int status,
 # On the loop: wake the instances for the requests that were submitted. The bridge calls it after each round;
 # `context` is the Submission.
 cdef void submission_wake(void *context) noexcept nogil
-# The same after a read from one of the connections, at this time. True: not now, but at the end of the round of reads.
-cdef bint submission_after_read(void *context, int64_t at_ns) noexcept nogil
+# The same after a read from a connection, at this time, `another` than the one before. True: not now, but at the end of
+# the round of reads.
+cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil

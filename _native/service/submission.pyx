@@ -58,7 +58,7 @@ cdef extern from *:
     uint64_t XXH3_64bits_withSeed(const void *data, size_t size, uint64_t seed) nogil
 
 cdef enum:
-    TOGETHER_NS = 20_000     # from one read to the next, if both are of one round
+    TOGETHER_NS = 50_000     # from one connection's read to the next one's, if both are of one round
     WAKE_NS = 100_000        # for which a request may wait for others of the same round
 
 cdef int64_t FOREVER = 0x7fffffffffffffff
@@ -73,12 +73,12 @@ cdef void submission_wake(void *context) noexcept nogil:
     self.touched_count = 0
 
 
-cdef bint submission_after_read(void *context, int64_t at_ns) noexcept nogil:
+cdef bint submission_after_read(void *context, int64_t at_ns, bint another) noexcept nogil:
     # Of connections that are read one after the other, each with a request or two, each would wake an instance that has
-    # just gone to sleep. That costs more than all the rest, and makes batches of one request. So reads that follow each
-    # other closely wake instances once in WAKE_NS, and at the end of the round.
+    # just gone to sleep. That costs more than all the rest, and makes batches of one request. So reads of several
+    # connections that follow each other closely wake instances once in WAKE_NS, and at the end of the round.
     cdef Submission *self = <Submission *>context
-    cdef bint together = 0 <= at_ns - self.read_ns < TOGETHER_NS
+    cdef bint together = another and 0 <= at_ns - self.read_ns < TOGETHER_NS
     self.read_ns = at_ns
     if self.touched_count == 0:
         return False

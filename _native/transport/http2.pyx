@@ -431,7 +431,7 @@ cdef bint is_http1(const uint8_t *data, size_t size) noexcept nogil:
 
 cdef void conn_end_round(Conn *conn) noexcept nogil:
     if conn.session != NULL:
-        end_read(conn.host)
+        end_read(conn)
         if account_exceeded(&conn.host.account):
             host_relieve(conn.host)
         conn_watch(conn)

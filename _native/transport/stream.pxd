@@ -297,13 +297,15 @@ cdef struct Host:
     int64_t (*clock)(void *context) noexcept nogil       # NULL: the system's
     void *clock_context
     Conn *first_dirty        # connections with output that was not collected yet
-    # Called after each read that may have brought native calls. True: what follows from them waits until `end_round`, so
-    # that what other connections bring meanwhile is done with it. NULL: nothing follows.
-    bint (*after_read)(void *context, int64_t now_ns) noexcept nogil
+    # Called after each read that may have brought native calls, `another` if not from the connection of the one before.
+    # True: what follows from them waits until `end_round`, so that what more connections bring meanwhile is done with
+    # it. NULL: nothing follows.
+    bint (*after_read)(void *context, int64_t now_ns, bint another) noexcept nogil
     void (*end_round)(void *context) noexcept nogil      # do what has waited; called at the end of each round, too
     void *round_context
     bint rounds              # somebody sees to it that a round ends soon after `others_ran` (Endpoint.on_dirty)
     bint waits               # for `end_round`
+    const Conn *reader       # the last connection that was read, which may be gone
 
 # Read the clock: before conn_open, conn_receive and any other event.
 cdef inline void host_look(Host *host) noexcept nogil:
@@ -396,10 +398,13 @@ cdef inline void end_round(Host *host) noexcept nogil:
         host.end_round(host.round_context)
 
 
-cdef inline void end_read(Host *host) noexcept nogil:
+cdef inline void end_read(const Conn *conn) noexcept nogil:
     # the same, if other connections may be read before the round ends
+    cdef Host *host = conn.host
+    cdef bint another = host.reader != conn
+    host.reader = conn
     if not host.rounds:
         end_round(host)
-    elif host.after_read != NULL and host.after_read(host.round_context, host.now_ns) and not host.waits:
+    elif host.after_read != NULL and host.after_read(host.round_context, host.now_ns, another) and not host.waits:
         host.waits = True
         host.others_ran = True

@@ -76,6 +76,7 @@ class _Preparation:
         self._loader = loader
         self._config = config
         self._source = source
+        self._backends: dict[tuple[str, Path], Backend] = {}  # by name and version: folders are looked into
         # By the backend's identity: a user's may not be hashable. It is kept, so that no other has its identity.
         self._known: dict[tuple[bytes, frozenset[str], int], tuple[VersionConfig, Backend | None]] = {}
 
@@ -199,10 +200,15 @@ class _Preparation:
         return type(self._backend(config, source, path)).inspect is not Backend.inspect
 
     def _backend(self, config: pb.ModelConfig, source: Source, path: Path) -> Backend:
+        found = self._backends.get((config.backend, path))
+        if found is not None:
+            return found
         try:
-            return self._loader.backend_of_model(config.backend, (path, self._folder.path))
+            found = self._loader.backend_of_model(config.backend, (path, self._folder.path))
         except BackendError as error:
             raise ConfigError(f"{source.at('backend')}: model '{config.name}': {error}") from error
+        self._backends[config.backend, path] = found
+        return found
 
 
 def _broken_backend_rules(config: pb.ModelConfig, backend: Backend | None) -> Iterator[Finding]:
