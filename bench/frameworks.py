@@ -340,6 +340,8 @@ def main() -> None:
     parser.add_argument("--tensorflow", type=Path, help="an environment that has it")
     parser.add_argument("--only", nargs="+", default=[*FRAMEWORKS, LATEST], choices=[*FRAMEWORKS, LATEST])
     arguments = parser.parse_args()
+    if arguments.tensorflow:
+        arguments.tensorflow = arguments.tensorflow.absolute()
     for name in ONE_THREAD:
         os.environ[name] = "1"
     options = ["--backend-config", f"tensorflow,environment={arguments.tensorflow}"] if arguments.tensorflow else []

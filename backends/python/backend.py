@@ -29,7 +29,7 @@ from backends.python.attendant import Post
 from backends.python.completion import complete, may_complete
 from backends.python.environment import SERVERS_OWN, Environment, find_environment
 from backends.python.instance import PythonInstance
-from backends.python.options import BackendOptions, read_backend_options, read_model_options
+from backends.python.options import ENVIRONMENT, BackendOptions, read_backend_options, read_model_options
 from backends.python.process import Launch
 
 log = logging.getLogger("inferd.python")
@@ -120,13 +120,14 @@ class PythonModel(Model):
             options.cache,
             options.passed,
             anywhere=not (source.from_client and self._model_options.environment),
+            told=ENVIRONMENT if self._model_options.environment else "--backend-config environment",
         )
         self._environment = _with_threads(found, source)
         if (model_dir / "triton_python_backend_stub").exists():
             log.warning(
                 "model '%s': triton_python_backend_stub is not used; %s names an environment with any Python from 3.9",
                 source.spec.name,
-                "EXECUTION_ENV_PATH",
+                ENVIRONMENT,
             )
         self._timeout = options.stub_timeout
         # a thread of the server that looks would keep the interpreter from the others

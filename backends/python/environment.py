@@ -40,7 +40,13 @@ class Environment:
 
 
 def find_environment(
-    path: str, model_dir: Path, cache: Path, passed: Sequence[str] = ("*",), *, anywhere: bool = True
+    path: str,
+    model_dir: Path,
+    cache: Path,
+    passed: Sequence[str] = ("*",),
+    *,
+    anywhere: bool = True,
+    told: str = ENVIRONMENT,
 ) -> Environment:
     """The environment that a model asks for. Blocks: an archive is unpacked when it is used for the first time.
 
@@ -51,6 +57,7 @@ def find_environment(
         cache: where archives are unpacked.
         passed: the names of the server's variables that its processes get; see `passed_on`.
         anywhere: it need not lie in the model's folder, as where the operator has written the configuration.
+        told: what has named it, for errors.
 
     Raises:
         BackendError: there is no such environment, or it has no interpreter, or it may not lie there.
@@ -62,12 +69,12 @@ def find_environment(
     if place.is_file():
         place = unpack(place, cache, variables)
     if not place.is_dir():
-        raise BackendError(f"{ENVIRONMENT}: there is no environment '{place}'")
+        raise BackendError(f"{told}: there is no environment '{place}'")
     for name in ("python", "python3"):  # Debian's own has the latter alone
         python = place / "bin" / name
         if os.access(python, os.X_OK):
             return Environment(str(python), activated(place, variables))
-    raise BackendError(f"{ENVIRONMENT}: '{place}' is not an environment: it has no bin/python that can be run")
+    raise BackendError(f"{told}: '{place}' is not an environment: it has no bin/python that can be run")
 
 
 def _in_model(path: str, model_dir: Path) -> Path:

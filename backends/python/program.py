@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from backends.api import BackendError, ModelSource, Services
 from backends.python.backend import PythonModel
-from backends.python.environment import SERVERS_OWN
+from backends.python.environment import MODEL_DIRECTORY, SERVERS_OWN
 from backends.python.options import KEYS, MODE, PROCESS, read_backend_options
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -44,10 +44,11 @@ def run_program(
             f"model '{source.spec.name}': parameter '{MODE}' is '{source.spec.parameters[MODE]}', expected {PROCESS}: "
             f"models of backend '{source.spec.backend}' have worker processes"
         )
+    environment = config.get(ENVIRONMENT, "")
+    if environment and not environment.startswith(MODEL_DIRECTORY):
+        environment = str(Path(environment).absolute())  # what a command says is relative to where it was given
     options = read_backend_options({key: value for key, value in config.items() if key in KEYS})
-    model = PythonModel(
-        source, options, PROGRAMS / name, services, environment=config.get(ENVIRONMENT, ""), arguments=arguments
-    )
+    model = PythonModel(source, options, PROGRAMS / name, services, environment=environment, arguments=arguments)
     if needs and model.python == SERVERS_OWN and importlib.util.find_spec(needs) is None:
         raise BackendError(
             f"model '{source.spec.name}' needs {needs}, which {sys.executable} does not find: {sys.executable} -m pip "

@@ -132,18 +132,25 @@ async def test_a_torchscript_archive_in_place_of_the_module(tmp_path):
         assert (await ask(engine, [1, 2])).array("y").tolist() == [[2, 4]]
 
 
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        ("import torch", "Cannot find a subclass of torch.nn.Module"),
-        ("raise RuntimeError('of its own')", "of its own"),
-        (SCALE.replace("self.factor", "self.other"), "factor"),
-    ],
-)
-async def test_what_keeps_it_from_loading_is_told(tmp_path, code, text):
-    add_model(tmp_path, "m", code)
-    async with serving(tmp_path, problems=1) as (_, problems):
-        assert text in problems[0]
+BROKEN = {
+    "no_class": ("import torch", EAGER, "Cannot find a subclass of torch.nn.Module"),
+    "error": ("raise RuntimeError('of its own')", EAGER, "of its own"),
+    "weights": (SCALE.replace("self.factor", "self.other"), EAGER, "factor"),
+    "compile": (
+        SCALE,
+        EAGER.replace("disable", "speed"),
+        "parameter 'TORCH_COMPILE_OPTIONAL_PARAMETERS' is '{\"speed\": true}', which torch.compile refuses: ",
+    ),
+}
+
+
+async def test_what_keeps_it_from_loading_is_told(tmp_path):
+    for name, (code, more, _) in BROKEN.items():
+        add_model(tmp_path, name, code, more=more)
+    async with serving(tmp_path, problems=len(BROKEN)) as (_, problems):
+        for name, (_, _, text) in BROKEN.items():
+            (problem,) = (each for each in problems if f"'{name}'" in each)
+            assert text in problem
 
 
 async def test_a_file_of_more_than_weights_needs_consent(tmp_path):

@@ -168,7 +168,8 @@ def test_a_wrong_parameter_is_named(backend, tmp_path, parameters, fields, text)
         ({"version": "1"}, "parameter 'version' is '1', expected 2"),
         ({"gpu-memory-fraction": "2"}, "expected a number from 0 to 1"),
         ({"allow-soft-placement": "maybe"}, "expected true or false"),
-        ({"environment": "/nowhere"}, "there is no environment '/nowhere'"),
+        ({"environment": "/nowhere"}, "--backend-config environment: there is no environment '/nowhere'"),
+        ({"environment": "nowhere"}, f"there is no environment '{Path.cwd()}/nowhere'"),
     ],
 )
 def test_a_wrong_option_of_the_backend_is_named(tmp_path, config, text):

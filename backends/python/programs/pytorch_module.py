@@ -73,7 +73,8 @@ class TritonPythonModel:
         return module
 
     def _compiled(self, module: Any) -> Any:
-        options = json.loads(self._parameters.get(COMPILE, "{}"))
+        told = self._parameters.get(COMPILE, "{}")
+        options = json.loads(told)
         if options.get("disable"):
             return module
         inductor = options.get("backend", "inductor") == "inductor"
@@ -81,7 +82,13 @@ class TritonPythonModel:
         if inductor and self._device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++")):
             pb_utils.Logger.log_warn(f"the module is not compiled, as there is no C++ compiler ({compiler})")
             return module
-        return torch.compile(module, **options)
+        try:
+            return torch.compile(module, **options)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise pb_utils.TritonModelException(
+                f"parameter '{COMPILE}' is '{told}', which torch.compile refuses: {reason}"
+            ) from error
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Call the module once for the whole batch."""
