@@ -1,12 +1,12 @@
 """How cost grows with the work: curves that have to stay flat.
 
-    python -m bench.growth [--only pool|models|ready|statistics|index|tensors|parameters|shapes|cache|connections|
-                            http2|regions|steps|calls] [--record]
+    python -m bench.growth [--only pool|models|ready|statistics|index|tensors|parameters|split|responses|
+                            reloads|shapes|cache|connections|http2|streams|regions|steps|calls] [--record]
 
 Each curve is printed with the figures of the last record beside it and with its slope: the power of the size by which
 its cost grows. What costs the same for each byte, or for each model, has a slope of 0. CPU time is that of the process
 or of the loop's thread, so other work on the machine disturbs it less than it would the clock; what is counted beside
-it is exact. All but the last five run in one process without a transport.
+it is exact. All but the last six run in one process without a transport.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import platform
 import resource as system
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,9 +30,11 @@ from _native.memory import resource
 from backends.loader import BackendLoader
 from bench import growth_served
 from bench.curves import Curve, Point
+from bench.growth_goals import GOALS
 from server.caching import LocalCache
 from server.engine.config import Options
 from server.engine.engine import Engine
+from server.engine.loading.control import ControlMode, ModelControl
 from server.memory import usable_memory
 from server.pb import grpc_service_pb2 as pb
 from server.rpc.call import Call
@@ -44,8 +46,12 @@ PAGE = RESULTS.with_suffix(".md")
 MIB = 1 << 20
 SIZES = (1 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 MODELS = (100, 400, 1600, 6400)
+POLLED = (50, 200, 800, 1600)
 TENSORS = (16, 128, 1024, 4096)
 PARAMETERS = (16, 256, 4096, 16384)
+ROWS = (16, 128, 1024, 8192)
+RESPONSES = (100, 1000, 10_000, 100_000)
+RELOADS = (2, 8, 32, 128)
 SHAPES = (1, 2, 5, 10, 20, 50)
 HITS = (4 << 10, 64 << 10, MIB, 4 * MIB, 16 * MIB)
 IN_FLIGHT = 640
@@ -129,7 +135,7 @@ def ready() -> Curve:
                 assert await engine.check()
             return Point(count, (time.thread_time_ns() - before) / 1e6)
 
-    return Curve("ready", "ServerReady, by models", "us of CPU a call", tuple(asyncio.run(ask(n)) for n in MODELS[:3]))
+    return Curve("ready", "ServerReady, by models", "us of CPU a call", tuple(asyncio.run(ask(n)) for n in POLLED))
 
 
 class Anyone:
@@ -152,7 +158,7 @@ def _polled(name: str, title: str, poll: Callable[[Engine], Awaitable[object]]) 
             spent, all_spent = time.thread_time_ns() - before, time.process_time_ns() - all_before
             return Point(count, spent / 5e3 / count, all_spent / 5e3 / count)
 
-    points = tuple(asyncio.run(ask(count)) for count in MODELS[:3])
+    points = tuple(asyncio.run(ask(count)) for count in POLLED)
     return Curve(name, title, "us of the loop a model", points, "us of all threads")
 
 
@@ -243,6 +249,101 @@ def parameters() -> Curve:
     return Curve("parameters", "wrong parameters that later ones replace", "ns of CPU a parameter", points)
 
 
+def split() -> Curve:
+    """Rows of a request that is split into batches of at most 8."""
+    text = f"""{MODEL}
+max_batch_size: 8
+parameters {{ key: "split_requests" value {{ string_value: "true" }} }}
+"""
+
+    async def ask(count: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        message.inputs.add(name="x", datatype="INT64", shape=(count, 1))
+        message.raw_input_contents.append(bytes(8 * count))
+        async with _served(text) as engine:
+            await engine.start()
+            return Point(count, await _answered(engine, message.SerializeToString(), 50) / count)
+
+    points = tuple(asyncio.run(ask(count)) for count in ROWS)
+    return Curve("split", "a request that is split, by its rows", "ns of CPU a row", points)
+
+
+def responses() -> Curve:
+    """Responses of a decoupled model to one request, each taken as it comes."""
+
+    async def ask(count: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        message.inputs.add(name="x", datatype="INT64", shape=(count,))
+        message.raw_input_contents.append(bytes(8 * count))
+        async with _served(f"{MODEL}model_transaction_policy {{ decoupled: true }}\n") as engine:
+            await engine.start()
+            done, first = asyncio.Event(), _resident()
+            come, most, tickets = 0, 0.0, []
+
+            def deliver(status: int, text: str, response: bytes | None) -> None:
+                nonlocal come, most
+                assert status == 0, text
+                come += 1
+                if come % 500 == 0:
+                    most = max(most, _resident() - first)
+                if response is not None:
+                    tickets[0].taken()
+                if tickets[0].done:
+                    done.set()
+
+            before = time.process_time_ns()
+            tickets.append(engine.submit(message.SerializeToString(), deliver, stream=True))
+            await done.wait()
+            return Point(count, (time.process_time_ns() - before) / count, most)
+
+    points = tuple(asyncio.run(ask(count)) for count in RESPONSES)
+    return Curve("responses", "responses of a decoupled model", "ns of CPU a response", points, "KiB more")
+
+
+def reloads() -> Curve:
+    """Reloads of a model whose number of instances changes each time, with 64 requests in flight."""
+
+    def kept() -> int:
+        return sum(len(os.listdir(f"/proc/self/{each}")) for each in ("fd", "task"))  # noqa: PTH208
+
+    async def ask(count: int) -> Point:
+        message = pb.ModelInferRequest(model_name="m0")
+        message.inputs.add(name="x", datatype="INT64", shape=(1,))
+        message.raw_input_contents.append(bytes(8))
+        encoded = message.SerializeToString()
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder, "m0")
+            (root / "1").mkdir(parents=True)
+            (root / "config.pbtxt").write_text(MODEL)
+            engine = Engine([Path(folder)], BackendLoader(), Options(), control=ModelControl(ControlMode.EXPLICIT))
+            await engine.start()
+            await engine.load("m0")
+            await asyncio.sleep(1)  # threads that wait for more work go
+            running = True
+
+            def deliver(status: int, text: str, _: bytes | None) -> None:
+                assert status == 0, text
+                if running:
+                    engine.submit(encoded, deliver)
+
+            before, spent = kept(), time.process_time()
+            for _ in range(64):
+                engine.submit(encoded, deliver)
+            for number in range(count):
+                (root / "1" / "file").write_text("x" * (number // 2))
+                (root / "config.pbtxt").write_text(f"{MODEL}instance_group {{ count: {1 + (number + 1) % 2} }}\n")
+                await engine.load("m0")
+            running = False
+            spent = time.process_time() - spent
+            await asyncio.sleep(1)
+            left = kept() - before
+            await engine.close()
+            return Point(count, 1000 * spent / count, left)
+
+    points = tuple(asyncio.run(ask(count)) for count in RELOADS)
+    return Curve("reloads", "reloads under load", "ms of CPU a reload", points, "descriptors and threads left")
+
+
 def shapes() -> Curve:
     """Requests of so many shapes in turn, 640 in flight, for a model that takes 1 ms a batch of at most 64."""
     text = f"""{MODEL}
@@ -313,10 +414,14 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "index": index,
     "tensors": tensors,
     "parameters": parameters,
+    "split": split,
+    "responses": responses,
+    "reloads": reloads,
     "shapes": shapes,
     "cache": cache,
     "connections": growth_served.connections,
     "http2": growth_served.http2,
+    "streams": growth_served.streams,
     "regions": growth_served.regions,
     "steps": growth_served.steps,
     "calls": growth_served.calls,
@@ -343,12 +448,29 @@ def page(known: dict[str, dict[str, Any]], note: str) -> list[str]:
         f"`python -m bench.growth`; {cores} cores, {platform.machine()}, Linux {platform.release()}. {note}",
         "",
     ]
+    curves: dict[str, Curve] = {}
     for name in filter(known.__contains__, CURVES):
-        fields = dict(known[name])
-        before = fields.pop("before", {})
-        fields["points"] = tuple(Point(**point) for point in fields["points"])
-        out += lines(Curve(**fields), before)
+        fields = {key: value for key, value in known[name].items() if key != "before"}
+        curves[name] = Curve(**{**fields, "points": tuple(Point(**point) for point in fields["points"])})
+    out += summary(curves)
+    for name, curve in curves.items():
+        out += lines(curve, known[name].get("before", {}))
     return out
+
+
+def summary(curves: Mapping[str, Curve]) -> list[str]:
+    """A line for each curve: its goal, its ends, and what guards it."""
+    out = ["| curve | goal | least size | most | slope | guarded by |", "|---|---|---:|---:|---:|---|"]
+    remarks: list[str] = []
+    for name, curve in curves.items():
+        goal = GOALS[name]
+        first, last = curve.points[0], curve.points[-1]
+        costs = [f"{point.cost:.3g} {curve.unit.split()[0]} at {point.size:,}" for point in (first, last)]
+        tests = ", ".join(f"`{test}`" for test in goal.tests) or "-"
+        out.append(f"| {name} | {goal.text} | {' | '.join(costs)} | {curve.slope:+.2f} | {tests} |")
+        if goal.remark:
+            remarks += [f"**{name}**: {goal.remark}", ""]
+    return [*out, "", *remarks]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

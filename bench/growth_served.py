@@ -24,6 +24,7 @@ from server.pb import grpc_service_pb2 as pb
 
 CONNECTIONS = (1, 8, 64, 512)
 IN_FLIGHT = 64
+STREAMS = (4, 32, 256, 1000, 2000)
 DRIVEN = 50_000  # requests of h2load
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 SECONDS = 1.0
@@ -113,6 +114,19 @@ def connections() -> Curve:
             points.append(Point(count, figure.cpu_us, figure.p50_us))
     title = "64 bytes there and back by connections, 64 calls in flight or one on each"
     return Curve("connections", title, "us of the server's CPU a request", tuple(points), "p50, us")
+
+
+def streams() -> Curve:
+    """64 bytes there and back over one connection, by the calls in flight on it."""
+    exchange = messages.identity(64)
+    workload = Fixed([exchange.request], [exchange.response])
+    points = []
+    with _served() as (server, _):
+        for count in STREAMS:
+            figure = measure(server, workload, (1, count), SECONDS)
+            points.append(Point(count, figure.cpu_us, figure.p50_us))
+    title = "64 bytes there and back over one connection, by calls in flight"
+    return Curve("streams", title, "us of the server's CPU a request", tuple(points), "p50, us")
 
 
 def http2() -> Curve:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
-from server.engine.housekeeping.slices import slices
+from server.engine.housekeeping.slices import LARGE, slices
 from server.engine.models.listing import encoded_index
 from server.engine.models.registry import READY, IndexEntry
 from server.errors import InvalidArgument, Unimplemented
@@ -33,7 +33,8 @@ class Repository:
     async def index(self, request: pb.RepositoryIndexRequest, call: Call) -> bytes:
         _require_all(request.repository_name)
         entries = await self._engine.repository_index()
-        hidden = {entry.name async for part in slices(entries) for entry in part if not call.may_use(entry.name)}
+        parts = slices(entries, LARGE)
+        hidden = {entry.name async for part in parts for entry in part if not call.may_use(entry.name)}
         shown = (e for e in entries if (e.state == READY or not request.ready) and e.name not in hidden)
         return await encoded_index(_without(hidden, shown, call))
 

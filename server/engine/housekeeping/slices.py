@@ -13,9 +13,13 @@ SLICE: Final = 32
 """Models after which others have their turn: some 3 us each."""
 
 
-async def slices(items: Iterable[T]) -> AsyncIterator[list[T]]:
-    """The items, SLICE at a time; the loop does what else there is after each part."""
+LARGE: Final = 256
+"""The same where each takes some 0.3 us."""
+
+
+async def slices(items: Iterable[T], size: int = SLICE) -> AsyncIterator[list[T]]:
+    """The items, so many at a time; the loop does what else there is after each part."""
     left = iter(items)
-    while part := list(islice(left, SLICE)):
+    while part := list(islice(left, size)):
         yield part
         await asyncio.sleep(0)

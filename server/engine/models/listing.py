@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from _native.protobuf.listing import encode_index
-from server.engine.housekeeping.slices import slices
+from server.engine.housekeeping.slices import LARGE, slices
 from server.engine.models.registry import IndexEntry
 
 
 async def encoded_index(entries: Iterable[IndexEntry]) -> bytes:
     """These entries as an encoded RepositoryIndexResponse."""
-    return b"".join([encode_index(part) async for part in slices(entries)])
+    return b"".join([encode_index(part) async for part in slices(entries, LARGE)])

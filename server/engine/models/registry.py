@@ -348,7 +348,7 @@ class Models:
             needs = self.needs(name) if state.problem else frozenset()
             entries.append(IndexEntry(name, "", UNAVAILABLE if state.problem else "", state.problem, needs))
         if not state.departing:
-            known = sorted(state.versions)
+            known = sorted(state.versions) if len(state.versions) > 1 else state.versions
             return [*entries, *[self._indexed(name, version, state.versions[version]) for version in known]]
         going_on = Counter({each.loaded.version: each.loaded.sequences for each in state.departing})
         for version in sorted({*state.versions, *going_on}):

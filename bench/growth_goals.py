@@ -1,0 +1,91 @@
+"""What the curves of bench.growth have to stay below, and the tests that guard them without a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Of one curve.
+
+    Attributes:
+        text: what is wanted.
+        tests: what counts instructions, looks or objects in place of time.
+        remark: why it is not met, or met in another way.
+    """
+
+    text: str
+    tests: tuple[str, ...] = ()
+    remark: str = ""
+
+
+LINEAR = "tests/engine/test_linear.py"
+MANY = "tests/engine/test_many_models.py"
+
+GOALS = {
+    "pool": Goal(
+        "no size is dearer after a burst of another; at most 0.17 ns a byte from 64 KiB on",
+        tests=("tests/native/test_memory.py::test_a_size_that_is_asked_for_displaces_others",),
+    ),
+    "models": Goal(
+        "at most 0.5 ms and 20 KiB a model",
+        tests=(f"{MANY}::test_start_looks_at_each_model_a_few_times_whatever_their_number",),
+        remark="Linear, but neither limit is kept. 16 KiB of a model's memory are the thread of its instance; "
+        "an idle thread of Python takes as much by itself. Instances do not share threads: the waiting thread is what "
+        "the dispatcher wakes, with a condition, a name and a host policy of its own, and frameworks keep state by "
+        "thread, so only native instances could be moved. About half of the time is the reading and checking of the "
+        "configuration in Python; the rest is the making of the version, its thread, and the interpreter's lock, which "
+        "four loading threads and the loop pass to each other at each look at a file.",
+    ),
+    "ready": Goal(
+        "does not depend on the number of models", tests=(f"{MANY}::test_readiness_is_known_and_not_found_out",)
+    ),
+    "statistics": Goal(
+        "at most 3 us of the loop a model, in slices",
+        tests=(
+            f"{MANY}::test_statistics_of_one_more_model_take_few_instructions",
+            f"{MANY}::test_others_have_their_turn_while_statistics_are_gathered",
+        ),
+    ),
+    "index": Goal(
+        "at most 3 us of the loop a model, in slices",
+        tests=(f"{MANY}::test_the_index_looks_at_no_folder_of_a_model_that_is_known",),
+    ),
+    "tensors": Goal(
+        "linear in the inputs and outputs that are named", tests=(f"{LINEAR}::test_inputs_and_outputs_by_name",)
+    ),
+    "parameters": Goal("linear in the parameters", tests=(f"{LINEAR}::test_parameters_wrong_and_right",)),
+    "split": Goal("linear in the rows", tests=(f"{LINEAR}::test_a_request_that_is_split",)),
+    "responses": Goal("linear in the responses; what is held does not grow with them"),
+    "reloads": Goal(
+        "nothing stays of versions that were replaced", tests=("tests/engine/test_departed.py::test_nothing_stays",)
+    ),
+    "shapes": Goal(
+        "batches as full as with a single shape, as long as there are requests enough of each",
+        tests=("tests/native/test_queue.py::test_shapes_that_come_in_turn_make_full_batches",),
+    ),
+    "cache": Goal("an input is read once", tests=("tests/engine/test_cache.py::test_a_hit_reads_a_large_input_once",)),
+    "connections": Goal("as near to nghttpd as a packet's system calls let it be (http2)"),
+    "http2": Goal(
+        "at most 3 times nghttpd",
+        tests=(
+            "tests/native/test_http2.py::test_what_connections_ask_one_after_the_other_is_begun_when_the_round_ends",
+        ),
+        remark="With a call on each of many connections, both servers read and write a packet for each request; here "
+        "decoding, the queue, the instance and the encoding come on top, and the loop's callbacks in Python. Instances "
+        "are woken once in a round of reads: without that each request of 64 connections woke one 0.2 to 1.3 times, "
+        "with it 0.1 to 0.2 times.",
+    ),
+    "streams": Goal(
+        "1,000 streams on a connection cost no more each than 32",
+        tests=("tests/conformance/test_many_streams.py",),
+    ),
+    "regions": Goal("never dearer than on the wire", tests=("tests/backends/python/test_regions.py",)),
+    "steps": Goal("as on the wire", tests=("tests/backends/python/test_ensembles.py",)),
+    "calls": Goal(
+        "each level costs the same",
+        remark="A level is a trip to another worker process and back; 16 levels are 17 processes, here on two cores.",
+    ),
+}
+"""By the name of the curve."""
