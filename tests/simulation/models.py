@@ -215,7 +215,7 @@ KINDS = {
         Kind("patient", batching=BatchingSpec(preferred_sizes=(6,), max_queue_delay_us=5000), weight=4),
         Kind("adaptive", batching=BatchingSpec(max_queue_delay_us=700, adaptive=True)),
         Kind("levels", queue=LEVELS, instances=(1, 1), weight=4),
-        Kind("ordered", queue=QueueSpec(preserve_ordering=True)),
+        Kind("ordered", instances=(2, 3), duration_us=5000, queue=QueueSpec(preserve_ordering=True), weight=6),
         Kind("needy", needs=1),
         Kind("needier", needs=2),
         Kind("cached", caches=True),

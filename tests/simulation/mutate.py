@@ -1,12 +1,12 @@
 """Does the simulation find faults? Plants known ones, one at a time, in a copy of the tree, and counts what is found.
 
-    python -m tests.simulation.mutate [--seconds 600] [--only TEXT ...] [--report FILE]
+    python -m tests.simulation.mutate [--seeds 600] [--only TEXT ...] [--report FILE]
 
 The tree must be freshly built: only the extension that a fault is in is built anew, the others are copied as they are.
 The copy lies in a temporary folder and goes at the end.
 
 A fault is found when the simulation reports that a rule is broken or that a process has crashed. The sound tree is
-tried first, for as long: where it is said to break a rule, nothing can be told of faults. What cannot be planted,
+tried first, by as many seeds: where it is said to break a rule, nothing can be told of faults. What cannot be planted,
 compiled or run is neither found nor missed, and fails.
 
 Some changes look like faults and are none, since nothing can tell: `why` says why not. They are left out, but for
@@ -421,14 +421,14 @@ class Copy:
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
 
-    def simulate(self, seconds: float, jobs: int) -> str:
-        """What is found within this time; empty: nothing.
+    def simulate(self, seeds: int, jobs: int) -> str:
+        """What so many seeds find; empty: nothing.
 
         Raises:
             RuntimeError: the simulation itself does not run, so that it tells nothing.
         """
         for arguments in (
-            ("--seeds", "0", "--seconds", str(seconds), "--no-shrink", "--jobs", str(jobs)),
+            ("--seeds", str(seeds), "--no-shrink", "--jobs", str(jobs)),
             ("--takes", "--first", "1", "--scale", TAKES),
         ):
             command = [sys.executable, "-m", "tests.simulation", *arguments]
@@ -453,7 +453,7 @@ TAKES = (
 )
 
 
-def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:
+def trial(copy: Copy, fault: Fault, seeds: int, jobs: int) -> str:
     """What is found of it; empty: nothing.
 
     Raises:
@@ -468,7 +468,7 @@ def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:
     path.write_text(sound.replace(fault.old, fault.new))
     try:
         copy.build(fault.file)
-        return copy.simulate(seconds, jobs)
+        return copy.simulate(seeds, jobs)
     finally:
         path.write_text(sound)
         extension.unlink(missing_ok=True)
@@ -478,7 +478,7 @@ def trial(copy: Copy, fault: Fault, seconds: float, jobs: int) -> str:
 def main() -> int:
     """0 if every fault was found."""
     parser = argparse.ArgumentParser(prog="tests.simulation.mutate", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="for each fault")
+    parser.add_argument("--seeds", type=int, default=600, help="for each fault")
     parser.add_argument("--only", default=[""], nargs="+", help="faults with one of these in their name or file")
     parser.add_argument("--jobs", type=int, default=jobs(), help="simulations at a time")
     parser.add_argument("--all", action="store_true", help="also what nothing can tell")
@@ -488,7 +488,7 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder))
-        if found := copy.simulate(arguments.seconds, arguments.jobs):
+        if found := copy.simulate(arguments.seeds, arguments.jobs):
             print(f"the sound tree breaks a rule, so that nothing can be told of faults: {found}")
             return 2
         for fault in FAULTS[arguments.first :]:
@@ -498,7 +498,7 @@ def main() -> int:
             began = time.monotonic()
             found = void = ""
             try:
-                found = trial(copy, fault, arguments.seconds, arguments.jobs)
+                found = trial(copy, fault, arguments.seeds, arguments.jobs)
             except RuntimeError as error:
                 void = str(error)
             rows.append(Row(fault, found, void, time.monotonic() - began))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
 TOLD = 12  # calls in the text of a violation
+IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
 
@@ -132,6 +134,7 @@ class Oracle:
     def _may(self, call: Call, status: int, text: str, now: int) -> bool:
         simulation = self.simulation
         kind = call.kind
+        text = IN_ENSEMBLE.sub("", text)
         if call.lost and status < RESET:
             return status != UNKNOWN
         if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
