@@ -112,7 +112,7 @@ def main() -> int:
         with triton.InferenceServerClient(options.url) as client:
             summarise(show(client, options.count, options.classification))
     except InferenceServerException as error:
-        print(f"{options.url}: {error}", file=sys.stderr)
+        print(f"{options.url}: {error}\nIs the demo served there? -u HOST:PORT says where else.", file=sys.stderr)
         return 1
     return 0
 

@@ -95,7 +95,7 @@ def main() -> int:
             show(client, "digits_picture", "file", "digit", pictures(options.count))
             show(client, "topics", "text", "topic", sentences(options.count))
     except InferenceServerException as error:
-        print(f"{options.url}: {error}", file=sys.stderr)
+        print(f"{options.url}: {error}\nIs the demo served there? -u HOST:PORT says where else.", file=sys.stderr)
         return 1
     return 0
 

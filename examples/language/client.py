@@ -1,4 +1,4 @@
-"""Talk to the chat, and have sentences classified.
+"""Have sentences classified, and talk to the chat.
 
     python client.py [-u HOST:PORT] [TEXT]
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import queue
+import sys
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 SENTENCES = ("The function returns a new list.", "It is an error to call it twice.")
 
@@ -45,16 +47,21 @@ def classify(client: triton.InferenceServerClient, *sentences: str) -> None:
         print(f"{label.decode():10} {sentence}")
 
 
-def main() -> None:
-    """Do both."""
+def main() -> int:
+    """Do both; 1 if the server does not answer."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("text", nargs="?", default="What does len do?")
     parser.add_argument("-u", "--url", default="127.0.0.1:8001")
     arguments = parser.parse_args()
-    with triton.InferenceServerClient(arguments.url) as client:
-        chat(client, arguments.text)
-        classify(client, *SENTENCES)
+    try:
+        with triton.InferenceServerClient(arguments.url) as client:
+            classify(client, *SENTENCES)
+            chat(client, arguments.text)
+    except InferenceServerException as error:
+        print(f"{arguments.url}: {error}\nAre the models served there? -u HOST:PORT says where else.", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -164,7 +164,8 @@ def _tell(result: grpcclient.InferResult, arguments: InferArguments, started: fl
                 value, number, *label = each.decode("utf-8", "replace").split(":", 2)
                 print(f"  {number:>6}  {float(value):10.5f}  {label[0] if label else ''}".rstrip())
             continue
-        print(f"{name}: {array.dtype} {list(array.shape)}")
+        kind = "BYTES" if array.dtype == np.object_ else array.dtype
+        print(f"{name}: {kind} {list(array.shape)}")
         print("  " + shown(array).replace("\n", "\n  "))
 
 

@@ -131,6 +131,7 @@ def test_data_of_words_and_files(inferd, tmp_path):
     """Guards `infer --data`: numbers, text, .npy, .npz, .json, files of text, and what is put into a batch."""
     assert answered(inferd, "fp32", "--data", "1,2.5") == {"OUTPUT0": [[1.0, 2.5]]}
     assert answered(inferd, "text", "--data", "two words") == {"OUTPUT0": [["two words"]]}
+    assert "OUTPUT0: BYTES [1, 1]\n" in inferd("infer", "text", "--data", "two words")
     np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
     assert answered(inferd, "fp32", "--data", tmp_path / "x.npy") == {"OUTPUT0": [[1, 1, 1], [1, 1, 1]]}
     np.savez(tmp_path / "x.npz", INPUT0=np.zeros((1, 1), np.float32))
