@@ -6,9 +6,7 @@ import time
 import pytest
 
 from _native.memory.resource import live_counters
-
-PATIENCE = 30.0
-"""Seconds for threads to let go of what they hold."""
+from tests.waiting import PATIENCE, PAUSE
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ def native_counters():
     end = time.monotonic() + PATIENCE
     while left := {name: count for name, count in settled_counters().items() if count > before[name]}:
         assert time.monotonic() < end, left
-        time.sleep(0.01)
+        time.sleep(PAUSE)
 
 
 def settled_counters() -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.conformance.client import output, request
 from tests.conformance.test_held_bytes import INFER, MODEL
 from tests.framing import framed
 from tests.observe.scraping import scrape, scraped_server
+from tests.waiting import wait_until
 
 MIB = 1 << 20
 PATIENCE = 120
@@ -58,13 +58,6 @@ def held(metrics: str) -> float:
     stages = [page.value("inferd_held_bytes", **labels) for labels in page.labels("inferd_held_bytes")]
     assert all(0 <= stage < 1 << 40 for stage in stages), stages
     return sum(stages)
-
-
-def wait_until(condition, what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def ask(address: str, model: str, size: int) -> None:

@@ -18,6 +18,7 @@ from server.pb import grpc_service_pb2 as pb
 from tests import forkserver
 from tests.conformance import doors
 from tests.conformance.raw import Client
+from tests.waiting import wait_until
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -54,14 +55,6 @@ def is_served(address) -> bool:
         return False
 
 
-def wait_for(condition):
-    """Until the condition holds; only a fault lets it take a minute."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 _CLIENT = f"""
 import sys, time, grpc
 channel = grpc.insecure_channel(sys.argv[1])
@@ -80,7 +73,7 @@ def test_a_stopped_client_is_dropped(serving):
             assert client.stdout.readline() == "connected\n"
             assert connections(process) == 1
             os.kill(client.pid, signal.SIGSTOP)
-            wait_for(lambda: connections(process) == 0)
+            wait_until(lambda: connections(process) == 0)
         finally:
             client.kill()
             client.wait()
@@ -115,7 +108,7 @@ def test_a_silent_socket_is_dropped_although_it_reads_nothing(serving):
         Client(process.address) as client,
     ):
         client.call(LIVE)
-        wait_for(lambda: connections(process) == 0)
+        wait_until(lambda: connections(process) == 0)
 
 
 @pytest.mark.parametrize("transport", doors.NAMES)
@@ -188,7 +181,7 @@ def test_an_old_connection_ends_and_no_call_is_lost(serving, transport):
             return len(ports) >= 12
 
         try:
-            wait_for(replaced)
+            wait_until(replaced)
         finally:
             over.set()
             for thread in threads:
@@ -230,7 +223,7 @@ def test_the_number_of_connections_is_limited(serving):
         for client in kept:
             assert client.call(LIVE).status == 0
         kept.pop().__exit__()
-        wait_for(lambda: is_served(process.address))
+        wait_until(lambda: is_served(process.address))
         for client in kept:
             client.__exit__()
 
@@ -254,7 +247,7 @@ def test_a_thousand_idle_connections_use_no_cpu(serving):
                 peer = socket.create_connection((host, int(port)))
                 peer.sendall(hello)
                 idle.append(peer)
-            wait_for(lambda: cpu_seconds(server, 1) <= 0.05)  # when all of them have been greeted
+            wait_until(lambda: cpu_seconds(server, 1) <= 0.05)  # when all of them have been greeted
         finally:
             for peer in idle:
                 peer.close()
@@ -278,8 +271,8 @@ def test_without_free_files_others_are_served(empty):
         try:
             for _ in range(20):
                 assert client.call(LIVE).status == 0
-            wait_for(lambda: cpu_seconds(server, 1) <= 0.2)
+            wait_until(lambda: cpu_seconds(server, 1) <= 0.2)
         finally:
             for peer in crowd:
                 peer.close()
-        wait_for(lambda: is_served(process.address))
+        wait_until(lambda: is_served(process.address))

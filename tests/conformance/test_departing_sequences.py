@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.conformance import doors
 from tests.conformance.sums import MINUTE, config, step, write_onnx
+from tests.waiting import wait_until
 
 STRATEGIES = {"direct": "direct { }", "oldest": "oldest { max_candidate_sequences: 64 }"}
 LIVE = 50
@@ -83,13 +84,6 @@ def states(client) -> dict[str, tuple[str, str]]:
     return {entry.version: (entry.state, entry.reason) for entry in client.get_model_repository_index().models}
 
 
-def until(condition) -> None:
-    for _ in range(100_000):
-        if condition():
-            return
-    raise AssertionError("it did not happen")
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sequences_that_live_over_reloads(transport, strategy, tmp_path):
     """They run while the model is loaded anew twice, by changed files and under another version number.
@@ -126,7 +120,7 @@ def test_sequences_that_live_over_reloads(transport, strategy, tmp_path):
         over.set()
         for each in running:
             each.result(60)
-        until(lambda: states(client) == {"2": ("READY", "")})
+        wait_until(lambda: states(client) == {"2": ("READY", "")})
 
 
 def test_ensembles_and_models_that_call(transport, tmp_path):
@@ -166,7 +160,7 @@ def test_an_unloaded_model_finishes_its_sequences(transport, tmp_path):
         for sequence in (1, 2):
             assert step(client, "sums", 1, sequence) == 2
             assert step(client, "sums", 1, sequence, sequence_end=True) == 3
-        until(lambda: states(client) == {"1": ("UNAVAILABLE", "unloaded")})
+        wait_until(lambda: states(client) == {"1": ("UNAVAILABLE", "unloaded")})
         assert refused(client, 1)[0] == "NOT_FOUND"
 
 
@@ -177,7 +171,7 @@ def test_a_server_that_is_told_to_stop_finishes_sequences(transport, tmp_path):
         for sequence in (1, 2):
             assert step(client, "sums", 1, sequence, sequence_start=True) == 1
         process.terminate()
-        until(lambda: not client.is_server_ready())
+        wait_until(lambda: not client.is_server_ready())
         status, text = refused(client, 3, start=True)
         assert status == "UNAVAILABLE"
         assert "Server is stopping, scheduler for model has stopped accepting new inference requests" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 
 import grpc
 import numpy as np
@@ -13,6 +12,7 @@ from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, models
 from tests.conformance.client import DATATYPES, Stub, floats, output, request
 from tests.threads import in_threads
+from tests.waiting import wait_until
 
 TYPED = {
     "BOOL": ("bool_contents", [True, False, True]),
@@ -27,13 +27,6 @@ TYPED = {
     "FP32": ("fp32_contents", [1.5, -0.0, 3e38]),
     "FP64": ("fp64_contents", [1.5, -0.0, 1e308]),
 }
-
-
-def eventually(condition, timeout=60.0):
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 # ---- data ----
@@ -171,13 +164,13 @@ def test_deadline(stub):
 
 
 def test_deadline_and_cancellation_take_requests_out_of_the_engine(stub, control):
-    eventually(lambda: control.live_requests() == 0)  # those of other tests
+    wait_until(lambda: control.live_requests() == 0)  # those of other tests
     cancelled = [stub.ModelInfer.future(request("hang", floats(1))) for _ in range(20)]
-    eventually(lambda: control.live_requests() == 20)
+    wait_until(lambda: control.live_requests() == 20)
     late = [stub.ModelInfer.future(request("hang", floats(1)), timeout=0.5) for _ in range(20)]
     for call in cancelled:
         call.cancel()
-    eventually(lambda: control.live_requests() == 0)
+    wait_until(lambda: control.live_requests() == 0)
     assert {call.code() for call in cancelled} == {grpc.StatusCode.CANCELLED}
     assert {call.code() for call in late} == {grpc.StatusCode.DEADLINE_EXCEEDED}
 

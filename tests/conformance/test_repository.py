@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 
 import grpc
 import numpy as np
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors
 from tests.conformance.client import Stub
+from tests.waiting import wait_until
 
 CONFIG = """
 backend: "{backend}"
@@ -287,15 +287,6 @@ def test_who_may_control(tmp_path, transport):
         client.load_model("first", headers=headers)
         assert infer(client, "first") == ARRAY.tolist()
         client.unload_model("first", headers=headers)
-
-
-def wait_until(found):
-    """Ask until it holds; the server looks once a second."""
-    for _ in range(600):
-        if found():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not happen")
 
 
 def test_a_polled_repository(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import doors
 from tests.conformance.client import Control, Stub, floats, output, request
-from tests.conformance.test_infer import eventually
+from tests.waiting import wait_until
 
 CLOSE_ON_ERROR = (("triton_grpc_error", "true"),)
 
@@ -127,7 +127,7 @@ def test_the_error_cancels_the_other_requests_of_the_stream(stub, control):
     call = stub.ModelStreamInfer(iter(requests), metadata=CLOSE_ON_ERROR)
     with pytest.raises(grpc.RpcError):
         next(call)
-    eventually(lambda: control.live_requests() == 0)
+    wait_until(lambda: control.live_requests() == 0)
     requests.close()
 
 
@@ -145,9 +145,9 @@ def test_cancellation_cancels_all_its_requests(stub, control):
     call = stub.ModelStreamInfer(iter(requests))
     for _ in range(10):
         requests.send(request("hang", floats(1)))
-    eventually(lambda: control.live_requests() == 10)
+    wait_until(lambda: control.live_requests() == 10)
     call.cancel()
-    eventually(lambda: control.live_requests() == 0)
+    wait_until(lambda: control.live_requests() == 0)
     requests.close()
 
 
@@ -160,7 +160,7 @@ def test_deadline_of_a_stream(stub, control):
         list(call)
     requests.close()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    eventually(lambda: control.live_requests() == 0)
+    wait_until(lambda: control.live_requests() == 0)
 
 
 # ---- the window ----
@@ -172,7 +172,7 @@ def test_requests_are_read_ahead_up_to_the_window(door):
     with doors.running_door(door, "--stream-window", "7") as process, grpc.insecure_channel(process.address) as channel:
         control = Control(channel)
         call = Stub(channel).ModelStreamInfer(numbered("hang", range(100)))
-        eventually(lambda: control.live_requests() == 7)
+        wait_until(lambda: control.live_requests() == 7)
         time.sleep(0.3)
         assert control.live_requests() == 7
         call.cancel()
@@ -193,7 +193,7 @@ def test_a_client_that_does_not_read_stops_the_server_from_reading(server, hoste
         call = Stub(channel).ModelStreamInfer(requests())
         first = next(call)
         assert not first.error_message
-        eventually(lambda: taken > 1)
+        wait_until(lambda: taken > 1)
         time.sleep(2.0)
         assert taken < 400
         call.cancel()

@@ -12,6 +12,7 @@ import pytest
 from tests.conformance import generic
 from tests.conformance.client import floats, request
 from tests.conformance.raw import Answer, Client, framed
+from tests.waiting import wait_until
 
 ECHO = f"/{generic.GENERIC}/Echo"
 CHAT = f"/{generic.GENERIC}/Chat"
@@ -395,10 +396,7 @@ def test_reset_and_lost_connections_leave_nothing_behind(hosted, control):
                 raw.end(stream)
         for stream in streams[::2]:
             raw.reset(stream)
-    end = time.monotonic() + 60
-    while control.live_requests():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: not control.live_requests())
 
 
 def test_ping(raw):

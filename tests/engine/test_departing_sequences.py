@@ -11,7 +11,6 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +19,7 @@ from server.engine.engine import Engine
 from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import Status
 from tests.engine.serving import Answer, Gate, Pending, infer, request, row, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -104,11 +104,6 @@ async def reload(engine: Engine, root, version: str = "1") -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"{file.read_text() if file.exists() else ''}x")
     await engine.load("m")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0)
 
 
 def closed(engine: Engine) -> int:

@@ -17,6 +17,7 @@ from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import ConfigError, Internal, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, infer_all, request, row, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
@@ -51,11 +52,6 @@ def change(root, name="m", version="1"):
 
 def states(engine):
     return {(entry.name, entry.version): (entry.state, entry.reason) for entry in engine.index()}
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0)
 
 
 # -- one model --

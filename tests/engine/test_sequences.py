@@ -13,6 +13,7 @@ import pytest
 from _native.execution.batch import Batch
 from server.errors import Status
 from tests.engine.serving import DTYPES, Answer, Gate, Pending, infer, infer_all, request, serving
+from tests.waiting import until
 
 OK, INVALID, CANCELLED, UNAVAILABLE = Status.OK, Status.INVALID_ARGUMENT, Status.CANCELLED, Status.UNAVAILABLE
 
@@ -90,15 +91,6 @@ def told(batch: Batch, *names: str) -> dict[str, list[Any]]:
 def value(answer: Answer) -> int:
     assert answer.status == OK, answer.text
     return int(answer.array().item())
-
-
-async def until(condition) -> None:
-    """Let the loop turn until something that other threads and timers do has happened."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 # -- what the model is told -------------------------------------------------------------------------------------------

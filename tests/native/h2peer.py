@@ -161,6 +161,15 @@ class Echo:
             call.end(0, metadata=call.metadata)
 
 
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Lanes:
     """Native ModelInfer of one identity model `m`, INPUT to OUTPUT, UINT8 [-1, -1]."""
 

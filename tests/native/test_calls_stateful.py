@@ -20,7 +20,7 @@ from _native.transport.call import EVENT_CLOSED, Call
 from _native.transport.client import ClientUse
 from _native.transport.connection import Connection, Endpoint
 from _native.transport.workers import Workers
-from tests.native.h2peer import INFER, Lanes, Peer, framed, output
+from tests.native.h2peer import INFER, Clock, Lanes, Peer, framed, output
 
 KIB = 1 << 10
 LIMIT = 512 * KIB
@@ -42,13 +42,6 @@ class Sent:
     @property
     def answer(self):
         return self.peer.answers[self.stream]
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Calls(RuleBasedStateMachine):

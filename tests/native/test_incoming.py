@@ -8,7 +8,7 @@ from _native.memory.resource import live_counters
 from _native.transport.call import EVENT_DEADLINE
 from _native.transport.client import ClientUse
 from _native.transport.connection import Connection
-from tests.native.h2peer import Echo, Lanes, Peer, framed
+from tests.native.h2peer import Clock, Echo, Peer, framed
 
 KIB = 1 << 10
 LIMIT = 64 * KIB
@@ -18,31 +18,6 @@ DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 4, 8
 @pytest.fixture(autouse=True)
 def _nothing_left(native_counters):
     """No stream, connection, request or block survives its test."""
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def made():
-    """Makes lanes with limits; they are closed at the end."""
-    all_lanes = []
-
-    def make(**limits):
-        lanes = Lanes(**limits)
-        lanes.endpoint.clock = Clock()
-        all_lanes.append(lanes)
-        return lanes
-
-    yield make
-    for lanes in all_lanes:
-        lanes.close()
 
 
 def begun(lanes, peer, size, part):
@@ -62,9 +37,9 @@ def finished(lanes, peer, stream):
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_announced_length_takes_nothing(made):
+def test_an_announced_length_takes_nothing(made_lanes):
     """Memory follows the bytes that come, not those that are promised."""
-    lanes = made()
+    lanes = made_lanes()
     peer = Peer(lanes.endpoint)
     for _ in range(100):
         stream = peer.open()
@@ -114,8 +89,8 @@ def test_a_message_over_the_limit_is_refused_when_it_is_announced():
     peer.close()
 
 
-def test_who_owes_most_goes_when_there_is_no_more_room(made):
-    lanes = made(max_held=16 * 64 * KIB)
+def test_who_owes_most_goes_when_there_is_no_more_room(made_lanes):
+    lanes = made_lanes(max_held=16 * 64 * KIB)
     slow, late = Peer(lanes.endpoint), Peer(lanes.endpoint)
     for _ in range(20):
         begun(lanes, slow, 50 * KIB, 30 * KIB)
@@ -133,8 +108,8 @@ def test_who_owes_most_goes_when_there_is_no_more_room(made):
     assert lanes.endpoint.held == 0
 
 
-def test_what_arrives_whole_is_served_while_others_fill_the_room(made):
-    lanes = made(max_held=LIMIT)
+def test_what_arrives_whole_is_served_while_others_fill_the_room(made_lanes):
+    lanes = made_lanes(max_held=LIMIT)
     slow, quick = Peer(lanes.endpoint), Peer(lanes.endpoint)
     for _ in range(8):
         begun(lanes, slow, 40 * KIB, 30 * KIB)
@@ -165,8 +140,8 @@ def test_credit_that_was_kept_back_comes_when_messages_are_taken():
 
 
 @pytest.mark.parametrize("end", [False, True], ids=["open", "half-closed"])
-def test_a_reset_gives_the_room_back(made, end):
-    lanes = made(max_held=LIMIT)
+def test_a_reset_gives_the_room_back(made_lanes, end):
+    lanes = made_lanes(max_held=LIMIT)
     peer = Peer(lanes.endpoint)
     stream = peer.open()
     message = framed(lanes.request(bytes(20 * KIB)))
@@ -186,8 +161,8 @@ def advance(lanes, seconds):
 
 
 @pytest.mark.parametrize("sent", [0, 3, 100])
-def test_a_request_that_does_not_arrive_ends(made, sent):
-    lanes = made(receive_timeout=30.0)
+def test_a_request_that_does_not_arrive_ends(made_lanes, sent):
+    lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     stream = begun(lanes, peer, KIB, sent)
     advance(lanes, 29.9)
@@ -201,9 +176,9 @@ def test_a_request_that_does_not_arrive_ends(made, sent):
     peer.close()
 
 
-def test_a_request_whose_stream_does_not_end_is_told_so(made):
+def test_a_request_whose_stream_does_not_end_is_told_so(made_lanes):
     """Its message is complete, only END_STREAM is missing."""
-    lanes = made(receive_timeout=0.5)
+    lanes = made_lanes(receive_timeout=0.5)
     peer = Peer(lanes.endpoint)
     stream = begun(lanes, peer, KIB, 0)
     peer.send(stream, framed(lanes.request(bytes(KIB))))
@@ -215,8 +190,8 @@ def test_a_request_whose_stream_does_not_end_is_told_so(made):
     peer.close()
 
 
-def test_a_byte_per_second_does_not_buy_time(made):
-    lanes = made(receive_timeout=30.0)
+def test_a_byte_per_second_does_not_buy_time(made_lanes):
+    lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     stream = begun(lanes, peer, KIB, 0)
     message = framed(lanes.request(bytes(KIB)))
@@ -229,8 +204,8 @@ def test_a_byte_per_second_does_not_buy_time(made):
     peer.close()
 
 
-def test_a_large_request_has_a_second_more_for_each_16_kib(made):
-    lanes = made(receive_timeout=30.0)
+def test_a_large_request_has_a_second_more_for_each_16_kib(made_lanes):
+    lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     message = framed(lanes.request(bytes(1024 * KIB)))
     stream = peer.open()
@@ -243,9 +218,9 @@ def test_a_large_request_has_a_second_more_for_each_16_kib(made):
     peer.close()
 
 
-def test_the_rest_of_a_large_request_must_come_faster(made):
+def test_the_rest_of_a_large_request_must_come_faster(made_lanes):
     """16 KiB a second keep a MiB open for a minute, and what is more than that for a quarter of a minute each."""
-    lanes = made(receive_timeout=30.0)
+    lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     message = framed(lanes.request(bytes(4096 * KIB)))
     stream = peer.open()
@@ -263,9 +238,9 @@ def test_the_rest_of_a_large_request_must_come_faster(made):
     peer.close()
 
 
-def test_what_is_complete_needs_no_timer(made):
+def test_what_is_complete_needs_no_timer(made_lanes):
     """Nothing is set for a call that is complete in the read in which it begins, and whose answer goes out at once."""
-    lanes = made(receive_timeout=30.0, send_timeout=30.0)
+    lanes = made_lanes(receive_timeout=30.0, send_timeout=30.0)
     peer = Peer(lanes.endpoint)
     peer.pump()
     for _ in range(3):
@@ -287,8 +262,8 @@ def test_what_is_complete_needs_no_timer(made):
     peer.close()
 
 
-def test_headers_that_do_not_arrive_end_the_connection(made):
-    lanes = made(receive_timeout=30.0)
+def test_headers_that_do_not_arrive_end_the_connection(made_lanes):
+    lanes = made_lanes(receive_timeout=30.0)
     peer = Peer(lanes.endpoint)
     peer.pump()
     peer.open(end=False)
@@ -336,8 +311,8 @@ def test_a_python_call_with_one_request_must_send_it():
 # ---- deadlines ------------------------------------------------------------------------------------------------------
 
 
-def test_the_deadline_counts_from_the_arrival_of_the_headers(made):
-    lanes = made()
+def test_the_deadline_counts_from_the_arrival_of_the_headers(made_lanes):
+    lanes = made_lanes()
     peer = Peer(lanes.endpoint)
     stream = peer.open(metadata=(("grpc-timeout", "5S"),))
     peer.pump()
@@ -351,8 +326,8 @@ def test_the_deadline_counts_from_the_arrival_of_the_headers(made):
 
 
 @pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
-def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made, receive_timeout):
-    lanes = made(receive_timeout=receive_timeout)
+def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made_lanes, receive_timeout):
+    lanes = made_lanes(receive_timeout=receive_timeout)
     peer = Peer(lanes.endpoint)
     streams = [peer.open(metadata=(("grpc-timeout", f"{5000 - number}m"),)) for number in range(3)]
     peer.pump()
@@ -368,9 +343,9 @@ def test_a_call_that_is_not_complete_ends_at_its_deadline_and_not_before(made, r
 
 
 @pytest.mark.parametrize("receive_timeout", [0.0, 30.0])
-def test_a_deadline_holds_where_the_headers_come_in_parts(made, receive_timeout):
+def test_a_deadline_holds_where_the_headers_come_in_parts(made_lanes, receive_timeout):
     """It cannot end the call before they are complete, and does as soon as they are."""
-    lanes = made(receive_timeout=receive_timeout)
+    lanes = made_lanes(receive_timeout=receive_timeout)
     peer = Peer(lanes.endpoint)
     peer.pump()
     stream = peer.open(metadata=(("grpc-timeout", "5S"),))
@@ -407,9 +382,9 @@ def test_the_owner_of_a_python_call_hears_of_its_deadline():
     peer.close()
 
 
-def test_a_parked_call_ends_at_its_deadline(made):
+def test_a_parked_call_ends_at_its_deadline(made_lanes):
     """It is parked behind answers that its peer does not read; that does not give it its whole time again."""
-    lanes = made()
+    lanes = made_lanes()
     peer = Peer(lanes.endpoint, reading=False)
     for _ in range(5):
         stream = peer.open()
@@ -437,8 +412,8 @@ def peer_of(lanes, use):
     return peer
 
 
-def test_calls_of_a_client_count_over_all_its_connections(made):
-    lanes = made()
+def test_calls_of_a_client_count_over_all_its_connections(made_lanes):
+    lanes = made_lanes()
     use = ClientUse("10.0.0.7", max_calls=3)
     first, second, stranger = peer_of(lanes, use), peer_of(lanes, use), Peer(lanes.endpoint)
     begun(lanes, first, KIB, 10)
@@ -460,8 +435,8 @@ def test_calls_of_a_client_count_over_all_its_connections(made):
     assert use.calls == 0
 
 
-def test_bytes_of_a_client_count_from_their_arrival_until_the_answer_is_read(made):
-    lanes = made()
+def test_bytes_of_a_client_count_from_their_arrival_until_the_answer_is_read(made_lanes):
+    lanes = made_lanes()
     use = ClientUse("user 1000", max_bytes=LIMIT)
     peer = peer_of(lanes, use)
     hog = peer_of(lanes, use)

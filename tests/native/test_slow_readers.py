@@ -10,7 +10,7 @@ import pytest
 from _native.memory.resource import pooled
 from _native.transport.client import ClientUse
 from _native.transport.connection import Connection
-from tests.native.h2peer import Echo, Lanes, Peer, framed, output
+from tests.native.h2peer import Clock, Echo, Peer, framed, output
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 4 * MIB
@@ -23,34 +23,9 @@ def _nothing_left(native_counters):
     """No stream, connection, request, block or charge survives its test."""
 
 
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def made():
-    """Makes lanes; they are closed at the end."""
-    all_lanes = []
-
-    def make(**arguments):
-        lanes = Lanes(**arguments)
-        lanes.endpoint.clock = Clock()
-        all_lanes.append(lanes)
-        return lanes
-
-    yield make
-    for lanes in all_lanes:
-        lanes.close()
-
-
-@pytest.fixture
-def lanes(made):
-    return made(max_held=LIMIT)
+def lanes(made_lanes):
+    return made_lanes(max_held=LIMIT)
 
 
 def advance(endpoint, seconds):
@@ -133,9 +108,9 @@ def test_a_byte_now_and_then_is_not_reading(lanes):
         peer.close()
 
 
-def test_one_large_answer_slows_nobody(made):
+def test_one_large_answer_slows_nobody(made_lanes):
     """What one call has answered says nothing of what others will."""
-    lanes = made(max_held=8 * MIB, running=False)
+    lanes = made_lanes(max_held=8 * MIB, running=False)
     lanes.run()
     first = Peer(lanes.endpoint, window=1 << 24)
     assert answered(lanes, first, 4 * MIB)
@@ -150,9 +125,9 @@ def test_one_large_answer_slows_nobody(made):
     first.close()
 
 
-def test_requests_that_wait_in_a_queue_are_bounded_in_bytes(made):
+def test_requests_that_wait_in_a_queue_are_bounded_in_bytes(made_lanes):
     """Their inflated size counts, and the latest of who holds most are refused."""
-    lanes = made(max_held=LIMIT, running=False)
+    lanes = made_lanes(max_held=LIMIT, running=False)
     greedy, small = Peer(lanes.endpoint), Peer(lanes.endpoint)
     packed = gzip.compress(lanes.request(bytes(MIB)))
     first = call(lanes, small, 100)
@@ -177,8 +152,8 @@ def test_requests_that_wait_in_a_queue_are_bounded_in_bytes(made):
         peer.close()
 
 
-def test_an_answer_must_be_taken_in_time(made):
-    lanes = made(send_timeout=30.0)
+def test_an_answer_must_be_taken_in_time(made_lanes):
+    lanes = made_lanes(send_timeout=30.0)
     peer = Peer(lanes.endpoint, reading=False)
     peer.pump()
     stream = call(lanes, peer, MIB)
@@ -194,9 +169,9 @@ def test_an_answer_must_be_taken_in_time(made):
     peer.close()
 
 
-def test_the_time_for_an_answer_begins_when_it_is_there(made):
+def test_the_time_for_an_answer_begins_when_it_is_there(made_lanes):
     """However long it took to compute, and however long nothing else has happened."""
-    lanes = made(send_timeout=30.0, running=False)
+    lanes = made_lanes(send_timeout=30.0, running=False)
     peer = Peer(lanes.endpoint, reading=False, window=0)
     peer.pump()
     stream = call(lanes, peer, KIB)
@@ -266,8 +241,8 @@ def test_what_a_handler_holds_counts_until_its_call_ends(native_counters):
     peer.close()
 
 
-def test_calls_are_parked_behind_answers_of_their_own_connection_only(made):
-    lanes = made()
+def test_calls_are_parked_behind_answers_of_their_own_connection_only(made_lanes):
+    lanes = made_lanes()
     greedy, other = Peer(lanes.endpoint, reading=False), Peer(lanes.endpoint)
     streams = [call(lanes, greedy) for _ in range(5)]
     lanes.settle()
@@ -291,8 +266,8 @@ def lanes_answer(peer, stream):
     return peer.answers[stream].messages[0]
 
 
-def test_a_parked_call_may_be_reset(made):
-    lanes = made()
+def test_a_parked_call_may_be_reset(made_lanes):
+    lanes = made_lanes()
     peer = Peer(lanes.endpoint, reading=False)
     for _ in range(5):
         call(lanes, peer)
@@ -306,8 +281,8 @@ def test_a_parked_call_may_be_reset(made):
     peer.close()
 
 
-def test_connections_of_one_client_count_together(made):
-    lanes = made(running=False)
+def test_connections_of_one_client_count_together(made_lanes):
+    lanes = made_lanes(running=False)
     use = ClientUse("10.0.0.7", max_bytes=100 * KIB)
     peers = []
     for _ in range(3):
@@ -326,8 +301,8 @@ def test_connections_of_one_client_count_together(made):
     assert use.bytes_held == 0
 
 
-def test_memory_goes_back_to_the_system_when_a_peak_is_over(made):
-    lanes = made()
+def test_memory_goes_back_to_the_system_when_a_peak_is_over(made_lanes):
+    lanes = made_lanes()
     peers = [Peer(lanes.endpoint, reading=False) for _ in range(20)]
     for peer in peers:
         peer.pump()

@@ -18,7 +18,8 @@ from server.observe.lines import LineFormatter
 from server.observe.writer import LogWriter
 from server.pb import grpc_service_pb2 as pb
 from tests.conformance import doors, raw
-from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, wait_until, write
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
+from tests.waiting import wait_until
 
 DELAYED = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 
@@ -146,7 +147,7 @@ def test_a_file_that_was_moved_away_is_made_anew_at_sighup(tmp_path):
     process = subprocess.Popen([*command, "--grpc-address", f"unix:{address}", "--log-file", str(file)], cwd=doors.ROOT)
     try:
         with triton.InferenceServerClient(f"unix:{address}") as client:
-            wait_until(client.is_server_ready)
+            wait_until(client.is_server_ready, "the server is not ready", triton.InferenceServerException)
             file.rename(tmp_path / "log.1")
             process.send_signal(signal.SIGHUP)
             client.update_log_settings({"log_verbose_level": 1})

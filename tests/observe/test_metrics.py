@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.observe.scraping import ask, scrape, scraped_server
+from tests.waiting import wait_until
 
 IDENTITY = """
 backend: "identity"
@@ -52,18 +53,6 @@ def server(tmp_path_factory):
     write(root, broken='backend: "nobody"')
     with scraped_server(root) as (process, metrics):
         yield process.address, metrics
-
-
-def wait_until(holds):
-    """Return when it does; a call that its client gave up raises for a while."""
-    for _ in range(6000):
-        try:
-            if holds():
-                return
-        except triton.InferenceServerException:
-            pass
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come")
 
 
 def tensor(rows=1, columns=2):

@@ -21,7 +21,8 @@ from server.observe.metrics.page import Page
 from server.observe.metrics.service import Service
 from tests.engine.serving import CONFIG, infer, request, row, serving
 from tests.observe import scraping
-from tests.observe.test_metrics import IDENTITY, tensor, triton, wait_until, write
+from tests.observe.test_metrics import IDENTITY, tensor, triton, write
+from tests.waiting import wait_until
 
 ENSEMBLE = """
 platform: "ensemble"

@@ -19,7 +19,8 @@ from server.settings.tracing import SettingsError, parse_trace_config
 from tests.conformance import doors
 from tests.conformance.client import Stub
 from tests.observe.scraping import ask, scraped_server, understood
-from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, wait_until, write
+from tests.observe.test_metrics import DECOUPLED, IDENTITY, tensor, triton, write
+from tests.waiting import wait_until
 
 SLOW = IDENTITY + 'parameters { key: "delay_us" value { string_value: "20000" } }\n'
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from server.engine.config import Options
 from server.engine.engine import Engine
 from server.engine.loading.control import ModelControl
 from tests.engine.serving import Answer, infer, request, row
+from tests.waiting import wait_until
 
 CONFIG = """
 backend: "python"
@@ -23,8 +23,19 @@ output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
 
-PATIENCE = 120.0
-"""Seconds for what a model has to do."""
+WAITING = """
+import pathlib, time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+    def execute(self, requests):
+        (self.folder / "executing").touch()
+        while not (self.folder / "go").exists():
+            time.sleep(0.001)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+"""Says with a file that it executes, and answers with its input as soon as there is another one."""
 
 # Answers with its input; a first element below 0 stands for something that goes wrong.
 MISCHIEF = """
@@ -78,10 +89,7 @@ def add_model(root: Path, name: str, code: str, config: str = CONFIG) -> Path:
 
 def wait_for(path: Path) -> None:
     """Wait until it exists, as a model says that it has got so far."""
-    end = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} is not there"
-        time.sleep(0.001)
+    wait_until(path.exists, f"{path} is not there")
 
 
 class Readiness:

@@ -1,16 +1,14 @@
 """Models that call other models, through a real server: chains, errors, streams, deadlines, cancellation."""
 
-import asyncio
-import time
-
 import numpy as np
 import pytest
 
 from backends.python.process import CALLS
 from backends.python.worker import protocol
-from tests.backends.python.served import CONFIG, PATIENCE, add_model, ask, serving
+from tests.backends.python.served import CONFIG, add_model, ask, serving
 from tests.backends.python.test_decoupled import COUNTDOWN, DECOUPLED
 from tests.engine.serving import Pending, infer_all, request, row
+from tests.waiting import until
 
 # Adds one, after having asked the model that is named like itself with one letter less.
 CHAIN = """
@@ -127,13 +125,7 @@ async def until_told(root, model, word):
     """Wait until the model has written this."""
     told = root / model / "told"
 
-    def wait():
-        end = time.monotonic() + PATIENCE
-        while not told.exists() or told.read_text() != word:
-            assert time.monotonic() < end, f"{model} does not tell {word!r}"
-            time.sleep(0.002)
-
-    await asyncio.to_thread(wait)
+    await until(lambda: told.exists() and told.read_text() == word, f"{model} does not tell {word!r}")
 
 
 async def test_the_deadline_is_inherited(tmp_path):

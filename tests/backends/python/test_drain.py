@@ -17,21 +17,9 @@ import psutil
 from bench.chaos import PATH, message
 from bench.processes import ServerProcess, free_port
 from server.pb import grpc_service_pb2 as pb
-from tests.backends.python.served import add_model, wait_for
+from tests.backends.python.served import WAITING, add_model, wait_for
 
 REQUESTS = 128
-MODEL = """
-import pathlib, time
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def initialize(self, args):
-        self.folder = pathlib.Path(args["model_repository"])
-    def execute(self, requests):
-        (self.folder / "executing").touch()
-        while not (self.folder / "go").exists():
-            time.sleep(0.001)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 CONFIG = """
 backend: "python"
 max_batch_size: 16
@@ -60,7 +48,7 @@ def signal_all(signs: Iterable[Path], pid: int, go: Iterable[Path]) -> None:
 
 
 def test_sigterm_for_every_process_loses_no_request(tmp_path: Path) -> None:
-    add_model(tmp_path / "models", "m", MODEL, CONFIG)
+    add_model(tmp_path / "models", "m", WAITING, CONFIG)
     port = free_port()
     command = [sys.executable, "-m", "server", "serve", "--model-repository", tmp_path / "models", "--grpc-port"]
     server = ServerProcess([*command, str(port)], port, log=tmp_path / "log")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from backends.python import process
-from tests.backends.python.served import CONFIG, MISCHIEF, Readiness, add_model, ask, serving, wait_for
+from tests.backends.python.served import CONFIG, MISCHIEF, WAITING, Readiness, add_model, ask, serving, wait_for
 
 UNAVAILABLE = 14
 
@@ -108,20 +108,8 @@ def test_what_a_worker_has_started_ends_with_a_server_that_is_killed(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signals_for_all_processes_of_a_service_do_not_end_workers(tmp_path, number):
-    code = """
-    import pathlib, time
-    import triton_python_backend_utils as pb_utils
-    class TritonPythonModel:
-        def initialize(self, args):
-            self.folder = pathlib.Path(args["model_repository"])
-        def execute(self, requests):
-            (self.folder / "executing").touch()
-            while not (self.folder / "go").exists():
-                time.sleep(0.001)
-            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
-    """
     before = children()
-    async with serving(tmp_path, m=code) as engine:
+    async with serving(tmp_path, m=WAITING) as engine:
         asked = asyncio.ensure_future(ask(engine, 7))
         await asyncio.to_thread(wait_for, tmp_path / "m" / "executing")
         theirs = children() - before  # servers of other tests may be children of this process too

@@ -1,0 +1,42 @@
+"""The one way in which tests wait for what nothing tells of: they look until it holds, and only a fault takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+PATIENCE = 120.0
+"""Seconds that something may take before it counts as a fault, also on a machine that does much else."""
+PAUSE = 0.01
+"""Seconds between two looks."""
+
+
+def wait_until(condition: Callable[[], object], missing: str = "it did not happen", *also: type[Exception]) -> None:
+    """Look until the condition holds.
+
+    Args:
+        missing: what is said when it does not.
+        also: errors of the condition that mean that it does not hold yet.
+    """
+    end = time.monotonic() + PATIENCE
+    while not _holds(condition, also):
+        assert time.monotonic() < end, missing
+        time.sleep(PAUSE)
+
+
+def _holds(condition: Callable[[], object], also: tuple[type[Exception], ...]) -> object:
+    try:
+        return condition()
+    except also:
+        return False
+
+
+async def until(condition: Callable[[], object], missing: str = "it did not happen") -> None:
+    """The same, while the event loop turns."""
+    end = time.monotonic() + PATIENCE
+    turns = 0
+    while not condition():
+        assert time.monotonic() < end, missing
+        turns += 1
+        await asyncio.sleep(0 if turns < 100 else PAUSE)
