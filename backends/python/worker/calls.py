@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .channel import Call, Channel
-from .errors import TritonModelException
+from .errors import TritonError, TritonModelException
 from .request import Request
+from .response import InferenceResponse
 from .runtime import PARENT, Runtime, current
 
 if TYPE_CHECKING:
     import asyncio
 
-    from .response import InferenceResponse
     from .sender import InferenceResponseSender
 
 
@@ -191,7 +191,7 @@ def infer(request: Request) -> InferenceResponse:
     """
     channel = _runtime().channel
     call = BlockingCall(request.model_name(), False)
-    channel.call(request, call, PARENT.get())
+    _send(channel, request, call)
     return call.wait(channel)
 
 
@@ -202,7 +202,7 @@ def start(request: Request, decoupled: bool) -> OpenCall:
         TritonModelException: called while the model is initialized or finalized.
     """
     call = _new_call(request, decoupled)
-    call._channel.call(request, call, PARENT.get())
+    _send(call._channel, request, call)
     return call
 
 
@@ -214,10 +214,18 @@ def start_async(request: Request, decoupled: bool) -> asyncio.Future[Any]:
     call = _new_call(request, decoupled)
     if not decoupled:
         future = call.future(loop)  # before the response can come
-        call._channel.call(request, call, PARENT.get())
+        _send(call._channel, request, call)
         return future
-    call._channel.call(request, call, PARENT.get())
+    _send(call._channel, request, call)
     return loop.create_task(call.begun())
+
+
+def _send(channel: Channel, request: Request, call: Call) -> None:
+    """Send it; where it cannot be sent, that is its response."""
+    try:
+        channel.call(request, call, PARENT.get())
+    except TritonModelException as error:
+        call.deliver(InferenceResponse(error=TritonError(str(error))), True)
 
 
 def _new_call(request: Request, decoupled: bool) -> OpenCall:

@@ -114,7 +114,10 @@ class Channel(abc.ABC):
             parent: key and id of the request that this one is made for; the key is 0 for none. It inherits the
                 deadline, cancellation, trace and id where it has none of its own.
 
-        What goes wrong is delivered as an error.
+        What goes wrong when it has been sent is delivered as an error.
+
+        Raises:
+            TritonModelException: it was not sent, and nothing is delivered.
         """
 
     @abc.abstractmethod

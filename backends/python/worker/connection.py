@@ -202,9 +202,9 @@ class Connection(Channel):
         self._calls[call.number] = call
         try:
             call.large = self._send_call(request, call.number, p.DECOUPLED if call.decoupled else 0, parent)
-        except TritonModelException as error:
+        except TritonModelException:
             self._calls.pop(call.number)
-            call.deliver(InferenceResponse(error=TritonError(str(error))), True)
+            raise
 
     def _send_call(self, request: Request, call: int, flags: int, parent: tuple[int, str]) -> bool:
         """Whether it did not fit into a packet."""

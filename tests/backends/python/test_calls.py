@@ -180,6 +180,25 @@ def test_large_inputs_and_outputs_go_through_the_arena(tmp_path: Path) -> None:
         assert (released.id, released.offset) == (0, 40 << 20)
 
 
+def test_a_large_call_for_which_there_is_no_memory_is_answered_with_an_error(tmp_path: Path) -> None:
+    """However the model waits for it: it was not sent, and nothing else ends it."""
+    source = f"""{HEAD}
+    class TritonPythonModel:
+        async def execute(self, requests):
+            def large():
+                return ask(np.arange(100_000))
+            found = [large().exec(), *large().exec(decoupled=True), await large().async_exec()]
+            found += [response async for response in await large().async_exec(decoupled=True)]
+            return [pb_utils.InferenceResponse([], pb_utils.TritonError(str([r.error().message() for r in found])))]
+    """
+    with worker(tmp_path, source) as peer:
+        peer.start(Sent({"IN": ONE}))
+        for _ in range(4):
+            asked = peer.expect(peer.side, p.ALLOCATE)
+            peer.send(peer.side, p.ALLOCATED, number=asked.id, code=p.CODE_UNAVAILABLE)
+        assert peer.done()[0].error.count("the limit of the model is reached") == 4
+
+
 def test_what_is_said_of_a_large_call_does_not_overtake_it(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
