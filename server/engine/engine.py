@@ -40,8 +40,7 @@ from server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
 from server.engine.repository.sources import Repositories, RepositorySource
 from server.engine.services import EngineServices
 from server.engine.shared_memory import SharedMemory, SharedMemoryPolicy
-from server.errors import ConfigError, Internal, InvalidArgument, Unavailable
-from server.pb import model_config_pb2
+from server.errors import Internal, InvalidArgument, Unavailable
 
 log = logging.getLogger("inferd.engine")
 
@@ -347,18 +346,18 @@ class Engine:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
         check_name(name)
 
-    async def bring(self, name: str, *, by_model: bool = False) -> None:
+    async def bring(self, name: str, *, asked_by: str = "") -> None:
         """Have a model loaded that is loaded on demand; return when it is served, or is in no repository.
 
         Args:
             name: of the model.
-            by_model: a model waits for it, which may be made itself: the load goes on beside its load.
+            asked_by: the model that waits for it, which may be made itself: the load goes on beside its load.
 
         Raises:
             Unavailable, Exhausted: as a request for it would be answered.
         """
         if self._demand is not None:
-            await self._demand.bring(name, by_model=by_model)
+            await self._demand.bring(name, asked_by=asked_by)
 
     def is_awaited(self, name: str) -> bool:
         """Whether a request for this model, which is or was in a repository, would have it loaded."""
@@ -369,43 +368,6 @@ class Engine:
         if self._demand is None or self._models.versions(name) or self._demand.failure(name):
             return False
         return await self._demand.has(name)
-
-    async def scale(self, name: str, counts: Mapping[str, int]) -> None:
-        """Have so many instances of these instance groups, in every ready version that has them, while it serves.
-
-        New instances are made before others end; an instance that ends finishes its batch.
-
-        Args:
-            name: of the model.
-            counts: instances of each group that is to change, by the group's name as ModelConfig shows it.
-
-        Raises:
-            NotFound, Unavailable: as for a request for the model.
-            ConfigError: there is no such group, or the number is not served.
-            BackendError: an instance cannot be made, or the model's scheduler ties requests to instances.
-        """
-        async with self._lifecycle.lock(frozenset((name,))):
-            await self._scale(name, counts)
-
-    async def _scale(self, name: str, counts: Mapping[str, int]) -> None:
-        self.model(name)
-        known = dict.fromkeys(group.name for loaded in self.versions(name) for group in loaded.config.instance_group)
-        for wanted, count in counts.items():
-            if wanted not in known or count < 1:
-                raise ConfigError(
-                    f"expected at least 1 instance of a group of model '{name}', which has "
-                    f"{', '.join(known) or 'none'}, got {count} of '{wanted}'"
-                )
-        for loaded in self.versions(name):
-            config = model_config_pb2.ModelConfig()
-            config.CopyFrom(loaded.config)
-            for group in config.instance_group:
-                group.count = counts.get(group.name, group.count)
-            configuration.validate_instances(config)
-            specs = configuration.instance_specs(config)
-            wait = await on_thread(loaded.change_instances, config, specs)
-            await on_thread(wait)
-            log.info("'%s' version %d has %d instances", name, loaded.version, len(specs))
 
     # -- what there is --
 

@@ -30,8 +30,8 @@ class ModelService(Protocol):
     async def is_on_demand(self, name: str) -> bool:
         """Whether the model is not loaded, and a request for it would have it loaded."""
 
-    async def bring(self, name: str, *, by_model: bool = False) -> None:
-        """Have a model loaded that is loaded on demand; a model that asks may be one that is made."""
+    async def bring(self, name: str, *, asked_by: str = "") -> None:
+        """Have a model loaded that is loaded on demand; the model that asks may be one that is made."""
 
 
 class EngineServices:
@@ -76,7 +76,7 @@ class EngineServices:
                 return await self._is_model_ready(name, str(arguments.get("version", "")))
             case "is_decoupled":
                 if name != asked_by:  # whose load cannot wait for itself
-                    await self._models.bring(name, by_model=True)
+                    await self._models.bring(name, asked_by=asked_by)
                 return self._models.model(name, str(arguments.get("version", ""))).spec.decoupled
             case "load_model":
                 files = _files(arguments.get("files"))

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -272,6 +273,13 @@ class Pending:
 async def infer(engine: Engine, message: pb.ModelInferRequest, timeout_ns: int = -1, user: int = -1) -> Answer:
     """Submit one request and wait for its answer."""
     return await Pending(engine, message, timeout_ns, user).answer()
+
+
+async def scale(engine: Engine, root: Path, count: int, name: str = "m") -> None:
+    """Have a model loaded with another number of instances of its first group; see `Engine.load`."""
+    path = root / name / "config.pbtxt"
+    path.write_text(re.sub(r"count: \d+", f"count: {count}", path.read_text(), count=1))
+    await engine.load(name)
 
 
 async def infer_all(engine: Engine, *messages: pb.ModelInferRequest) -> list[Answer]:

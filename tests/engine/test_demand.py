@@ -238,6 +238,26 @@ async def test_a_model_may_ask_about_another_where_one_is_loaded_at_a_time(tmp_p
             await asyncio.wrap_future(services.ask("is_decoupled", {"name": "none", "asked_by": "a"}))
 
 
+@pytest.mark.parametrize("names", ["ae", "ab", "a"])
+async def test_a_model_may_not_wait_for_what_waits_for_it(tmp_path, names) -> None:
+    """A model that is made asks about an ensemble that has it as a step, or about one that asks about it.
+
+    Each is told, whether the load that it waits for was begun for it or for another; none waits for ever.
+    """
+    async with lazy(tmp_path, e=ENSEMBLE) as (engine, shelf):
+        services = EngineServices(engine, None, None)
+        told: dict[str, BaseException | None] = {}
+
+        def asks(who: str, about: str) -> None:
+            told[who] = services.ask("is_decoupled", {"name": about, "asked_by": who}).exception(60)
+
+        shelf.meanwhile.update(a=lambda: asks("a", "b" if "b" in names else "e"), b=lambda: asks("b", "a"))
+        answers = await infer_all(engine, *(request(name, x=row(1)) for name in names))
+        assert answers[0].status == Status.OK
+        assert any("waits for" in str(error) for error in told.values())
+        assert (await ask(engine, "b")).status == Status.OK
+
+
 async def test_loads_on_demand_are_as_many_at_a_time_as_there_are_threads(tmp_path) -> None:
     together, guard = threading.Barrier(2), threading.Lock()
     now, most = [0], [0]

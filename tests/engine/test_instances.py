@@ -12,10 +12,23 @@ from backends.api import BackendError
 from server.engine.instances.hosts import HostPolicy, HostPolicyError, parse_host_policies
 from server.engine.instances.instances import Hardware
 from server.engine.instances.resources import ResourceError, Resources, parse_limits
-from server.engine.loading.control import ControlMode, ModelControl
-from server.errors import ConfigError, ServerError, Status
-from tests.engine.serving import CONFIG, Gate, Pending, PuppetModel, echo, infer, infer_all, request, row, serving
+from server.engine.loading.control import ALL, ControlMode, ModelControl
+from server.errors import ServerError, Status
+from tests.engine.serving import (
+    CONFIG,
+    Gate,
+    Pending,
+    PuppetModel,
+    echo,
+    infer,
+    infer_all,
+    request,
+    row,
+    scale,
+    serving,
+)
 
+EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 OK, UNAVAILABLE, DEADLINE = Status.OK, Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED
 
 
@@ -80,14 +93,14 @@ async def test_instances_that_have_begun_end_before_their_model_where_another_ha
 
 async def test_more_and_fewer_instances_while_requests_run(tmp_path):
     census = Census()
-    async with serving(tmp_path, census, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
+    async with serving(tmp_path, census, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
         first = await census.busy(engine, 1)
-        await engine.scale("m", {"m_0": 3})
+        await scale(engine, tmp_path, 3)
         more = await census.busy(engine, 2)
         assert sorted(census.names) == ["m_0_0", "m_0_1", "m_0_2"]
         assert engine.model("m").config.instance_group[0].count == 3
         waiting = [Pending(engine, request(x=row(n))) for n in range(5)]
-        fewer = asyncio.create_task(engine.scale("m", {"m_0": 1}))
+        fewer = asyncio.create_task(scale(engine, tmp_path, 1))
         await asyncio.sleep(0)
         census.gate.go(1000)
         await fewer  # those that end have finished what they executed
@@ -100,17 +113,16 @@ async def test_more_and_fewer_instances_while_requests_run(tmp_path):
 
 
 async def test_idle_instances_end_at_once(tmp_path):
-    async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 4 }")) as engine:
-        await engine.scale("m", {"m_0": 2})
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 4 }")) as engine:
+        await scale(engine, tmp_path, 2)
         answers = await infer_all(engine, *(request(x=row(n)) for n in range(20)))
         assert [answer.array().item() for answer in answers] == list(range(20))
 
 
-@pytest.mark.parametrize("counts", [{"nope": 2}, {"m_0": 0}, {"m_0": 5000}])
-async def test_a_number_that_cannot_be_changes_nothing(tmp_path, counts):
-    async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
-        with pytest.raises(ConfigError, match=r"m_0|at most 1024"):
-            await engine.scale("m", counts)
+async def test_a_number_that_cannot_be_changes_nothing(tmp_path):
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 2 }")) as engine:
+        with pytest.raises(ServerError, match="at most 1024"):
+            await scale(engine, tmp_path, 5000)
         assert len(engine.model("m").spec.instances) == 2
         assert (await infer(engine, request(x=row(1)))).status == OK
 
@@ -129,9 +141,9 @@ def refuse_instance(monkeypatch, name):
 
 async def test_an_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeypatch):
     refuse_instance(monkeypatch, "m_0_2")
-    async with serving(tmp_path, echo, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
-        with pytest.raises(BackendError, match="no room"):
-            await engine.scale("m", {"m_0": 3})
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
+        with pytest.raises(ServerError, match="no room"):
+            await scale(engine, tmp_path, 3)
         assert len(engine.model("m").spec.instances) == 1
         answers = await infer_all(engine, *(request(x=row(n)) for n in range(5)))
         assert {answer.status for answer in answers} == {OK}
@@ -150,14 +162,16 @@ async def test_idle_instances_that_wait_for_resources_can_end(tmp_path):
     census = Census()
     resource = 'resources { name: "R" count: 1 }'
     hardware = Hardware(resources=Resources({("R", None): 1}))
-    async with serving(tmp_path, census, hardware=hardware, m=limited("m", resource, count=2)) as engine:
+    async with serving(
+        tmp_path, census, hardware=hardware, control=EXPLICIT, m=limited("m", resource, count=2)
+    ) as engine:
         pending = await census.busy(engine, 1)
         pending.append(Pending(engine, request(x=row(1))))
         for _ in range(100_000):
             if hardware.resources.waiting:
                 break
             await asyncio.sleep(0)
-        fewer = asyncio.create_task(engine.scale("m", {"m_0": 1}))
+        fewer = asyncio.create_task(scale(engine, tmp_path, 1))
         await asyncio.sleep(0)
         census.gate.go(1000)
         await fewer

@@ -195,6 +195,28 @@ async def test_a_load_that_waits_is_ended_by_an_unload(tmp_path):
         assert {(await each.answer()).status for each in pending} == {OK}
 
 
+async def test_a_load_that_reads_the_configuration_is_ended_by_an_unload(tmp_path, monkeypatch):
+    """The model is not made, and not warmed up, only to be unloaded."""
+    reading, go = threading.Event(), threading.Event()
+
+    def complete(self, source):
+        reading.set()
+        assert go.wait(60)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "completes", True)
+    monkeypatch.setattr(puppets.PuppetBackend, "complete", complete)
+    async with serving(tmp_path, control=NOTHING, m=CONFIG) as engine:
+        load = asyncio.create_task(engine.load("m"))
+        assert await asyncio.to_thread(reading.wait, 60)
+        unload = asyncio.create_task(engine.unload("m"))
+        for _ in range(10):  # turns of the loop, until it is asked for
+            await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(ServerError, match="unloaded before its load has ended"):
+            await load
+        await unload
+
+
 async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, monkeypatch):
     making, go = threading.Event(), threading.Event()
     made = puppets.PuppetBackend.load
@@ -553,7 +575,9 @@ async def test_loads_and_unloads_of_a_model_happen_in_order(tmp_path):
     async with serving(tmp_path, control=EXPLICIT) as engine:
         for last, expected in (("load", OK), ("unload", Status.NOT_FOUND)):
             names = ["unload", "load", "unload", "load", last]
-            await asyncio.gather(*(getattr(engine, name)("m") for name in names))
+            ends = await asyncio.gather(*(getattr(engine, name)("m") for name in names), return_exceptions=True)
+            assert ends.pop() is None
+            assert all(end is None or "unloaded before its load has ended" in str(end) for end in ends)
             assert (await infer(engine, request(x=row(1)))).status == expected
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from server.engine.config import Options
 from server.engine.engine import Engine
-from server.engine.loading.control import ControlMode, ModelControl
+from server.engine.loading.control import ALL, ControlMode, ModelControl
 from server.errors import ServerError
-from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, serving
+from tests.engine.serving import CONFIG, Gate, Loader, infer, request, row, scale, serving
 
+EXPLICIT = ModelControl(ControlMode.EXPLICIT, (ALL,))
 SAMPLE = """
 model_warmup {
   name: "%s" batch_size: %d count: %d
@@ -61,9 +62,11 @@ async def test_samples_run_on_each_instance_before_it_serves_and_do_not_count(tm
 
 async def test_instances_that_are_added_while_it_serves_are_warmed_and_do_not_count(tmp_path):
     seen = Seen()
-    async with serving(tmp_path, seen, m=CONFIG + SAMPLE % ("zeros", 3, 2, "zero_data: true")) as engine:
+    async with serving(
+        tmp_path, seen, control=EXPLICIT, m=CONFIG + SAMPLE % ("zeros", 3, 2, "zero_data: true")
+    ) as engine:
         await infer(engine, request(x=row(7)))
-        await engine.scale("m", {"m_0": 3})
+        await scale(engine, tmp_path, 3)
         assert len(seen.batches) == 2 + 1 + 4
         statistics = engine.model("m").statistics()
         assert statistics.execution_count == statistics.inference_stats.success.count == 1

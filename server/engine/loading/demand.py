@@ -106,20 +106,26 @@ class Demand:
             self._urged[name].enter_context(self._lifecycle.awaited(name))
         return self._loads[name]
 
-    async def bring(self, name: str, *, by_model: bool = False) -> None:
+    async def bring(self, name: str, *, asked_by: str = "") -> None:
         """Return when the model is served, or is in no repository; the load goes on when the caller is cancelled.
 
         Args:
             name: of the model.
-            by_model: a model waits for it, which may be made itself.
+            asked_by: the model that waits for it, which may be made itself; empty for nobody.
 
         Raises:
-            Unavailable: it could not be loaded.
+            Unavailable: it could not be loaded, or its load waits for the model that asks.
             Exhausted: there is no room for it.
         """
         if self._models.versions(name):
             return
-        await asyncio.shield(self._begin(name, by_model))
+        if self._lifecycle.is_loaded_with(name, asked_by):  # another load would wait for that one
+            failures = await self._lifecycle.load((name,), asked_by=asked_by)
+            if failure := failures.get(name):
+                raise Unavailable(failure.answer)
+            return
+        with self._lifecycle.waiting(name, asked_by):
+            await asyncio.shield(self._begin(name, bool(asked_by)))
         if error := self.failure(name):
             raise error
 

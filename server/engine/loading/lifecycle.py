@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 from server.engine import config as configuration
 from server.engine.housekeeping.threads import on_thread
+from server.engine.instances.warmup import Halt
 from server.engine.loading.candidates import Candidate, Failure, Maker
 from server.engine.loading.endings import End, Endings
 from server.engine.loading.load import Loading
@@ -43,6 +44,8 @@ from server.errors import ConfigError, Denied, Status, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
+UNLOADED = "it is unloaded before its load has ended"
+"""Why a load fails that an unload halts."""
 Allowed = Callable[[str], bool]
 """Whether who asks may load and unload the model of this name."""
 
@@ -83,6 +86,7 @@ class Lifecycle:
         self._room = Room(threads, patience)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
+        self._halts: dict[str, Halt] = {}  # of models that are about to be made: their configurations are read
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -106,7 +110,7 @@ class Lifecycle:
         """Change these models inside of the block, and nobody else does.
 
         Raises:
-            Unavailable: the model that waits for it is one that must be made first.
+            Unavailable: the model that waits for it, or for one of them, is one that must be made first.
         """
         outer = self._made_in.get(asked_by)
         try:
@@ -156,6 +160,27 @@ class Lifecycle:
         with self._room.urge(self._locks.ahead((name,))):
             yield
 
+    def is_loaded_with(self, name: str, other: str) -> bool:
+        """Whether a load that is under way is of both models."""
+        return other in self._made_in and name in self._made_in[other].candidates
+
+    @contextmanager
+    def waiting(self, name: str, asked_by: str) -> Iterator[None]:
+        """Inside of the block, one who may be being made waits for loads of this model, whoever has asked for them.
+
+        Raises:
+            Unavailable: one of them waits for who waits.
+        """
+        outer = self._made_in.get(asked_by)
+        if outer is None:
+            yield
+            return
+        try:
+            with self._locks.waiting(outer.lock, name):
+                yield
+        except Deadlock:
+            raise _circle((name,), asked_by) from None
+
     async def _load(
         self, names: Iterable[str], override: Override, *, explicit: bool, asked_by: str, allowed: Allowed
     ) -> dict[str, Failure]:
@@ -177,7 +202,7 @@ class Lifecycle:
         while True:
             self._refuse_when_stopping()
             async with self.lock(needed, asked_by) as lock:
-                candidates = await self._look(wanted, override, room, allowed)
+                candidates = await self._look_under(lock, wanted, override, room, allowed)
                 needed = frozenset(candidates) | wanted
                 if needed <= lock.names:
                     for name in wanted & set(candidates):
@@ -204,6 +229,21 @@ class Lifecycle:
             self.failed += len(loading.failures)
             self.loaded += sum(len(candidate.made) for candidate in loading.candidates.values())
         return {**loading.failures, **{name: Failure(name) for name in wanted - names}}
+
+    async def _look_under(
+        self, lock: ModelLock, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
+    ) -> dict[str, Candidate]:
+        """See `_look`; what the lock is for can be halted meanwhile."""
+        halts = {name: Halt() for name in lock.names}
+        self._halts.update(halts)
+        try:
+            candidates = await self._look(wanted, override, room, allowed)
+        finally:
+            for name in halts:
+                del self._halts[name]
+        for name in halts.keys() & candidates.keys():
+            candidates[name].halt = halts[name]
+        return candidates
 
     async def _look(
         self, wanted: frozenset[str], override: Override, room: Room, allowed: Allowed
@@ -286,7 +326,9 @@ class Lifecycle:
     async def _unload(self, name: str, *, dependents: bool, asked_by: str, allowed: Allowed) -> None:
         self._refuse_when_stopping()
         if name in self._made_in and self._made_in[name] is not self._made_in.get(asked_by):
-            self._made_in[name].halt((name,), "it is unloaded before its load has ended")
+            self._made_in[name].halt((name,), UNLOADED)
+        elif name in self._halts and name != asked_by:
+            self._halts[name].set(UNLOADED)
         async with self.lock(frozenset((name,)), asked_by):
             if name not in self._models:
                 return
@@ -388,4 +430,6 @@ def _not_allowed(wanted: Iterable[str]) -> Denied:
 
 def _circle(names: Iterable[str], asked_by: str) -> Unavailable:
     shown = ", ".join(f"'{name}'" for name in sorted(names))
+    if not asked_by:
+        return Unavailable(f"a model that is loaded waits for {shown}, whose load waits for that model")
     return Unavailable(f"model '{asked_by}' asks for {shown} while it is loaded itself, which one waits for the other")

@@ -8,8 +8,8 @@ so a model that loads another one while it is being loaded differs from a model 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 
@@ -32,17 +32,19 @@ class ModelLocks:
 
     def __init__(self) -> None:
         self._locks: list[ModelLock] = []  # those that run and those that wait, in order
+        self._waits: list[tuple[ModelLock, str]] = []  # changes that wait for all of a name, also for those to come
 
     @asynccontextmanager
     async def of(self, names: Iterable[str], parent: ModelLock | None = None) -> AsyncIterator[ModelLock]:
         """Hold the lock of these names inside of the block.
 
         Raises:
-            Deadlock: it would wait for `parent`, which is to wait for it.
+            Deadlock: it would wait for `parent`, or one that waits for all of a name of its, which is to wait for it.
         """
         wanted = frozenset(names)
         lock = ModelLock(wanted, parent, [other for other in self._locks if other.names & wanted])
-        if parent is not None and self._reaches(lock.ahead, parent):
+        waiting = [each for each, name in self._waits if name in wanted]
+        if any(self._reaches(lock.ahead, each) for each in ([parent] if parent is not None else []) + waiting):
             raise Deadlock
         self._locks.append(lock)
         try:
@@ -52,6 +54,22 @@ class ModelLocks:
         finally:
             self._locks.remove(lock)
             lock.over.set()
+
+    @contextmanager
+    def waiting(self, waiter: ModelLock, name: str) -> Iterator[None]:
+        """Inside of the block, the change `waiter` waits for the changes of a model, whoever has asked for them.
+
+        Raises:
+            Deadlock: one of them waits for `waiter`.
+        """
+        if self._reaches([lock for lock in self._locks if name in lock.names], waiter):
+            raise Deadlock
+        wait = (waiter, name)
+        self._waits.append(wait)
+        try:
+            yield
+        finally:
+            self._waits.remove(wait)
 
     def ahead(self, names: Iterable[str]) -> frozenset[str]:
         """These names, and those of all changes that one of them would have to wait for now."""
@@ -76,6 +94,7 @@ class ModelLocks:
                 return True
             if lock not in seen:
                 seen.add(lock)
-                children = [other for other in self._locks if other.parent is lock]
+                awaited = {name for waiter, name in self._waits if waiter is lock}
+                children = [other for other in self._locks if other.parent is lock or other.names & awaited]
                 open_.extend(other for other in (*lock.ahead, *children) if not other.over.is_set())
         return False
