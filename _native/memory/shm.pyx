@@ -24,10 +24,15 @@ from _native.text cimport clip, format_text
 from _native.threads cimport lock, mutex_destroy, mutex_init, unlock
 
 import os
+import resource
 from typing import NamedTuple
 
 cdef enum:
     ALREADY_EXISTS = 6       # the gRPC status
+    KEPT_SHARE = 4           # one of so many descriptors of the server may keep an object; connections need the others
+
+cdef int64_t kept_objects = 0
+cdef int64_t UNLIMITED = resource.RLIM_INFINITY
 
 cdef const char *SHM_DISABLED = (
     b"Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable. Without it, clients "
@@ -289,6 +294,7 @@ cdef void close_system(Region *region) noexcept nogil:
         mapping_free(region.mapping)
     if region.fd >= 0:
         close(region.fd)
+        fetch_add64(&kept_objects, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -505,11 +511,17 @@ cdef int map_region(Region *region, int fd, bint trusted) except -1:
 
 cdef void keep_object(Region *region, int fd) noexcept:
     # for workers that map it, too; without one they get copies
-    if region.size >= MAPPED_FROM:
-        try:
-            region.fd = os.dup(fd)
-        except OSError:
-            region.fd = -1
+    cdef int64_t limit
+    if region.size < MAPPED_FROM:
+        return
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if fetch_add64(&kept_objects, 1) >= limit // KEPT_SHARE and limit != UNLIMITED:
+        fetch_add64(&kept_objects, -1)
+        return
+    try:
+        region.fd = os.dup(fd)
+    except OSError:
+        fetch_add64(&kept_objects, -1)
 
 
 # For tests: what a request does with a region.

@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -63,6 +64,26 @@ def test_a_region_is_found_until_it_is_removed(regions, shared_object):
     assert not regions.remove(SHARED, SYSTEM, "a")
     assert regions.find(SHARED, "a") is None
     assert (regions.count, regions.byte_size) == (0, 0)
+
+
+def test_objects_that_workers_may_map_take_a_share_of_the_descriptors(native_counters):
+    """Clients of the server's own user cannot take those that connections need: further regions are copied."""
+    before, usual = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    most, size = before * 4 + 400, 1 << 16
+    regions = Regions(max_count=most, max_byte_size=most * size)
+    fd = os.memfd_create("region")
+    os.truncate(fd, size)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, usual[1]) if usual[1] > 0 else most, usual[1]))
+    try:
+        for number in range(most // 2):
+            regions.add_system(SHARED, str(number), "", fd, 0, size, trusted=True, writable=True, reopened=True)
+        assert most // 8 < descriptors() - before <= most // 4 + 1
+        assert regions.count == most // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        regions.close()
+        os.close(fd)
+    assert descriptors() == before
 
 
 def test_scopes_do_not_see_each_other(regions, shared_object):
