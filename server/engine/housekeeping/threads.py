@@ -11,6 +11,7 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec, TypeVar
@@ -18,6 +19,8 @@ from typing import Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[], None]
+Todo = tuple[Work, Work]
+"""What is to be done, and what tells that it is."""
 
 MOST_IDLE: Final = 4
 """Threads that wait for work at a time."""
@@ -35,9 +38,13 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     returned: list[T] = []
     raised: list[BaseException] = []
 
-    def tell() -> None:
+    def finish() -> None:
         if not done.cancelled():
             done.set_result(None)
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish)
 
     def run() -> None:
         # When the caller goes on, this thread may not have ended yet: it must not hold anything by then.
@@ -46,9 +53,8 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             raised.append(error)
-        loop.call_soon_threadsafe(tell)
 
-    _start(run)
+    _start(run, tell)
     await done
     if returned:
         return returned.pop()
@@ -60,28 +66,34 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 _guard = threading.Lock()
-_idle: list[SimpleQueue[Work]] = []  # of each thread that waits, the last one to begin it at the end
+_idle: list[SimpleQueue[Todo]] = []  # of each thread that waits, the last one to begin it at the end
 
 
-def _start(work: Work) -> None:
-    """Have it done, by a thread that waits or by a new one."""
+def _start(work: Work, tell: Work) -> None:
+    """Have it done, by a thread that waits or by a new one, and then have that told."""
     with _guard:
         waiting = _idle.pop() if _idle else None
     if waiting is not None:
-        waiting.put(work)
+        waiting.put((work, tell))
     else:
-        threading.Thread(target=_work, args=([work],), name="engine", daemon=True).start()
+        threading.Thread(target=_work, args=([(work, tell)],), name="engine", daemon=True).start()
 
 
-def _work(todo: list[Work]) -> None:
+def _work(todo: list[Todo]) -> None:
     """Do it, and what comes while the thread may wait; it holds nothing of what it has done."""
-    own: SimpleQueue[Work] = SimpleQueue()
+    own: SimpleQueue[Todo] = SimpleQueue()
     while todo:
-        todo.pop()()
+        work, tell = todo.pop()
+        work()
+        del work
         with _guard:
-            if len(_idle) >= MOST_IDLE:
-                return
-            _idle.append(own)
+            waits = len(_idle) < MOST_IDLE
+            if waits:
+                _idle.append(own)
+        tell()  # now, so that what comes next need not start another thread
+        del tell
+        if not waits:
+            return
         try:
             todo.append(own.get(timeout=IDLE_SECONDS))
         except Empty:
