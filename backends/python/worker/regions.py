@@ -9,15 +9,17 @@ mapping in their place would lose what a thread of the model writes meanwhile.)
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import weakref
+from contextlib import suppress
 
 from .errors import TritonModelException
 
 MOST_MAPPED = 256
 """Mappings at a time: each keeps a descriptor of this process open, of which the model wants some, too."""
+POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE: each page becomes what it would be after it was written to."""
 
 
 class Mapped(mmap.mmap):
@@ -37,10 +39,12 @@ class Regions:
         self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()  # and what models have kept of others
 
     def reaches(self, descriptor: int) -> bool:
-        """Whether this process can open what is there."""
+        """Whether this process can open what is there, and can make its own what it maps of it."""
         try:
             os.close(self._open(descriptor))
-        except OSError:
+            with mmap.mmap(-1, mmap.PAGESIZE) as page:
+                page.madvise(POPULATE_WRITE)
+        except OSError:  # the kernel is older than 5.14, or does not let this process
             return False
         return True
 
@@ -102,19 +106,8 @@ def _copy(opened: int, offset: int, size: int) -> bytearray:
     return data
 
 
-POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: each page becomes what it would be after it was written to
-
-
 def _make_own(memory: Mapped | None) -> None:
-    if memory is None:
-        return
-    try:
-        memory.madvise(POPULATE_WRITE)
-    except OSError as error:
-        if error.errno == errno.EFAULT:  # some of the object is gone: there is nothing to be kept
-            return
-        import numpy as np
-
-        # The kernel is older than 5.14, or does not let this process: what each page has is written to it.
-        pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
-        np.add(pages, 0, out=pages)
+    # Nobody else may write its pages: a thread of the model may be writing there, and what it writes would be lost.
+    if memory is not None:
+        with suppress(OSError):  # some of the object is gone, or all memory is: there is nothing to be kept
+            memory.madvise(POPULATE_WRITE)
