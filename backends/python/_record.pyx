@@ -52,19 +52,13 @@ cdef bint record_refers(const Channel *channel, const InputData *input) noexcept
     return input.size >= REFER_FROM and input.exclusive and arena_holds(channel.arena, input.data)
 
 
-cdef inline bint is_on_device(const InputData *input) noexcept nogil:
-    return input.region != NULL and input.size > 0
-
-
-cdef inline const Region *mapped_region(const Channel *channel, const InputData *input) noexcept nogil:
-    # the region that the worker maps to read this input; NULL: it gets it in another way
+cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
+    # the worker maps the region, its block's owner, to read this input
     cdef const Region *region
     if input.size < MAPPED_FROM or input.block == NULL or input.block.sharing != SHARED_WITH_FRIEND:
-        return NULL
+        return False
     region = <const Region *>input.block.owner
-    if not is_reached(channel, region) or offset_in_object(region, input) % ELEMENT:
-        return NULL
-    return region
+    return is_reached(channel, region) and offset_in_object(region, input) % ELEMENT == 0
 
 
 cdef inline uint64_t offset_in_object(const Region *region, const InputData *input) noexcept nogil:
@@ -75,8 +69,21 @@ cdef inline bint is_reached(const Channel *channel, const Region *region) noexce
     return channel.maps_regions and region.kind == REGION_SYSTEM and region.fd >= 0
 
 
-cdef inline bint is_mapped(const Channel *channel, const InputData *input) noexcept nogil:
-    return mapped_region(channel, input) != NULL
+# How a worker gets an input: sizes and records have to agree on it, so it is decided in one place.
+cdef enum Way:
+    ON_DEVICE
+    MAPPED
+    REFERRED
+    COPIED
+
+
+cdef inline Way way_of(const Channel *channel, const InputData *input, bint carried) noexcept nogil:
+    # `carried`: by the request, not supplied
+    if input.region != NULL and input.size > 0:
+        return ON_DEVICE
+    if is_mapped(channel, input):
+        return MAPPED
+    return REFERRED if carried and record_refers(channel, input) else COPIED
 
 
 cdef inline bint is_wanted(const Request *request, uint32_t output) noexcept nogil:
@@ -135,38 +142,33 @@ cdef inline uint32_t seen_rank(const TensorSignature *tensor, const InputData *d
     return data.rank - tensor.rank + tensor.model_rank if tensor.reshaped else data.rank
 
 
-cdef size_t heads_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
-    # of the record without tensors
-    cdef size_t size = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8)
+cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
+    cdef size_t heads = sizeof(ExecuteHead) + aligned(batch.count * sizeof(uint32_t), 8), tensors = 0
+    cdef RecordSize size
+    cdef Way way
     cdef const Request *request
     cdef const InputData *data
     cdef uint32_t i, input, wanted
     for i in range(batch.count):
         request = batch.requests[i]
-        size += sizeof(RequestRecord)
+        heads += sizeof(RequestRecord)
         for input in range(batch.signature.input_count + batch.signature.supplied_count):
             data = data_of(batch, supplied, i, input)
-            if data.present:
-                size += sizeof(TensorRecord) + seen_rank(&batch.signature.inputs[input], data) * sizeof(int64_t)
-                size += sizeof(CudaMemory) if is_on_device(data) else 0
-                size += sizeof(RegionMemory) if is_mapped(channel, data) else 0
+            if not data.present:
+                continue
+            heads += sizeof(TensorRecord) + seen_rank(&batch.signature.inputs[input], data) * sizeof(int64_t)
+            way = way_of(channel, data, input < batch.signature.input_count)
+            if way == ON_DEVICE:
+                heads += sizeof(CudaMemory)
+            elif way == MAPPED:
+                heads += sizeof(RegionMemory)
+            elif way == COPIED:
+                tensors += aligned(data.size, TENSOR_ALIGNMENT)
         wanted = wanted_outputs(request)
         if has_extra(request, wanted):
-            size += extra_size(request, wanted)
-    return size
-
-
-cdef size_t tensors_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
-    # of those that are copied into the record
-    cdef size_t size = 0
-    cdef const InputData *data
-    cdef uint32_t i, input
-    for i in range(batch.count):
-        for input in range(batch.signature.input_count + batch.signature.supplied_count):
-            data = data_of(batch, supplied, i, input)
-            if data.present and not is_on_device(data) and not is_mapped(channel, data) and not (
-                    input < batch.signature.input_count and record_refers(channel, data)):
-                size += aligned(data.size, TENSOR_ALIGNMENT)
+            heads += extra_size(request, wanted)
+    size.heads = aligned(heads, TENSOR_ALIGNMENT)
+    size.all = size.heads + tensors
     return size
 
 
@@ -182,15 +184,8 @@ cdef size_t record_copies(const Channel *channel, const NativeBatch *batch) noex
             placement = placement.next
         for input in range(batch.signature.input_count):
             data = &batch.requests[i].inputs[input]
-            if data.present and not record_refers(channel, data) and not is_mapped(channel, data):
+            if data.present and way_of(channel, data, True) == COPIED:
                 size += data.size
-    return size
-
-
-cdef RecordSize record_size(const Channel *channel, const NativeBatch *batch, const InputData *supplied) noexcept nogil:
-    cdef RecordSize size
-    size.heads = aligned(heads_size(channel, batch, supplied), TENSOR_ALIGNMENT)
-    size.all = size.heads + tensors_size(channel, batch, supplied)
     return size
 
 
@@ -214,9 +209,9 @@ cdef void write_cuda_memory(Writer *writer, const InputData *data) noexcept nogi
     writer.at += sizeof(CudaMemory)
 
 
-cdef void write_region_memory(Writer *writer, const Region *region) noexcept nogil:
+cdef void write_region_memory(Writer *writer, const InputData *data) noexcept nogil:
     cdef RegionMemory *out = <RegionMemory *>(writer.record + writer.at)
-    out.descriptor = <uint32_t>region.fd
+    out.descriptor = <uint32_t>(<const Region *>data.block.owner).fd
     out.reserved = 0
     writer.at += sizeof(RegionMemory)
 
@@ -227,19 +222,19 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     cdef TensorRecord *out = <TensorRecord *>(writer.record + writer.at)
     cdef int64_t seen[MAX_RANK]
     cdef const int64_t *shape = &data.shape[0]
-    cdef const Region *region = mapped_region(writer.channel, data)
+    cdef Way way = way_of(writer.channel, data, index < signature.input_count)
     cdef bint batches = signature.max_batch_size > 0
     out.index = <uint16_t>index
     out.datatype = <uint8_t>tensor.datatype
     out.rank = <uint8_t>seen_rank(tensor, data)
     out.size = data.size
-    if is_on_device(data):
+    if way == ON_DEVICE:
         out.place = PLACE_CUDA
         out.offset = data.address - data.region.address
-    elif region != NULL:
+    elif way == MAPPED:
         out.place = PLACE_REGION
-        out.offset = offset_in_object(region, data)
-    elif index < signature.input_count and record_refers(writer.channel, data):
+        out.offset = offset_in_object(<const Region *>data.block.owner, data)
+    elif way == REFERRED:
         out.place = PLACE_ARENA
         out.offset = <uint64_t>(data.data - writer.channel.arena.base)
     else:
@@ -255,10 +250,10 @@ cdef void write_tensor(Writer *writer, const Signature *signature, uint32_t inde
     writer.at += sizeof(TensorRecord)
     memcpy(writer.record + writer.at, shape, out.rank * sizeof(int64_t))
     writer.at += out.rank * sizeof(int64_t)
-    if is_on_device(data):
+    if way == ON_DEVICE:
         write_cuda_memory(writer, data)
-    elif region != NULL:
-        write_region_memory(writer, region)
+    elif way == MAPPED:
+        write_region_memory(writer, data)
 
 
 cdef void trace_write(const Request *request, uint8_t *at) noexcept nogil:
