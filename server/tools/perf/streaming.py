@@ -168,6 +168,7 @@ class Stream:
         self._sequence = self._step = self._steps = 0
         self._due = self._last = 0.0
         self._pending = self._failed = False
+        self._losing = threading.Lock()
         self.lost = False
         self.reset()
         self._client = reach.client()
@@ -251,10 +252,11 @@ class Stream:
     def _lose(self, error: InferenceServerException) -> None:
         """The stream has ended, and with it the request that is under way."""
         self.sample = self.sample or str(error)
-        pending, self._pending = self._pending, False
-        if not self.lost:
-            self.lost = True
-            self._step = self._steps
+        with self._losing:  # both who sends and who is told may find out, and one of them tells of the request
+            pending, self._pending = self._pending, False
+            if not self.lost:
+                self.lost = True
+                self._step = self._steps
         if pending:
             self.losses += 1
             self._over(self)
