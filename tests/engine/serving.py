@@ -149,6 +149,7 @@ async def serving(
     control: ModelControl | None = None,
     cache: CacheConfig = None,
     max_inflight: int = 0,
+    load_threads: int | None = None,
     **configs: str,
 ) -> AsyncIterator[Engine]:
     """An engine with these models: name=config.pbtxt; without any, the model "m" with `CONFIG`."""
@@ -165,6 +166,7 @@ async def serving(
         control=control,
         cache=cache,
         max_inflight=max_inflight,
+        **({} if load_threads is None else {"load_threads": load_threads}),
     )
     try:
         problems = await engine.start()

@@ -217,6 +217,29 @@ async def test_a_load_that_reads_the_configuration_is_ended_by_an_unload(tmp_pat
         await unload
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_versions_are_looked_into_at_a_time_and_once(tmp_path, monkeypatch, threads):
+    """As many as models are loaded at a time; one that is added later has only itself looked into."""
+    together = threading.Barrier(threads)
+    looked = []
+
+    def complete(self, source):
+        if source.version < 3:
+            together.wait(60)
+        looked.append(source.version)
+
+    monkeypatch.setattr(puppets.PuppetBackend, "completes", True)
+    monkeypatch.setattr(puppets.PuppetBackend, "complete", complete)
+    (tmp_path / "m" / "2").mkdir(parents=True)
+    text = CONFIG + "version_policy { all { } }"
+    async with serving(tmp_path, control=EXPLICIT, load_threads=threads, m=text) as engine:
+        assert sorted(looked) == [1, 2]
+        (tmp_path / "m" / "3").mkdir()
+        await engine.load("m")
+        assert looked[2:] == [3]
+        assert [each.version for each in engine.versions("m")] == [1, 2, 3]
+
+
 async def test_a_load_goes_on_without_the_client_that_asked_for_it(tmp_path, monkeypatch):
     making, go = threading.Event(), threading.Event()
     made = puppets.PuppetBackend.load

@@ -15,12 +15,13 @@ from server.engine.config.as_json import config_from_json, config_to_json
 from server.engine.config.completion import complete
 from server.engine.config.composition import compose, models_of
 from server.engine.config.options import Options
-from server.engine.config.preparation import prepare
+from server.engine.config.preparation import Each, one_by_one, prepare
 from server.engine.config.prepared import Prepared, VersionConfig
-from server.engine.config.rules import validate, validate_instances
-from server.engine.config.specification import instance_specs, to_spec
+from server.engine.config.rules import validate
+from server.engine.config.specification import to_spec
 
 __all__ = [
+    "Each",
     "Options",
     "Prepared",
     "VersionConfig",
@@ -28,10 +29,9 @@ __all__ = [
     "compose",
     "config_from_json",
     "config_to_json",
-    "instance_specs",
     "models_of",
+    "one_by_one",
     "prepare",
     "to_spec",
     "validate",
-    "validate_instances",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from backends.api import Backend, BackendError, ModelSource
 from backends.loader import BackendLoader
@@ -34,13 +35,31 @@ from server.pb import model_config_pb2 as pb
 log = logging.getLogger("inferd.config")
 
 
+Each = Callable[[Callable[[int], None], Sequence[int]], None]
+"""Has something done, which raises nothing, with each of some numbers; returns when it has been."""
+
+
+def one_by_one(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+    """`Each` on this thread."""
+    for number in numbers:
+        work(number)
+
+
 def prepare(
-    folder: ModelFolder, options: Options, loader: BackendLoader, override: pb.ModelConfig | None = None
+    folder: ModelFolder,
+    options: Options,
+    loader: BackendLoader,
+    override: pb.ModelConfig | None = None,
+    *,
+    known: Mapping[int, VersionConfig] | None = None,
+    each: Each = one_by_one,
 ) -> Prepared:
     """Read, complete and check the configurations of a model. Blocks: it may load the model's files to look into them.
 
     Args:
         override: a configuration that stands for all of those in the folder.
+        known: of versions that have not changed since these were made of them.
+        each: looks into the files of several versions.
 
     Raises:
         ConfigError: no version can be served, and why the latest cannot; one line for each thing that is wrong.
@@ -57,7 +76,16 @@ def prepare(
     versions = select_versions(config, folder)
     warn_misnamed_versions(folder.path)
     preparation = _Preparation(folder, options, loader, config, source)
-    return preparation.of_versions(versions)
+    return preparation.of_versions(versions, known or {}, each)
+
+
+class _Completed(NamedTuple):
+    """The configuration of a version before it is checked; `scalars` are tensors with a batch dimension alone."""
+
+    config: pb.ModelConfig
+    source: Source
+    scalars: frozenset[str]
+    backend: Backend | None
 
 
 class _Preparation:
@@ -80,18 +108,27 @@ class _Preparation:
         # By the backend's identity: a user's may not be hashable. It is kept, so that no other has its identity.
         self._known: dict[tuple[bytes, frozenset[str], int], tuple[VersionConfig, Backend | None]] = {}
 
-    def of_versions(self, versions: list[int]) -> Prepared:
-        """The configurations of these versions.
+    def of_versions(self, versions: list[int], known: Mapping[int, VersionConfig], each: Each) -> Prepared:
+        """The configurations of these versions; see `prepare`.
 
         Raises:
             Exception: none can be served; it is the latest version's.
         """
-        found: dict[int, VersionConfig] = {}
+        found = {version: known[version] for version in versions if version in known}
+        completed: dict[int, _Completed] = {}
         errors: dict[int, Exception] = {}
-        for version in reversed(versions):
+
+        def look(version: int) -> None:
             try:
-                found[version] = self._of(version)
+                completed[version] = self._completed(version)
             except Exception as error:  # of a framework: the other versions do not depend on it
+                errors[version] = error
+
+        each(look, [version for version in reversed(versions) if version not in found])
+        for version in sorted(completed, reverse=True):
+            try:
+                found[version] = self._checked_once(completed[version])
+            except Exception as error:
                 errors[version] = error
         if not found:
             raise _only(errors, versions[-1])
@@ -102,8 +139,8 @@ class _Preparation:
         told = {version: _told(problem) for version, problem in sorted(errors.items())}
         return Prepared(dict(sorted(found.items())), told)
 
-    def _of(self, version: int) -> VersionConfig:
-        """The configuration of one version; the one of another where it is the same, so that it is checked once."""
+    def _completed(self, version: int) -> _Completed:
+        """The configuration of one version. Called on any thread, of several versions at a time."""
         path = self._folder.version_path(version)
         config, source = self._written(path)
         settle(config, self._folder.path, path, source, self._options)
@@ -114,9 +151,13 @@ class _Preparation:
         if not is_ensemble(config):
             scalars = self._complete(config, source, version)
             backend = self._backend(config, source, path)
-        key = (config.SerializeToString(deterministic=True), scalars, id(backend))
+        return _Completed(config, source, scalars, backend)
+
+    def _checked_once(self, completed: _Completed) -> VersionConfig:
+        """The same one for versions whose configurations are the same."""
+        key = (completed.config.SerializeToString(deterministic=True), completed.scalars, id(completed.backend))
         if key not in self._known:
-            self._known[key] = self._checked(config, source, scalars, backend), backend
+            self._known[key] = self._checked(*completed), completed.backend
         return self._known[key][0]
 
     def _written(self, path: Path) -> tuple[pb.ModelConfig, Source]:

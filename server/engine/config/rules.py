@@ -57,16 +57,6 @@ def validate(
     )
 
 
-def validate_instances(config: pb.ModelConfig) -> None:
-    """Check the instance groups of a configuration whose number of instances has changed.
-
-    Raises:
-        ConfigError: they break a rule; one line for each.
-    """
-    listed = max((gpu for group in config.instance_group for gpu in group.gpus), default=-1)
-    raise_any(_instance_groups(config, listed + 1), config.name, NOWHERE)  # they are there: the model is loaded
-
-
 def broken_rules(config: pb.ModelConfig, scalars: Collection[str], gpus: int) -> Iterator[Finding]:
     yield from _max_batch_size(config)
     yield from _version_policy(config)

@@ -98,9 +98,15 @@ class Maker:
         before, self._unexpected[name] = self._unexpected.get(name), text
         return before != text
 
-    def prepare(self, folder: ModelFolder, override: pb.ModelConfig | None) -> configuration.Prepared:
+    def prepare(
+        self,
+        folder: ModelFolder,
+        override: pb.ModelConfig | None,
+        known: Mapping[int, configuration.VersionConfig],
+        each: configuration.Each,
+    ) -> configuration.Prepared:
         """See `config.prepare`. Blocks."""
-        return configuration.prepare(folder, self._options, self._loader, override)
+        return configuration.prepare(folder, self._options, self._loader, override, known=known, each=each)
 
     async def make(
         self, prepared: configuration.Prepared, folder: ModelFolder, version: int, halt: Halt
@@ -194,10 +200,16 @@ class Candidate:
         """It is an ensemble with a warm-up, for which its steps must be served."""
         return self.own is not None and self.own.spec.ensemble is not None and bool(self.own.spec.warmup)
 
-    def prepare(self, maker: Maker, override: pb.ModelConfig | None) -> None:
-        """Read the configuration, or note why it cannot be served. Blocks."""
+    def prepare(
+        self,
+        maker: Maker,
+        override: pb.ModelConfig | None,
+        known: Mapping[int, configuration.VersionConfig],
+        each: configuration.Each,
+    ) -> None:
+        """Read the configuration, or note why it cannot be served; see `config.prepare`. Blocks."""
         try:
-            self.own = maker.prepare(self.folder, override)
+            self.own = maker.prepare(self.folder, override, known, each)
         except (ServerError, BackendError) as error:
             self.problem = str(error)
         except Exception as error:

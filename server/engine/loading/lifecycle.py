@@ -22,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from threading import Semaphore
 from typing import Any, TypeVar
 
 from server.engine import config as configuration
@@ -37,7 +39,7 @@ from server.engine.loading.model_locks import Deadlock, ModelLock, ModelLocks
 from server.engine.loading.overrides import NOTHING, Override, write_files
 from server.engine.loading.room import Room
 from server.engine.models.registry import Models, ModelState
-from server.engine.repository.folders import Marks, ModelFolder, marks
+from server.engine.repository.folders import CONFIGURATION, REST, Marks, ModelFolder, marks
 from server.engine.repository.sources import Repositories
 from server.errors import ConfigError, Denied, Status, Unavailable
 
@@ -273,9 +275,53 @@ class Lifecycle:
             state = self._models[name] if name in self._models else ModelState()
             may_stay = override is NOTHING and state.is_own and state.is_complete
             known = (state.own, state.marks) if may_stay else (None, {})
-            return await on_thread(self._read, name, override, *known)
+            return await on_thread(self._read, name, override, *known, self._each(room, name))
 
-    def _read(self, name: str, override: Override, own: configuration.Prepared | None, seen: Marks) -> Candidate | None:
+    def _each(self, room: Room, name: str) -> configuration.Each:
+        """Beside the thread that has a place for this model, others have a part in the work when they get a place."""
+        loop = asyncio.get_running_loop()
+
+        def each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+            left, done = deque(numbers), Semaphore(0)
+            waiting: set[asyncio.Task[None] | None] = set()
+
+            def run() -> None:
+                with suppress(IndexError):
+                    while True:
+                        work(left.popleft())
+                        done.release()
+
+            async def take_part() -> None:
+                if left:
+                    waiting.add(asyncio.current_task())
+                    async with room.place(name):
+                        waiting.discard(asyncio.current_task())
+                        await on_thread(run)
+
+            def send_away() -> None:
+                for task in waiting:
+                    if task is not None:
+                        task.cancel()
+
+            helpers = min(len(numbers), self._threads) - 1
+            for _ in range(helpers):
+                asyncio.run_coroutine_threadsafe(take_part(), loop)
+            run()
+            if helpers > 0:
+                loop.call_soon_threadsafe(send_away)  # those that have got no place
+            for _ in numbers:
+                done.acquire()
+
+        return each
+
+    def _read(
+        self,
+        name: str,
+        override: Override,
+        own: configuration.Prepared | None,
+        seen: Marks,
+        each: configuration.Each,
+    ) -> Candidate | None:
         """The model as it lies in its repository or comes with a load; `own` where its marks are still those `seen`."""
         holder = None
         try:
@@ -290,7 +336,7 @@ class Lifecycle:
         if own is not None and candidate.marks == seen:
             candidate.own = own
         else:
-            candidate.prepare(self._maker, override.config)
+            candidate.prepare(self._maker, override.config, _unchanged(own, seen, candidate.marks), each)
         return candidate
 
     def _users_of(self, names: frozenset[str]) -> frozenset[str]:
@@ -408,6 +454,15 @@ class Lifecycle:
     def _refuse_when_stopping(self) -> None:
         if self._stopping:
             raise Unavailable("the server is stopping: models are not loaded or unloaded any more")
+
+
+def _unchanged(
+    own: configuration.Prepared | None, seen: Marks, marks: Marks
+) -> Mapping[int, configuration.VersionConfig]:
+    """The configurations of versions that are as they were when their marks were those `seen`."""
+    if own is None or any(seen.get(part) != marks.get(part) for part in (CONFIGURATION, REST)):
+        return {}
+    return {version: own.of(version) for version in own.by_version if seen.get(str(version)) == marks.get(str(version))}
 
 
 async def _join(outer: Loading, wanted: frozenset[str], asked_by: str) -> dict[str, Failure]:
