@@ -281,7 +281,7 @@ def select_versions(config: pb.ModelConfig, folder: ModelFolder) -> list[int]:
             chosen = list(folder.versions[-max(1, policy.latest.num_versions) :])
     if not chosen:
         there = f"versions with a folder: {', '.join(map(str, folder.versions)) or 'none'}"
-        if not folder.versions and any(is_model_folder(entry) for entry in folder.path.iterdir()):
+        if not folder.versions and folder.path.is_dir() and any(map(is_model_folder, folder.path.iterdir())):
             there += f"; it holds models itself: give it as --model-repository {folder.path}"
         elif not folder.versions:
             there += f"; the model's file belongs into a folder whose name is the version, such as {folder.path}/1"
